@@ -23,6 +23,7 @@ from irc.commands import (
     launch,
     list,
     opt,
+    plan,
     run,
     schedule,
     sign,
@@ -46,6 +47,7 @@ class Command(Protocol):
 
 COMMANDS: dict[str, Command] = {
     "compile": compile,
+    "plan": plan,
     "run": run,
     "check": check,
     "opt": opt,

@@ -623,10 +623,11 @@ PAGES = (
     ),
     ErrorPage(
         code="package-missing",
-        title="a native program needs a package that is not installed",
+        title="a package is needed that is not installed",
         exit_code=2,
-        what="Some steps of the program are ops of torch, or its inputs have a dtype of ml_dtypes.",
-        why="The rest of the program runs with numpy alone, and irc.runtime installs nothing.",
+        what="Some steps of a native program are ops of torch, or its inputs have a dtype of "
+        "ml_dtypes; or a configuration of transformers is to be planned.",
+        why="The rest of a program runs with numpy alone, and irc installs nothing.",
         example="python -m irc.runtime plan   (`irc compile` said: needs  torch runs 1 flow.sort)",
         fix="pip install torch   (or ml_dtypes, as the message says)",
     ),
@@ -715,6 +716,16 @@ PAGES = (
         why="Their collectives would not match.",
         example="compile on one host, copy the plan to some of the others",
         fix="copy the same folder to every host",
+    ),
+    ErrorPage(
+        code="plan-infeasible",
+        title="no configuration has a plan",
+        exit_code=4,
+        what="Of the meshes, stages, micro-batches and recompute that were tried, none has a plan.",
+        why="The message says of each why not: memory that is short, with the smallest budget that "
+        "works, or a batch or a model that does not divide so.",
+        example="irc plan net.py:build --train --cluster 8xL4 --memory 100MB",
+        fix="irc plan net.py:build --train --cluster 8xL4 --memory 2GB   (or more devices)",
     ),
     ErrorPage(
         code="plan-missing",

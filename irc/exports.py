@@ -27,6 +27,7 @@ from irc.plan.load import LoadedPlan
 from irc.plan.save import check_target, save_plan
 from irc.program import Program
 from irc.report.summary import summary
+from irc.searched import AUTO, chosen_for, refuse_beside_auto, refuse_open
 from irc.sharding.mesh import parse_mesh
 from irc.training.optimizers import EAGER
 from irc.training.precision import PrecisionOption
@@ -69,6 +70,7 @@ def export_plan(
     offload: str = "",
     precision: PrecisionOption = None,
     layout: str = "",
+    devices: int | None = None,
 ) -> str:
     """Compile a PyTorch module to a plan folder that ``irc run`` and torchrun start.
 
@@ -81,7 +83,8 @@ def export_plan(
         args: example arguments: their shapes are compiled for.
         kwargs: example keyword arguments.
         out: the folder; it must not hold anything yet, unless ``force``.
-        mesh: axes of the mesh.
+        mesh: axes of the mesh; ``auto``: the fastest on the cluster's devices, as ``irc plan``
+            searches it, and of a step of training its micro-batches, schedule and recompute too.
         backend: what writes the kernels.
         cluster: prices the plan.
         passes: plug-in passes to run; ``no-order`` and its like leave out one of irc's own.
@@ -110,6 +113,7 @@ def export_plan(
             them; ``parameters`` changes those of the module.
         layout: what the axes of the mesh are for, as :func:`compile` takes it: ``ddp``, ``fsdp``,
             ``tp``, or several with ``+`` between; by default what is fastest.
+        devices: of the cluster, that ``mesh="auto"`` is to use; by default all.
 
     Returns:
         A summary of the plan.
@@ -117,6 +121,24 @@ def export_plan(
     from irc.frontends.torch.capture import capture
     from irc.frontends.torch.in_precision import store
 
+    if mesh == AUTO:
+        micro_batches = micro_batches_option(micro_batches, accumulate)
+        refuse_beside_auto(micro_batches, f"{schedule}", stages, recompute)
+        refuse_open(dynamic, layout)
+        check_target(Path(out), force=force)
+        chosen = chosen_for(
+            module, args, kwargs, devices, backend=backend, cluster=cluster, passes=passes,
+            rules=rules, pins=pins, memory_bytes=memory_bytes, stored_bytes=stored_bytes,
+            regather=regather, optimizer=optimizer, loss=loss, frozen=frozen, precision=precision,
+        )  # fmt: skip
+        mesh, schedule, recompute = str(chosen.mesh), chosen.schedule, chosen.recompute
+        micro_batches, accumulate = chosen.micro_batches if chosen.is_staged else None, None
+    elif devices is not None:
+        raise IrcError(
+            "option-value",
+            f"devices={devices} is for mesh='{AUTO}'; the mesh '{mesh}' says how many there are",
+            help=f"leave out devices, or choose mesh='{AUTO}'",
+        )
     options = Options(
         mesh=parse_mesh(mesh),
         backend=backend,
@@ -266,6 +288,7 @@ def compile_file(
     passes: Sequence[str] = (),
     rules: Sequence[str] = (),
     pins: Pins = "",
+    memory_bytes: int | None = None,
     force: bool = False,
     native: str = "",
 ) -> str:
@@ -284,6 +307,7 @@ def compile_file(
         passes: plug-in passes to run; ``no-order`` and its like leave out one of irc's own.
         rules: files of rewrite rules.
         pins: constraints, as :func:`compile` takes them.
+        memory_bytes: the most that a device may hold at any moment.
         force: replace a plan in the folder.
         native: kinds of processors to hold machine code for, as :func:`export_plan` takes them.
     """
@@ -294,6 +318,7 @@ def compile_file(
         passes=names_option("passes", passes),
         rules=names_option("rules", rules),
         pins=pins_option(pins),
+        memory_bytes=memory_bytes,
     )
     refuse_pipeline(options.mesh, None, DEFAULT_SCHEDULE, "")
     check_target(Path(out), force=force)

@@ -53,7 +53,8 @@ class AutoShardPass(ModulePass):
     does (arXiv:2205.05198, section 4.2.2). ``layout`` is ``ddp``, ``fsdp``, ``tp``, or several with
     ``+`` between: what the axes are for (`irc.constraints.layouts`). ``samples`` names axes that
     are to divide the samples of a batch; it is refused where they do not and nothing else is
-    divided over them (`irc.search.samples`).
+    divided over them (`irc.search.samples`). ``brief`` says of a budget that nothing fits into that
+    alone: the groups in conflict and the smallest budget that works take many searches.
 
     Results of the entry are whole on each rank, a state lies as its buffer. A pass before it has
     bound the named sizes. It writes ``irc.mesh``, and unless ``report=false``, in ``irc.plan_cost``
@@ -126,6 +127,7 @@ class AutoShardPass(ModulePass):
     layout: str = ""
     samples: str = ""
     report: bool = True
+    brief: bool = False
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Plan the module."""
@@ -165,6 +167,12 @@ class AutoShardPass(ModulePass):
             return search(op, cost, wishes, node_limit=self.node_limit)
         except TooSmall as error:
             graph = error.graph
+        if self.brief:
+            budget = graph.problem.memory_bytes
+            raise IrcError(
+                "sharding-infeasible",
+                f"no sharding holds {budget} bytes on a device of {cost.mesh}",
+            )
         named = {f"{statement}": statement for statement in statements}
         whole = "inputs: each rank is given the whole inputs"
 

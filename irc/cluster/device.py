@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from irc.cluster.interference import NO_INTERFERENCE, Interference, slowest_of
 
@@ -30,6 +30,8 @@ class Device:
             counted; they count where ``units`` are known.
         interference: how much what runs at a time slows each other down; without rows, not at all.
             Of a host that is not known: its ranks share the cores.
+        stated_flops: what its vendor states for dense products, by dtype, which MFU is a part of;
+            empty: not known.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Device:
     units: int = 0
     attention: float = 1.0
     attention_backward: float = 1.0
+    stated_flops: Mapping[str, float] = field(default_factory=dict[str, float], compare=False)
 
     def flops(self, dtype: str) -> float:
         """Return the peak for a dtype; one that is not listed computes as float32.

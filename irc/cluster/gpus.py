@@ -81,6 +81,12 @@ def _gpu(
         units=reach.units,
         attention=reach.attention,
         attention_backward=reach.backward,
+        stated_flops={
+            **({"bf16": tensor_tflops * 1e12} if has_bf16 else {}),
+            "f16": tensor_tflops * 1e12,
+            "f32": f32_tflops * 1e12,
+            "f64": f64_tflops * 1e12,
+        },
     )
 
 

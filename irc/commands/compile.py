@@ -179,17 +179,26 @@ def is_named_object(text: str) -> bool:
     return bool(name) and function.isidentifier() and not Path(text).exists()
 
 
+def refuse_bare_file(model: str) -> None:
+    """Refuse a Python file of which no function is named.
+
+    Raises:
+        IrcError: ``option-value``.
+    """
+    if Path(model).suffix == ".py":
+        raise IrcError(
+            "option-value",
+            f"'{model}' is a Python file: which of its functions makes the module is not said",
+            help=f"write {model}:build, where build() returns (module, example_args)",
+        )
+
+
 def _compile_file(args: argparse.Namespace) -> str:
     from irc.exports import compile_file
     from irc.onnx.given_values import parse_values
     from irc.plan.open_sizes import parse_sizes
 
-    if Path(args.model).suffix == ".py":
-        raise IrcError(
-            "option-value",
-            f"'{args.model}' is a Python file: which of its functions makes the module is not said",
-            help=f"write {args.model}:build, where build() returns (module, example_args)",
-        )
+    refuse_bare_file(args.model)
     only = "train lr loss frozen stored_bytes schedule stages layout"
     given = {name: getattr(args, name) for name in only.split()}
     given["precision"] = args.precision

@@ -70,6 +70,8 @@ def passes_by_part(options: Options) -> Passes:
             given["layout"] = options.layout
         if options.samples:
             given["samples"] = ",".join(options.samples)
+        if options.brief:
+            given["brief"] = True
         if options.within is not None:
             given["within"] = str(options.within)
         bounds = {k: v for k, v in limits.items() if v is not None}

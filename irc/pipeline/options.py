@@ -50,6 +50,7 @@ class Options:
         fullgraph: nothing is left to torch or Python: where a graph would break is an error.
         keep_ir: keep the text after each pass of the functions of a pipeline's stages, for
             ``irc check``.
+        brief: of a budget that nothing fits into no more is said: a search tries others.
         verify_each: verify the IR after each pass, or run it before and after and compare.
     """
 
@@ -78,6 +79,7 @@ class Options:
     batch: Any = "global"
     check_every: int = 0
     keep_ir: bool = False
+    brief: bool = False
     verify_each: VerifyEach = None
 
     @property

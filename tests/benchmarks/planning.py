@@ -136,17 +136,16 @@ def _training_step(model: Any, ids: Any) -> Any:
 
 
 def _plan(module: Any, case: Case) -> dict[str, Any]:
-    from irc.cluster.load import find_cluster
+    from irc.calls.plan_judge import rank_meshes
     from irc.dialects.text import context
     from irc.passes.auto_shard import AutoShardPass
     from irc.passes.canonicalize import CanonicalizePass
-    from irc.search.graph import Wishes
-    from irc.search.meshes import search_meshes
+    from irc.pipeline import Options
     from irc.search.write import write_placements
     from irc.simulate.choice import step_seconds
 
-    CanonicalizePass().apply(context(), module)
     if case.mesh:
+        CanonicalizePass().apply(context(), module)
         AutoShardPass(mesh=case.mesh, cluster=case.cluster, inputs="any").apply(context(), module)
         report = json.loads(module.attributes["irc.plan_cost"].data)
         return {
@@ -158,8 +157,7 @@ def _plan(module: Any, case: Case) -> dict[str, Any]:
             "bound": 0,
             "cut": 0,
         }
-    cluster = find_cluster(case.cluster)
-    ranking = search_meshes(module, cluster, case.devices, Wishes("any"), step_s=step_seconds)
+    ranking = rank_meshes(module, Options(cluster=case.cluster), case.devices, "any")
     plan, boxing = ranking.plan, ranking.cost.boxing
     step_s = step_seconds(plan)
     write_placements(module, plan.graph, plan.solution.choice, plan.trees, boxing)

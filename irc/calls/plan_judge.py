@@ -1,0 +1,267 @@
+"""The judges of a search: a configuration is planned as `irc compile` would, and simulated.
+
+A forward pass is captured once for each size of a micro-batch, whatever meshes it is planned for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from xdsl.dialects.builtin import ModuleOp
+
+from irc.calls.feeding import axes_called_so
+from irc.cluster.load import find_cluster
+from irc.cluster.topology import Cluster
+from irc.collection import collection_held
+from irc.dialects.placement import Mesh
+from irc.pipeline import Options, make_plan
+from irc.pipeline.run import run_passes
+from irc.plan.parts import MICRO_BATCH_KINDS, SMALLER_KINDS, PartsPlan
+from irc.plan.schema import Plan
+from irc.plugin import builtin_pass
+from irc.program import Program
+from irc.search.configurations import Configuration, Outline
+from irc.search.everything import Verdict
+from irc.search.graph import Inputs, Wishes
+from irc.search.meshes import Ranking, search_meshes
+from irc.search.on_mesh import MARGIN
+from irc.search.outline import outline_of
+from irc.simulate.choice import step_seconds
+from irc.simulate.parts import contention_of, held_at, predict_step
+from irc.simulate.plan import Contention, predict
+from irc.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from irc.calls.step_plan import Loss
+    from irc.frontends.torch.capture import Captured
+
+MESHES = 2
+"""So many meshes of one program are planned: those whose searched steps are the shortest."""
+
+
+@dataclass
+class CallJudge:
+    """Judges calls of a program, which has one micro-batch and no stages.
+
+    Args:
+        program: as a frontend gives it; it stays as it is.
+        options: of the pipeline; the mesh is the configuration's.
+    """
+
+    program: Program
+    options: Options
+
+    @property
+    def cluster(self) -> Cluster:
+        """The machines."""
+        return find_cluster(self.options.cluster)
+
+    def outline(self) -> Outline:
+        """Return what is known of the program."""
+        return outline_of(self.program.module)
+
+    @collection_held()
+    def meshes(self, devices: int, recompute: str) -> Sequence[Mesh]:
+        """Return the best meshes."""
+        del recompute
+        return best_meshes(_copy(self.program), self.options, devices)
+
+    @collection_held()
+    def judge(self, configuration: Configuration, *, brief: bool = True) -> Verdict:
+        """Plan a mesh and simulate a call."""
+        options = _options(self.options, configuration, self.cluster, brief=brief)
+        plan = make_plan(_copy(self.program), options, keep_ir=False).plan
+        return verdict_of(plan, self.cluster)
+
+
+@dataclass
+class StepJudge:
+    """Judges steps of training.
+
+    Args:
+        module: what is trained.
+        args: the whole batch.
+        kwargs: keyword arguments.
+        recipe: how it is trained; micro-batches and recompute are the configuration's.
+        loss: a function of the module's output, where the module itself gives none.
+        options: of the pipeline; the mesh is the configuration's.
+        stages: where stages begin; empty: the best cut.
+    """
+
+    module: nn.Module
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    recipe: Recipe
+    loss: Loss | None
+    options: Options
+    stages: str = ""
+    _captured: dict[int, tuple[Captured, tuple[str, ...]]] = field(
+        default_factory=dict[int, "tuple[Captured, tuple[str, ...]]"]
+    )
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        """The machines."""
+        return find_cluster(self.options.cluster)
+
+    def outline(self) -> Outline:
+        """Return what is known of the forward pass of the whole batch."""
+        captured, _ = self._capture(1)
+        return outline_of(captured.program.module)
+
+    @collection_held()
+    def meshes(self, devices: int, recompute: str) -> Sequence[Mesh]:
+        """Return the best meshes of a step of one program."""
+        from irc.train import training_program
+
+        captured, split = self._capture(1)
+        recipe = replace(self.recipe, split=split, recompute=recompute)
+        program = training_program(
+            _copy(captured.program),
+            trainable=self.module,
+            frozen=recipe.frozen,
+            optimizer=recipe.optimizer,
+            loss=recipe.loss,
+            recompute=recompute,
+            stream=True,
+        )
+        return best_meshes(program, self.options, devices)
+
+    @collection_held()
+    def judge(self, configuration: Configuration, *, brief: bool = True) -> Verdict:
+        """Plan a step and simulate it."""
+        if configuration.is_staged:
+            plan = self._parts(configuration, brief=brief)
+            return verdict_of_parts(plan, self.cluster.fit(plan.mesh))
+        return verdict_of(self._plan(configuration, brief=brief), self.cluster)
+
+    def _plan(self, configuration: Configuration, *, brief: bool) -> Plan:
+        from irc.calls.step_plan import training_plan
+
+        captured, split = self._capture(1)
+        recipe = replace(self.recipe, split=split, recompute=configuration.recompute)
+        options = _options(self.options, configuration, self.cluster, brief=brief)
+        options = replace(options, samples=axes_called_so(configuration.mesh))
+        return training_plan(_copy(captured.program), recipe, options, self.module).plan
+
+    def _parts(self, configuration: Configuration, *, brief: bool) -> PartsPlan:
+        from irc.calls.pipelined import stages_recipe
+        from irc.programs.make import make_parts_plan
+        from irc.programs.schedules import schedule_for
+
+        count = configuration.micro_batches
+        schedule = schedule_for(configuration.schedule, configuration.pipe, count)
+        captured, split = self._capture(count)
+        recipe = replace(
+            self.recipe, micro_batches=count, split=split, recompute=configuration.recompute
+        )
+        recipe = stages_recipe(self.module, captured, recipe)
+        options = _options(self.options, configuration, self.cluster, brief=brief)
+        return make_parts_plan(_copy(captured.program), recipe, options, schedule, self.stages)
+
+    def _capture(self, count: int) -> tuple[Captured, tuple[str, ...]]:
+        """Return the forward pass of one of so many micro-batches, and the inputs that are cut."""
+        import torch
+
+        from irc.calls.step_plan import captured_step
+
+        if count not in self._captured:
+            recipe = replace(self.recipe, micro_batches=count)
+            with torch.no_grad():
+                self._captured[count] = captured_step(
+                    self.module, self.loss, recipe, self.args, self.kwargs
+                )
+        return self._captured[count]
+
+
+def _options(
+    options: Options, configuration: Configuration, cluster: Cluster, *, brief: bool
+) -> Options:
+    """Return the options of a configuration; one device is held to the memory that it has."""
+    mesh = configuration.mesh
+    memory = options.memory_bytes
+    if memory is None and mesh.num_ranks == 1 and not configuration.is_staged:
+        memory = int(cluster.device.memory_bytes / MARGIN)
+    return replace(
+        options, mesh=mesh, layout=configuration.layout, memory_bytes=memory, brief=brief
+    )
+
+
+def _copy(program: Program) -> Program:
+    return Program(program.module.clone(), dict(program.tensors), program.source)
+
+
+def best_meshes(program: Program, options: Options, devices: int) -> list[Mesh]:
+    """Return the best meshes of a program on so many devices, best first.
+
+    Args:
+        program: level flow; changed.
+        options: say the cluster and the budgets.
+        devices: two or more.
+
+    Raises:
+        IrcError: ``sharding-infeasible``.
+    """
+    ranking = rank_meshes(program.module, options, devices)
+    return [each.mesh for each in ranking.tried if isfinite(each.seconds)][:MESHES]
+
+
+def rank_meshes(
+    module: ModuleOp, options: Options, devices: int, inputs: Inputs = "replicated"
+) -> Ranking:
+    """Rank the meshes of so many devices for a program, near ones by their simulated calls.
+
+    Args:
+        module: level flow; changed.
+        options: say the cluster and the budgets.
+        devices: two or more.
+        inputs: how ranks get them: whole, as plans have it, or as is best (``any``).
+
+    Raises:
+        IrcError: ``sharding-infeasible``.
+    """
+    run_passes(module, [builtin_pass("canonicalize")()])
+    wishes = Wishes(
+        inputs,
+        memory_bytes=options.memory_bytes,
+        stored_bytes=options.stored_bytes,
+        regather=options.regather,
+    )
+    cluster = find_cluster(options.cluster)
+    return search_meshes(module, cluster, devices, wishes, step_s=step_seconds)
+
+
+def verdict_of(plan: Plan, cluster: Cluster) -> Verdict:
+    """Return what the simulator says of a plan of one program."""
+    contention = Contention.of(cluster, plan.device_mesh)
+    found = predict(plan, contention=contention)
+    busy = found.timeline.busy(found.actions).get("compute", 0.0)
+    own = [plan.buffers[index] for index in (*plan.weights, *plan.inputs)]
+    own += [b for b in plan.buffers if b.storage in ("prepared", "output")]
+    held = plan.arena_bytes + sum(buffer.size_bytes for buffer in own)
+    return Verdict(found.seconds, held, exposed_s=max(0.0, found.seconds - busy))
+
+
+def verdict_of_parts(plan: PartsPlan, cluster: Cluster) -> Verdict:
+    """Return what the simulator says of a plan of several programs."""
+    found = predict_step(plan, cluster)
+    contention, exposed = contention_of(plan, cluster), list[float]()
+    for place in range(len(plan.ranks)):
+        total = 0.0
+        for part in plan.parts_at(place).values():
+            for kind, loaded in plan.parts[part].items():
+                own = predict(loaded.plan, contention=contention)
+                bare = own.seconds - own.timeline.busy(own.actions).get("compute", 0.0)
+                often = plan.num_micro_batches if kind in MICRO_BATCH_KINDS else 1
+                total += max(0.0, bare) * (often if kind not in SMALLER_KINDS else 0)
+        exposed.append(total)
+    places = range(len(plan.ranks))
+    bubbles = [max(0.0, found.bubble(rank)) for rank in places]
+    held = max(held_at(plan, place).num_bytes() for place in places)
+    return Verdict(found.seconds, held, sum(bubbles) / len(bubbles), sum(exposed) / len(exposed))

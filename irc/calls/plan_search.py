@@ -1,0 +1,169 @@
+"""From a model, a batch and a cluster to the best configuration: what `irc plan` and `auto` search.
+
+:mod:`irc.search.everything` decides; here it is told what to plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from irc.calls.plan_judge import CallJudge, StepJudge
+from irc.cluster.load import find_cluster
+from irc.cluster.topology import Cluster
+from irc.errors import IrcError, did_you_mean
+from irc.pipeline import Options
+from irc.program import Program
+from irc.search.configurations import Configuration, Outline
+from irc.search.everything import OBJECTIVES, Judged, Limits, Outcome, Search
+from irc.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from irc.calls.step_plan import Loss
+
+Progress: TypeAlias = "Callable[[int, Judged | None], None]"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How to search.
+
+    Attributes:
+        devices: to use; None: all that the cluster has.
+        limits: how far.
+        pinned: configurations to hold the best one against.
+        progress: is told after each plan how many there are, and the best one.
+    """
+
+    devices: int | None = None
+    limits: Limits = field(default_factory=Limits)
+    pinned: tuple[Configuration, ...] = ()
+    progress: Progress | None = None
+
+
+def search_step(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    recipe: Recipe,
+    loss: object,
+    options: Options,
+    asked: Asked,
+    stages: str = "",
+) -> tuple[Outcome, Outline]:
+    """Search the best configuration of a step of training, of the whole batch.
+
+    Args:
+        module: what is trained; on the meta device, or with values.
+        args: the whole batch.
+        kwargs: keyword arguments.
+        recipe: how it is trained; its micro-batches and recompute do not count.
+        loss: a function of the module's output, or what names a result.
+        options: of the pipeline; the mesh does not count.
+        asked: how to search.
+        stages: where stages begin; empty: the best cut.
+
+    Returns:
+        What was judged, and the outline of the forward pass.
+
+    Raises:
+        IrcError: ``plan-infeasible``; what is wrong with the options or the model.
+    """
+    from irc.calls.step_plan import check_device
+
+    check_device(module, planned=True)
+    called = None if loss is None or isinstance(loss, str) else cast("Loss", loss)
+    judge = StepJudge(module, args, kwargs, recipe, called, options, stages)
+    return _search(judge, options, asked, is_training=True)
+
+
+def search_call(program: Program, options: Options, asked: Asked) -> tuple[Outcome, Outline]:
+    """Search the best mesh of a program that is called as it is.
+
+    Args:
+        program: as a frontend gives it, of fixed sizes; it stays as it is.
+        options: of the pipeline; the mesh does not count.
+        asked: how to search.
+
+    Returns:
+        What was judged, and the outline of the program.
+
+    Raises:
+        IrcError: ``plan-infeasible``; what is wrong with the options or the model.
+    """
+    return _search(CallJudge(program, options), options, asked, is_training=False)
+
+
+def _search(
+    judge: CallJudge | StepJudge, options: Options, asked: Asked, *, is_training: bool
+) -> tuple[Outcome, Outline]:
+    cluster = find_cluster(options.cluster)
+    devices = devices_of(cluster, asked.devices)
+    for each in asked.pinned:
+        _check_pinned(each, devices)
+    search = Search(judge, cluster, asked.limits, is_training=is_training, progress=asked.progress)
+    return search.run(devices, asked.pinned), judge.outline()
+
+
+def devices_of(cluster: Cluster, devices: int | None) -> int:
+    """Return how many devices of a cluster to use, checked.
+
+    Raises:
+        IrcError: ``mesh-mismatch`` for more than there are, ``option-value`` for numbers that do
+            not fill whole nodes.
+    """
+    most = cluster.num_devices
+    if devices is None:
+        return most
+    if devices < 1:
+        raise IrcError("option-value", f"devices={devices}: a plan is for 1 or more")
+    if cluster.device.cores:
+        return devices  # ranks are processes, of which a host runs any number
+    if devices > most:
+        raise IrcError(
+            "mesh-mismatch",
+            f"{devices} devices are asked for, and cluster '{cluster.name}' has {most}",
+            help=f"choose {most} or fewer, or a larger cluster",
+        )
+    node = max((link.devices for link in cluster.links if not link.tree), default=1)
+    if devices > node and devices % node:
+        below = devices // node * node
+        raise IrcError(
+            "option-value",
+            f"{devices} devices are not whole nodes of {node}",
+            because="ranks on parts of nodes would wait for the slowest links",
+            help=f"choose {below} or {below + node}",
+        )
+    return devices
+
+
+def limits_of(
+    objective: str, time_limit_s: float | None = None, most_judged: int | None = None
+) -> Limits:
+    """Return how far a search goes, checked.
+
+    Raises:
+        IrcError: ``option-value``.
+    """
+    if objective not in OBJECTIVES:
+        raise IrcError(
+            "option-value",
+            f"no objective '{objective}'",
+            help=did_you_mean(objective, OBJECTIVES) or f"choose {', '.join(OBJECTIVES)}",
+        )
+    if time_limit_s is not None and not time_limit_s > 0:
+        raise IrcError("option-value", f"a time limit of {time_limit_s:g} s: it is above 0")
+    limits = Limits(objective, time_limit_s)
+    return limits if most_judged is None else replace(limits, most_judged=most_judged)
+
+
+def _check_pinned(pinned: Configuration, devices: int) -> None:
+    if (ranks := pinned.mesh.num_ranks) != devices:
+        raise IrcError(
+            "mesh-mismatch",
+            f"the configuration that is pinned, {pinned}, is of {ranks} devices, not {devices}",
+            help=f"choose --devices {ranks}, or a cluster of as many",
+        )

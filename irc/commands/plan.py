@@ -1,0 +1,285 @@
+"""`irc plan`: the best mesh, stages, micro-batches and schedule for a model on a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from irc.commands.compile import ADAMW, is_named_object, refuse_bare_file
+from irc.errors import IrcError
+
+if TYPE_CHECKING:
+    from irc.calls.plan_search import Asked
+    from irc.report.planned import Planned
+    from irc.search.configurations import Configuration
+    from irc.search.everything import Judged
+
+HELP = "search the best mesh, stages, micro-batches and schedule for a model on a cluster"
+QUIET_S = 2.0
+"""A search that takes longer says how far it is."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `irc plan`."""
+    parser.epilog = (
+        "Each configuration that is judged is planned as irc compile would, and simulated. MFU is "
+        "the model's own arithmetic by what the vendor states for the devices. Without a time limit"
+        " the answer is always the same."
+    )
+    add = parser.add_argument
+    add(
+        "model",
+        metavar="MODEL",
+        help="net.py:build, a function that returns (module, example_args); an ONNX file; or a"
+        " configuration of a language model of transformers, on the meta device: a config.json, a"
+        " folder with one, or a class such as LlamaConfig",
+    )
+    add("--cluster", metavar="NAME|FILE", default="this-host", help="the machines: a preset, nodes "
+        "x devices x kind as in 2x8xH100, or a TOML file (default: this-host)")  # fmt: skip
+    add("--devices", metavar="N", type=int, help="use so many of them (default: all)")
+    add(
+        "--global-batch",
+        metavar="B",
+        type=int,
+        help="sequences of a step, of a configuration of transformers (default: 8); a function's"
+        " example arguments are the whole batch",
+    )
+    add("--sequence", metavar="S", type=int, help="tokens of a sequence (default: 2048)")
+    add("--train", metavar="OPTIMIZER", nargs="?", const=ADAMW, help="plan a step of training with "
+        "adamw (the default), sgd, ...; without it a call is planned, on one mesh")  # fmt: skip
+    add(
+        "--loss", metavar="RESULT|NAME:FUNCTION", help="what is trained on, as irc compile takes it"
+    )
+    add("--precision", metavar="DTYPE|NAME=DTYPE,..", help="as irc compile takes it")
+    add("--backend", metavar="NAME", default="cpu", help="what writes the kernels (default: cpu)")
+    add("--objective", metavar="NAME", default="throughput", help="throughput (the default): the "
+        "shortest step on all devices; latency: on any number of them; memory: the fewest bytes on "
+        "a device; cost: the fewest seconds of devices for a step")  # fmt: skip
+    add("--memory", metavar="BYTES", help="the most that a device may hold, as 40GB (default: what "
+        "the cluster's have, less a margin)")  # fmt: skip
+    add("--time-limit", metavar="S", type=float, help="begin no further plan after so many seconds")
+    add("--most", metavar="N", type=int, help="judge at most so many plans (default: 16)")
+    add("--pin-config", metavar="FILE", action="append", default=[], help="hold the plan against "
+        "what a torchtitan configuration (.toml) or a file of Megatron-LM's arguments states: "
+        "sizes, micro-batch, schedule, recompute; may be given again")  # fmt: skip
+    add("--json", action="store_true", help="print everything as JSON")
+    add("-o", "--output", metavar="DIR", help="write the chosen plan there, as irc compile does")
+    add("--force", action="store_true", help="replace a plan that is in the folder already")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Search, print the table, and write the chosen plan."""
+    import json
+
+    from irc.plan.save import check_target
+    from irc.report.planned import plan_table
+    from irc.report.terminal import for_stdout
+
+    if args.output:
+        check_target(Path(args.output), force=args.force)
+    found, chosen, write = _searched(args)
+    print(json.dumps(found.as_json(), indent=1) if args.json else for_stdout(plan_table(found)))
+    if args.output:
+        said = write(chosen)
+        if not args.json:
+            print(f"\n{for_stdout(said)}")
+    return 0
+
+
+def _searched(args: argparse.Namespace) -> tuple[Planned, Configuration, Any]:
+    """Return what the search says, its choice, and what writes a plan of it."""
+    from irc.calls.plan_search import Asked, limits_of
+
+    refuse_bare_file(args.model)
+    asked = Asked(
+        args.devices,
+        limits_of(args.objective, args.time_limit, _at_least_one("--most", args.most)),
+        progress=_Progress() if sys.stderr.isatty() or not args.json else None,
+    )
+    if not is_named_object(args.model) and _is_onnx(args.model):
+        return _of_file(args, asked)
+    return _of_module(args, asked)
+
+
+def _is_onnx(text: str) -> bool:
+    from irc.frontends.torch.huggingface import is_huggingface
+
+    return Path(text).suffix == ".onnx" or not is_huggingface(text)
+
+
+def _of_file(args: argparse.Namespace, asked: Asked) -> tuple[Planned, Configuration, Any]:
+    from irc.exports import compile_file
+    from irc.report.planned import planned
+    from irc.searched import searched_file
+
+    for name in ("train", "loss", "precision", "global_batch", "sequence", "pin_config"):
+        if getattr(args, name) not in (None, []):
+            raise IrcError(
+                "option-value",
+                f"--{name.replace('_', '-')} is of PyTorch modules, not of ONNX files",
+                help="name a function that returns (module, example_args): net.py:build",
+            )
+    shared: dict[str, Any] = {
+        "backend": args.backend,
+        "cluster": args.cluster,
+        "memory_bytes": _memory(args.memory),
+    }
+    outcome, outline = searched_file(args.model, asked, **shared)
+    found = planned(
+        outcome, outline, _cluster(args), program=args.model, objective=args.objective,
+        training=False, note=_note(args.backend, args),
+    )  # fmt: skip
+
+    def write(chosen: Configuration) -> str:
+        return compile_file(
+            args.model, args.output, mesh=str(chosen.mesh), force=args.force, **shared
+        )
+
+    return found, outcome.best.configuration, write
+
+
+def _of_module(args: argparse.Namespace, asked: Asked) -> tuple[Planned, Configuration, Any]:
+    from irc.exports import export_plan
+    from irc.frontends.torch.huggingface import huggingface_example
+    from irc.frontends.torch.named import named_example, named_loss
+    from irc.report.planned import planned
+    from irc.searched import searched_module
+
+    if args.train is None and (args.loss or args.precision):
+        raise IrcError(
+            "option-value", "--loss and --precision are of a plan of training", help="add --train"
+        )
+    sizes = {
+        "batch": _at_least_one("--global-batch", args.global_batch),
+        "sequence": _at_least_one("--sequence", args.sequence),
+    }
+    if is_named_object(args.model):
+        if any(sizes.values()):
+            raise IrcError(
+                "option-value",
+                "--global-batch and --sequence are of configurations of transformers",
+                help=f"the example arguments of '{args.model}' are the whole batch",
+            )
+        example = named_example(args.model)
+    else:
+        example = huggingface_example(args.model, **sizes, training=args.train is not None)
+    shared: dict[str, Any] = {
+        "backend": args.backend,
+        "cluster": args.cluster,
+        "optimizer": args.train,
+        "loss": None if args.loss is None else named_loss(args.loss),
+        "precision": args.precision,
+        "memory_bytes": _memory(args.memory),
+    }
+    called = example.module, example.args, example.kwargs
+    asked = _with_pinned(asked, args, _first(example.args, example.kwargs))
+    outcome, outline = searched_module(*called, asked, **shared)
+    found = planned(
+        outcome, outline, _cluster(args), program=args.model, objective=args.objective,
+        tokens=_tokens(example.args, example.kwargs), training=args.train is not None,
+        note=_note(args.backend, args),
+    )  # fmt: skip
+
+    def write(chosen: Configuration) -> str:
+        if args.train is None:
+            return export_plan(
+                *called, out=args.output, mesh=str(chosen.mesh), force=args.force, **shared
+            )
+        return export_plan(
+            *called, out=args.output, mesh=str(chosen.mesh), force=args.force,
+            micro_batches=chosen.micro_batches if chosen.is_staged else None,
+            schedule=chosen.schedule, recompute=chosen.recompute, layout=chosen.layout, **shared,
+        )  # fmt: skip
+
+    return found, outcome.best.configuration, write
+
+
+def _with_pinned(asked: Asked, args: argparse.Namespace, first: Any) -> Asked:
+    """Add the configurations that files state, for the batch whose first tensor is given."""
+    from irc.calls.plan_search import devices_of
+    from irc.search.stated import read_stated
+
+    if not args.pin_config:
+        return asked
+    if args.train is None:
+        raise IrcError("option-value", "--pin-config is of a step of training", help="add --train")
+    devices = devices_of(_cluster(args), args.devices)
+    samples = first.shape[0] if first is not None and first.ndim else 1
+    pinned = tuple(read_stated(path).on(devices, samples) for path in args.pin_config)
+    return replace(asked, pinned=pinned)
+
+
+def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the first tensor of a batch; None where there is none."""
+    import torch
+
+    return next((x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)), None)
+
+
+def _tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Return the tokens of a batch: the elements of a first input that is a matrix of integers."""
+    first = _first(args, kwargs)
+    if first is None or first.ndim != 2 or first.is_floating_point() or first.is_complex():
+        return 0
+    return first.numel()
+
+
+def _cluster(args: argparse.Namespace) -> Any:
+    from irc.cluster.load import find_cluster
+
+    return find_cluster(args.cluster)
+
+
+def _note(backend: str, args: argparse.Namespace) -> str:
+    device = _cluster(args).device
+    if device.cores or backend != "cpu":
+        return ""
+    return (
+        f"kernels are for CPUs, prices for {device.name}; --backend triton or cuda writes kernels "
+        "for GPUs"
+    )
+
+
+def _memory(text: str | None) -> int | None:
+    from irc.commands.schedule_simulate import UNITS
+
+    if text is None:
+        return None
+    unit = next(u for u in sorted(UNITS, key=len, reverse=True) if text.strip().endswith(u))
+    try:
+        number = float(text.strip().removesuffix(unit))
+    except ValueError:
+        number = 0.0
+    if not 0.0 < number < float("inf"):
+        raise IrcError(
+            "option-value",
+            f"--memory {text} cannot be",
+            because=f"it is a number above zero and one of {', '.join(filter(None, UNITS))}",
+        )
+    return int(number * UNITS[unit])
+
+
+def _at_least_one(option: str, number: int | None) -> int | None:
+    if number is not None and number < 1:
+        raise IrcError("option-value", f"{option} {number}: it is 1 or more")
+    return number
+
+
+@dataclass
+class _Progress:
+    """Says on stderr how far a search is that takes long, each time that a plan was judged."""
+
+    began: float = field(default_factory=time.monotonic)
+
+    def __call__(self, number: int, best: Judged | None) -> None:
+        seconds = time.monotonic() - self.began
+        if seconds < QUIET_S:
+            return
+        text = "nothing fits yet"
+        if best is not None and best.verdict is not None:
+            text = f"best so far {best.configuration}: {best.verdict.step_s:.4g} s a step"
+        print(f"{seconds:6.1f} s  {number} judged; {text}", file=sys.stderr, flush=True)

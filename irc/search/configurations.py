@@ -1,0 +1,198 @@
+"""Configurations of a step: mesh, stages, micro-batches, schedule, recompute; and their prices.
+
+A closed form says in microseconds about what a configuration takes, so that all of them can be put
+in order. It is a guide, not an answer: the first few are planned (:mod:`irc.search.everything`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from irc.cluster.topology import Cluster
+from irc.dialects.placement import Mesh
+
+PIPE = "pipe"
+PLAIN = "1f1b"
+"""The schedule of a pipeline that says no other."""
+
+NOTHING, SELECTIVE, FULL = "none", "selective", "full"
+"""Policies of recompute, each of which keeps less than the one before."""
+
+MOST_MICRO_BATCHES = 256
+"""So many micro-batches of a step at most are looked at."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What a search chooses, or a user states.
+
+    Attributes:
+        mesh: all axes; ``pipe`` outermost where the model is cut into stages.
+        micro_batches: of a step.
+        schedule: of a pipeline, by name.
+        recompute: what backward computes again, by policy.
+        layout: what the axes are for, by name; empty: what is fastest.
+    """
+
+    mesh: Mesh
+    micro_batches: int = 1
+    schedule: str = PLAIN
+    recompute: str = NOTHING
+    layout: str = ""
+
+    @property
+    def pipe(self) -> int:
+        """The ranks along ``pipe``: 1 where the model is one stage."""
+        return self.mesh.size(PIPE) if PIPE in self.mesh.names else 1
+
+    @property
+    def is_staged(self) -> bool:
+        """Several programs: stages, or micro-batches one after the other."""
+        return self.micro_batches > 1 or self.pipe > 1
+
+    @property
+    def inner(self) -> Mesh:
+        """The mesh of a stage."""
+        return Mesh(tuple(axis for axis in self.mesh.axes if axis[0] != PIPE))
+
+    def __str__(self) -> str:
+        words = [str(self.mesh) or "one device"]
+        if self.micro_batches > 1:
+            words.append(f"{self.micro_batches} micro-batches")
+        if self.pipe > 1:
+            words.append(self.schedule)
+        if self.recompute != NOTHING:
+            words.append(f"recompute {self.recompute}")
+        if self.layout:
+            words.append(self.layout)
+        return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What a closed form knows of a model and its batch (:mod:`irc.search.outline`).
+
+    Attributes:
+        flops: of one forward pass of the whole batch.
+        dtype: in which most of them are computed.
+        parameter_bytes: of all parameters.
+        boundary_bytes: that go from one layer to the next, for the whole batch.
+        layers: that are alike; 1 where none are.
+        samples: of the batch; 1 where nothing says.
+        launches: kernels of a forward pass, about.
+    """
+
+    flops: float
+    dtype: str
+    parameter_bytes: float
+    boundary_bytes: float
+    layers: int
+    samples: int
+    launches: int
+
+
+def estimated_s(outline: Outline, cluster: Cluster, configuration: Configuration) -> float:
+    """Return about what a step of training takes.
+
+    With p stages, m micro-batches and T the time of all micro-batches in a stage:
+        step = T (m + p - 1) / m + gradients
+    T is arithmetic (backward takes two forwards), launches, and the four all-reduces of a layer
+    whose matrices are divided over ``tensor`` (arXiv:1909.08053). Gradients are summed over
+    ``data``, half of it under backward where there is one micro-batch. Prices are of whole links.
+    """
+    mesh, pipe, count = configuration.mesh, configuration.pipe, configuration.micro_batches
+    fitted = cluster.fit(mesh)
+    data, tensor = _size(mesh, "data"), _size(mesh, "tensor")
+    again = {NOTHING: 3.0, SELECTIVE: 3.1, FULL: 4.0}[configuration.recompute]
+    work_s = again * outline.flops / (mesh.num_ranks * fitted.device.flops(outline.dtype))
+    launch_s = again * count * outline.launches / pipe * fitted.device.launch_s
+    sums_s = 0.0
+    if tensor > 1:
+        link = cluster.axis_link(mesh, "tensor")
+        moved = 2 * (tensor - 1) / tensor * outline.boundary_bytes / data / link.bytes_per_s
+        each = moved + count * (link.launch_s + 2 * (tensor - 1) * link.latency_s)
+        sums_s = 4 * outline.layers / pipe * each
+    gradients_s = 0.0
+    if data > 1:
+        link = cluster.axis_link(mesh, "data")
+        held = outline.parameter_bytes / (pipe * tensor)
+        gradients_s = 2 * (data - 1) / data * held / link.bytes_per_s * (0.5 if pipe == 1 else 1.0)
+    busy_s = max(work_s, launch_s) + sums_s
+    return busy_s * (count + pipe - 1) / count + gradients_s
+
+
+def configurations(outline: Outline, devices: int) -> Iterator[Configuration]:
+    """Yield configurations of a step with stages or micro-batches, on so many devices.
+
+    Inside a stage there are at most two axes, ``data`` and ``tensor``; each micro-batch divides
+    equally over ``data``, and there are as many of them as stages at least.
+
+    >>> small = Outline(1.0, "f32", 1.0, 1.0, layers=2, samples=4, launches=1)
+    >>> [str(each) for each in configurations(small, 4)][:3]
+    ['data=2,tensor=2, 2 micro-batches', 'tensor=4, 2 micro-batches', 'tensor=4, 4 micro-batches']
+    """
+    for pipe in divisors(devices):
+        if pipe > max(outline.layers, 1):
+            break
+        for tensor in divisors(devices // pipe):
+            data = devices // pipe // tensor
+            mesh = staged_mesh(pipe, data, tensor)
+            for count in divisors(outline.samples):
+                if count > MOST_MICRO_BATCHES or (outline.samples // count) % data:
+                    continue
+                if count >= max(pipe, 2):
+                    yield Configuration(mesh, count)
+
+
+def neighbours(configuration: Configuration, outline: Outline) -> Iterator[Configuration]:
+    """Yield configurations that differ in one choice, or in two axes."""
+    mesh, pipe, count = configuration.mesh, configuration.pipe, configuration.micro_batches
+    known = {str(each): each for each in configurations(outline, mesh.num_ranks)}
+    for other in (count * 2, count // 2):
+        if (own := Configuration(mesh, other)).is_staged and str(own) in known:
+            yield _like(own, configuration)
+    if configuration.recompute == FULL:
+        yield replace(configuration, recompute=SELECTIVE)
+    if pipe > 1:
+        for schedule in ("interleaved:2", "zb-h1"):
+            if schedule != configuration.schedule:
+                yield replace(configuration, schedule=schedule)
+    data, tensor = _size(mesh, "data"), _size(mesh, "tensor")
+    for p, d, t in (
+        (pipe, data * 2, tensor / 2), (pipe, data / 2, tensor * 2),
+        (pipe * 2, data / 2, tensor), (pipe / 2, data * 2, tensor),
+        (pipe * 2, data, tensor / 2), (pipe / 2, data, tensor * 2),
+    ):  # fmt: skip
+        if all(size == int(size) for size in (p, d, t)):
+            own = Configuration(staged_mesh(int(p), int(d), int(t)), count)
+            if str(own) in known:
+                yield _like(own, configuration)
+
+
+def _like(own: Configuration, other: Configuration) -> Configuration:
+    return Configuration(own.mesh, own.micro_batches, other.schedule, other.recompute)
+
+
+def staged_mesh(pipe: int, data: int, tensor: int) -> Mesh:
+    """Return the mesh of these sizes; an axis of one rank is left out.
+
+    >>> str(staged_mesh(2, 1, 4))
+    'pipe=2,tensor=4'
+    """
+    sizes = ((PIPE, pipe), ("data", data), ("tensor", tensor))
+    return Mesh(tuple((name, size) for name, size in sizes if size > 1))
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a number, smallest first.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
+
+
+def _size(mesh: Mesh, axis: str) -> int:
+    return mesh.size(axis) if axis in mesh.names else 1

@@ -1,0 +1,341 @@
+"""The search over everything that a user may choose of a step: the best configuration, judged.
+
+Meshes of one program are searched by the integer program (:mod:`irc.search.meshes`). Steps with
+stages or micro-batches are put in order by a closed form (:mod:`irc.search.configurations`), best
+of each mesh; the first few are planned, and the plan's simulated step says which is the best. Then
+configurations that differ from the best in one choice are tried as long as that helps. Where one
+does not fit into the memory, it is tried again with everything recomputed.
+
+Nothing depends on a clock but a time limit that the user sets, which ends the search between two
+plans with the best one so far; so does an interrupt.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Literal, Protocol, TypeAlias
+
+from irc.cluster.topology import Cluster
+from irc.dialects.placement import Mesh
+from irc.errors import IrcError
+from irc.search.configurations import (
+    FULL,
+    NOTHING,
+    Configuration,
+    Outline,
+    configurations,
+    divisors,
+    estimated_s,
+    neighbours,
+)
+
+Objective: TypeAlias = Literal["throughput", "latency", "memory", "cost"]
+OBJECTIVES: tuple[Objective, ...] = ("throughput", "latency", "memory", "cost")
+
+OF_MEMORY = frozenset({"sharding-infeasible", "pipeline-memory"})
+OF_CONFIGURATION = OF_MEMORY | {
+    "mesh-axes", "mesh-axis-indivisible", "mesh-mismatch", "pipeline-stages",
+    "pipeline-unsupported", "schedule-size",
+}  # fmt: skip
+"""Errors that say that one configuration cannot be; all others are of the model or the options."""
+
+SEEDS = 4
+"""So many configurations with stages or micro-batches are planned in the order of the estimates."""
+
+MOST_JUDGED = 16
+"""So many plans are made of steps on one number of devices."""
+
+HOPELESS = 2.0
+"""An estimate of so many times the best one is not followed."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the simulator says of a plan.
+
+    Attributes:
+        step_s: of a step, or a call.
+        num_bytes: that a device holds at the worst moment.
+        bubble: the share of a step in which a rank waits for others, in the mean over ranks.
+        exposed_s: for which compute waits for collectives, of a rank, in the mean.
+    """
+
+    step_s: float
+    num_bytes: int
+    bubble: float = 0.0
+    exposed_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A configuration, and what came of it.
+
+    Attributes:
+        configuration: what was planned.
+        verdict: None where there is no plan.
+        error: why there is none.
+        is_pinned: the user stated it, for comparison.
+    """
+
+    configuration: Configuration
+    verdict: Verdict | None = None
+    error: IrcError | None = None
+    is_pinned: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a search says.
+
+    Attributes:
+        best: of those with a plan.
+        judged: all, best first; those without a plan last, in the order in which they were tried.
+        considered: configurations that were priced by the closed form.
+        ended: why it ended early; empty where it did not.
+    """
+
+    best: Judged
+    judged: tuple[Judged, ...]
+    considered: int
+    ended: str = ""
+
+
+class Judge(Protocol):
+    """What a search asks: it captures, plans and simulates."""
+
+    def outline(self) -> Outline:
+        """Return what is known of the forward pass of the whole batch."""
+        ...
+
+    def meshes(self, devices: int, recompute: str) -> Sequence[Mesh]:
+        """Return the best meshes of one program, best first.
+
+        Raises:
+            IrcError: ``sharding-infeasible``.
+        """
+        ...
+
+    def judge(self, configuration: Configuration, *, brief: bool = True) -> Verdict:
+        """Plan a configuration and simulate it.
+
+        Args:
+            configuration: to plan.
+            brief: where it does not fit say so alone, and not what would, which takes long.
+
+        Raises:
+            IrcError: of the configuration, or of the model.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far a search goes.
+
+    Attributes:
+        objective: ``throughput`` is the shortest step on all devices, ``latency`` that on any
+            number of them, ``memory`` the fewest bytes on a device, ``cost`` the fewest seconds of
+            devices for a step, on any number of them.
+        time_limit_s: no plan is begun after so long; None: as long as it takes.
+        most_judged: plans on one number of devices.
+    """
+
+    objective: Objective = "throughput"
+    time_limit_s: float | None = None
+    most_judged: int = MOST_JUDGED
+
+
+class _Ended(Exception):  # noqa: N818 - no fault: the time is up
+    pass
+
+
+@dataclass
+class Search:
+    """One search.
+
+    Args:
+        judge: plans and simulates.
+        cluster: the machines.
+        limits: how far it goes.
+        is_training: stages and micro-batches are of a step of training alone.
+        progress: is told after each plan how many there are, and the best one.
+    """
+
+    judge: Judge
+    cluster: Cluster
+    limits: Limits = field(default_factory=Limits)
+    is_training: bool = True
+    progress: Callable[[int, Judged | None], None] | None = None
+    _judged: dict[Configuration, Judged] = field(default_factory=dict[Configuration, Judged])
+    _considered: int = 0
+    _began: float = field(default_factory=time.monotonic)
+
+    def run(self, devices: int, pinned: Iterable[Configuration] = ()) -> Outcome:
+        """Return the best configuration on so many devices.
+
+        Args:
+            devices: to use; for ``latency`` and ``cost`` the most.
+            pinned: configurations that are planned for comparison, and may win.
+
+        Raises:
+            IrcError: ``plan-infeasible`` where nothing has a plan; what is wrong with the model.
+        """
+        ended = ""
+        try:
+            for configuration in pinned:
+                self._try(configuration, is_pinned=True)
+            for count in self._counts(devices):
+                self._on(count)
+        except _Ended:
+            ended = f"the time limit of {self.limits.time_limit_s:g} s"
+        except KeyboardInterrupt:
+            if self._best() is None:
+                raise
+            ended = "an interrupt"
+        best = self._best()
+        if best is None:
+            raise self._nothing(devices, ended)
+        order = sorted(self._judged.values(), key=self._cost)
+        return Outcome(best, tuple(order), self._considered, ended)
+
+    def _counts(self, devices: int) -> list[int]:
+        if self.limits.objective in ("throughput", "memory"):
+            return [devices]
+        return divisors(devices)[::-1]
+
+    def _cost(self, judged: Judged) -> tuple[float, int, int]:
+        """Return what is least for the best."""
+        own = judged.verdict
+        devices, count = judged.configuration.mesh.num_ranks, judged.configuration.micro_batches
+        if own is None:
+            return inf, 0, 0
+        match self.limits.objective:
+            case "memory":
+                return float(own.num_bytes), devices, count
+            case "cost":
+                return own.step_s * devices, devices, count
+            case _:
+                return own.step_s, devices, count
+
+    def _best(self) -> Judged | None:
+        planned = [each for each in self._judged.values() if each.verdict is not None]
+        return min(planned, key=self._cost, default=None)
+
+    def _on(self, devices: int) -> None:
+        """Search on one number of devices."""
+        most = len(self._judged) + self.limits.most_judged
+        recompute, meshes = self._meshes(devices)
+        for mesh in meshes:
+            self._try(Configuration(mesh, recompute=recompute))
+        if not self.is_training:
+            return
+        outline = self.judge.outline()
+        for seed in self._seeds(outline, devices):
+            if len(self._judged) < most:
+                self._try(seed)
+        best = self._best()
+        while best is not None and best.configuration.mesh.num_ranks == devices:
+            for other in neighbours(best.configuration, outline):
+                if len(self._judged) < most:
+                    self._try(other)
+            if (now := self._best()) is best:
+                return
+            best = now
+
+    def _meshes(self, devices: int) -> tuple[str, Sequence[Mesh]]:
+        """Return the best meshes of one program, and what it recomputes so that it fits."""
+        if devices == 1:
+            return NOTHING, [Mesh(())]
+        self._check_time()
+        one = Configuration(Mesh((("data", devices),)))
+        policies = (NOTHING, FULL) if self.is_training else (NOTHING,)
+        for recompute in policies:
+            try:
+                return recompute, self.judge.meshes(devices, recompute)
+            except IrcError as error:
+                if error.code not in OF_CONFIGURATION:
+                    raise
+                if recompute != policies[-1]:
+                    self._judged[one] = Judged(one, error=error)
+        # It names the constraints in conflict, and the smallest budget.
+        return policies[-1], [one.mesh]
+
+    def _seeds(self, outline: Outline, devices: int) -> list[Configuration]:
+        """Return what is planned first: the best of each mesh by the closed form, in order."""
+        best: dict[Mesh, tuple[float, Configuration]] = {}
+        for each in configurations(outline, devices):
+            self._considered += 1
+            seconds = estimated_s(outline, self.cluster, each)
+            if each.mesh not in best or seconds < best[each.mesh][0]:
+                best[each.mesh] = seconds, each
+        order = sorted(best.values(), key=lambda own: (own[0], str(own[1])))
+        return [each for seconds, each in order[:SEEDS] if seconds <= HOPELESS * order[0][0]]
+
+    def _try(self, configuration: Configuration, *, is_pinned: bool = False) -> None:
+        """Plan a configuration; where it does not fit, with everything recomputed."""
+        attempts = [configuration]
+        if self.is_training and not is_pinned:
+            # What keeps less than nothing, and more than all, is a neighbour of the latter.
+            attempts.append(replace(configuration, recompute=FULL))
+        for each in attempts:
+            if each in self._judged:
+                continue
+            self._check_time()
+            try:
+                judged = Judged(each, self.judge.judge(each), is_pinned=is_pinned)
+            except IrcError as error:
+                if error.code not in OF_CONFIGURATION:
+                    raise
+                judged = Judged(each, error=error, is_pinned=is_pinned)
+            self._judged[each] = judged
+            if self.progress is not None:
+                self.progress(len(self._judged), self._best())
+            if judged.error is None or judged.error.code not in OF_MEMORY:
+                return
+
+    def _check_time(self) -> None:
+        limit = self.limits.time_limit_s
+        if limit is not None and self._judged and time.monotonic() - self._began >= limit:
+            raise _Ended
+
+    def _nothing(self, devices: int, ended: str) -> IrcError:
+        """Return the error that says why nothing has a plan."""
+        tried = [(each.configuration, each.error) for each in self._judged.values() if each.error]
+        because = [f"{own}: {error.message}" for own, error in tried]
+        short = [own for own, error in tried if error.code in OF_MEMORY]
+        help_ = "use more devices, or a batch that they share equally"
+        if ended:
+            because.append(f"it ended at {ended}")
+        elif short and (error := self._explained(short)) is not None:
+            because += [note for note in error.because if note.startswith("group")]
+            if (least := smallest_budget(error)) is not None:
+                help_ = f"{least} bytes do for {self._simplest(short)}; or {help_}"
+        return IrcError(
+            "plan-infeasible",
+            f"nothing that was tried has a plan on {devices} devices",
+            because=because,
+            help=help_,
+        )
+
+    def _simplest(self, short: Sequence[Configuration]) -> Configuration:
+        """Return the configuration that is explained: of one program, with the most recompute."""
+        order = {FULL: 0, NOTHING: 2}
+        return min(short, key=lambda own: (own.is_staged, order.get(own.recompute, 1)))
+
+    def _explained(self, short: Sequence[Configuration]) -> IrcError | None:
+        """Return what is in conflict, and the smallest budget, of the simplest configuration."""
+        try:
+            self.judge.judge(self._simplest(short), brief=False)
+        except IrcError as error:
+            return error
+        return None
+
+
+def smallest_budget(error: IrcError) -> int | None:
+    """Return the bytes that an error of memory says would do; None where it says none."""
+    _, marker, rest = error.help.partition("memory_bytes=")
+    digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
+    return int(digits) if marker and digits else None

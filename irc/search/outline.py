@@ -1,0 +1,98 @@
+"""What a closed form needs to know of a forward pass: its work, its weights, its layers."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import CallOp
+
+from irc.dialects.builder import arguments, entry, functions
+from irc.dialects.flow import FlowOp
+from irc.dialects.types import ITEM_BYTES, TensorType
+from irc.ops.rule import RuleError
+from irc.ops.work import VIEWS, flops
+from irc.search.configurations import Outline
+from irc.search.facts import call_counts
+
+FUSED = 3
+"""So many ops are one kernel, about: what is pointwise goes into its neighbours."""
+
+
+def outline_of(module: ModuleOp, *, parts: int = 1) -> Outline:
+    """Return the outline of a forward pass.
+
+    Args:
+        module: level flow, as captured; its sizes are numbers.
+        parts: of the batch, of which the module computes one.
+    """
+    known = functions(module)
+    counts = call_counts(known)
+    work: Counter[str] = Counter()
+    launches, largest = 0, 0.0
+    for name, func in known.items():
+        for op in func.body.block.ops:
+            if not isinstance(op, FlowOp) or op.name in VIEWS:
+                continue
+            launches += counts[name]
+            kinds = [v.type for v in op.outputs if isinstance(v.type, TensorType)]
+            if op.name == "flow.contract" and kinds:
+                largest = max(largest, float(num_bytes(kinds[0])))
+            work[kinds[0].dtype if kinds else "f32"] += counts[name] * _flops(op)
+    samples = _samples(module)
+    dtype = max(work, key=lambda kind: (work[kind], kind)) if work else "f32"
+    layers, boundary = _layers(module, counts)
+    held = [value.type for role, _, value in arguments(entry(module)) if role == "parameter"]
+    return Outline(
+        flops=float(parts * sum(work.values())),
+        dtype=dtype,
+        parameter_bytes=float(sum(num_bytes(t) for t in held if isinstance(t, TensorType))),
+        boundary_bytes=parts * (boundary or largest),
+        layers=layers,
+        samples=parts * samples,
+        launches=launches // FUSED,
+    )
+
+
+def num_bytes(kind: TensorType) -> int:
+    """Return the bytes of a whole tensor; 0 where a size is a name."""
+    try:
+        shape = kind.static_shape()
+    except ValueError:
+        return 0
+    size = ITEM_BYTES[kind.dtype]
+    for length in shape:
+        size *= length
+    return size
+
+
+def _flops(op: FlowOp) -> int:
+    try:
+        return flops(op)
+    except (RuleError, KeyError, ValueError):
+        return 0
+
+
+def _samples(module: ModuleOp) -> int:
+    """Return the first dim of the first input that has one."""
+    for role, _, value in arguments(entry(module)):
+        kind = value.type
+        if role == "input" and isinstance(kind, TensorType) and kind.ndim:
+            first = kind.shape[0]
+            return first if isinstance(first, int) and first > 0 else 1
+    return 1
+
+
+def _layers(module: ModuleOp, counts: Counter[str] | dict[str, int]) -> tuple[int, float]:
+    """Return how many layers are alike, and the bytes that one hands to the next."""
+    results: dict[str, float] = {}
+    for op in entry(module).body.block.ops:
+        if isinstance(op, CallOp) and op.results:
+            kinds = [v.type for v in op.results if isinstance(v.type, TensorType)]
+            results[op.callee.string_value()] = float(max(map(num_bytes, kinds), default=0))
+    if not results:
+        # Nothing is repeated: each product may be a layer of its own.
+        products = sum(op.name == "flow.contract" for op in entry(module).body.block.ops)
+        return max(products, 1), 0.0
+    name = max(results, key=lambda each: (counts[each], results[each]))
+    return max(counts[name], 1), results[name]

@@ -1,0 +1,216 @@
+"""Searches of what users call: a module, a step of training, or an ONNX file, on a cluster."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from irc.choices import DEFAULT_SCHEDULE, names_option, recipe_option
+from irc.constraints.pins import Pins, pins_option
+from irc.errors import IrcError
+from irc.pipeline import Options
+from irc.training.precision import PrecisionOption
+from irc.training.recipe import OptimizerOption
+
+if TYPE_CHECKING:
+    from irc.calls.plan_search import Asked
+    from irc.search.configurations import Configuration, Outline
+    from irc.search.everything import Outcome
+
+AUTO = "auto"
+"""A mesh that is to be searched."""
+
+
+def searched_module(
+    module: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    asked: Asked,
+    *,
+    backend: str = "cpu",
+    cluster: str = "this-host",
+    passes: Sequence[str] = (),
+    rules: Sequence[str] = (),
+    pins: Pins = "",
+    memory_bytes: int | None = None,
+    stored_bytes: int | None = None,
+    regather: bool = False,
+    optimizer: OptimizerOption | None = None,
+    loss: str | Callable[..., Any] | None = None,
+    frozen: str = "",
+    precision: PrecisionOption = None,
+) -> tuple[Outcome, Outline]:
+    """Search the best configuration of a module's call, or with an optimiser of a step of training.
+
+    Args:
+        module: a module or function; one that is trained may be on the meta device.
+        args: example arguments: the whole batch.
+        kwargs: example keyword arguments.
+        asked: how to search.
+        backend: what writes the kernels.
+        cluster: prices plans.
+        passes: plug-in passes to run.
+        rules: files of rewrite rules.
+        pins: constraints; a mesh without an axis that they name is not planned.
+        memory_bytes: the most that a device may hold at any moment.
+        stored_bytes: the most that it may hold all the time.
+        regather: do not save for backward what was gathered, but gather it again.
+        optimizer: of training, as :func:`irc.compile_step` takes it; None: the module is called.
+        loss: what is trained on.
+        frozen: globs of parameters that stay as they are.
+        precision: dtypes that are stored, computed and summed in.
+
+    Returns:
+        What was judged, and the outline of the forward pass of the whole batch.
+
+    Raises:
+        IrcError: ``plan-infeasible``; what is wrong with the options or the model.
+    """
+    from irc.calls.plan_search import search_call, search_step
+    from irc.frontends.torch.capture import capture
+    from irc.frontends.torch.in_precision import store
+
+    options = Options(
+        backend=backend,
+        cluster=cluster,
+        passes=names_option("passes", passes),
+        rules=names_option("rules", rules),
+        pins=pins_option(pins),
+        memory_bytes=memory_bytes,
+        stored_bytes=stored_bytes,
+        regather=regather,
+    )
+    if optimizer is None:
+        program = capture(module, args, dict(kwargs or {})).program
+        return search_call(program, options, asked)
+    recipe = recipe_option(module, loss, optimizer, frozen, 1, "none", precision)
+    options = replace(options, sums=recipe.precision.sums)
+    store(module, recipe.precision)
+    return search_step(module, args, dict(kwargs or {}), recipe, loss, options, asked)
+
+
+def searched_file(
+    path: str,
+    asked: Asked,
+    *,
+    backend: str = "cpu",
+    cluster: str = "this-host",
+    memory_bytes: int | None = None,
+) -> tuple[Outcome, Outline]:
+    """Search the best mesh of an ONNX file, whose sizes are numbers.
+
+    Args:
+        path: the model.
+        asked: how to search.
+        backend: what writes the kernels.
+        cluster: prices plans.
+        memory_bytes: the most that a device may hold at any moment.
+
+    Raises:
+        IrcError: ``plan-infeasible``; what is wrong with the options or the file.
+    """
+    from irc.calls.plan_search import search_call
+    from irc.frontends.onnx import load_onnx
+    from irc.frontends.onnx.read import read_model
+
+    options = Options(backend=backend, cluster=cluster, memory_bytes=memory_bytes)
+    return search_call(load_onnx(read_model(path)), options, asked)
+
+
+def refuse_beside_auto(micro_batches: object, schedule: str, stages: str, recompute: str) -> None:
+    """Refuse what ``mesh="auto"`` chooses itself.
+
+    Raises:
+        IrcError: ``option-value``.
+    """
+    stated = {
+        "micro_batches": micro_batches is not None,
+        "schedule": schedule != DEFAULT_SCHEDULE,
+        "stages": bool(stages),
+        "recompute": recompute != "none",
+    }
+    for option, is_stated in stated.items():
+        if is_stated:
+            raise IrcError(
+                "option-value",
+                f"mesh='{AUTO}' chooses {option} as well",
+                help=f"leave {option} out, or name a mesh (irc plan shows how they compare)",
+            )
+
+
+def refuse_open(dynamic: object, layout: str) -> None:
+    """Refuse what a search does not know of.
+
+    Raises:
+        IrcError: ``option-value``.
+    """
+    for option, is_stated in {"dynamic": bool(dynamic), "layout": bool(layout)}.items():
+        if is_stated:
+            raise IrcError(
+                "option-value",
+                f"mesh='{AUTO}' takes no {option}",
+                help="leave it out, or name a mesh: irc plan says which is the best",
+            )
+
+
+def chosen_for(
+    module: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, devices: int | None,
+    **options: Any,
+) -> Configuration:  # fmt: skip
+    """Return the best configuration of a module on so many devices.
+
+    Args:
+        module: as of :func:`searched_module`.
+        args: as of it.
+        kwargs: as of it.
+        devices: to use; None: all of the cluster's.
+        options: as of :func:`searched_module`.
+
+    Raises:
+        IrcError: as :func:`searched_module`.
+    """
+    from irc.calls.plan_search import Asked
+
+    outcome, _ = searched_module(module, args, kwargs, Asked(devices), **options)
+    return outcome.best.configuration
+
+
+def choice_of_ranks(module: Any, example: Sequence[Any] | None, **options: Any) -> Configuration:
+    """Return the best configuration of as many devices as there are processes, on each of them.
+
+    Rank 0 searches, and the others receive what it chose.
+
+    Args:
+        module: as of :func:`searched_module`.
+        example: arguments of a call, a whole batch.
+        options: as of :func:`searched_module`.
+
+    Raises:
+        IrcError: ``option-value`` without an example; as :func:`searched_module`.
+    """
+    from irc.dialects.placement import Mesh
+    from irc.runtime.join import join_processes, num_processes, shared_bytes
+    from irc.search.configurations import Configuration
+
+    if example is None:
+        raise IrcError(
+            "option-value",
+            f"mesh='{AUTO}' is searched for a batch, and there is none",
+            help=f"give an example: mesh='{AUTO}', example=(x, y); an axis that takes what "
+            f"processes the others leave is mesh='data={AUTO}'",
+        )
+    if (ranks := num_processes()) == 1:
+        return Configuration(Mesh(()))
+    rank = join_processes(Mesh((("data", ranks),)))
+
+    def make() -> bytes:
+        chosen = chosen_for(module, tuple(example), None, ranks, **options)
+        words = (str(chosen.mesh), chosen.micro_batches, chosen.schedule, chosen.recompute)
+        return json.dumps(words).encode()
+
+    own = {"the options": hashlib.sha256(repr(sorted(options)).encode()).digest()}
+    mesh, count, schedule, recompute = json.loads(shared_bytes(make, rank, own))
+    return Configuration(Mesh.parse(mesh), count, schedule, recompute)

@@ -1,0 +1,179 @@
+"""The search over configurations, with a judge that plans nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+import pytest
+
+from irc.cluster.load import find_cluster
+from irc.dialects.placement import Mesh
+from irc.errors import IrcError
+from irc.search.configurations import (
+    Configuration,
+    Outline,
+    configurations,
+    estimated_s,
+    neighbours,
+    staged_mesh,
+)
+from irc.search.everything import Judged, Limits, Objective, Search, Verdict, smallest_budget
+
+SMALL = Outline(1e15, "bf16", 2e9, 2**26, layers=16, samples=32, launches=100)
+CLUSTER = find_cluster("2x8xH100")
+
+
+def needs(num_bytes: int) -> IrcError:
+    return IrcError(
+        "pipeline-memory",
+        "a rank holds too much",
+        help=f"the smallest budget that works is memory_bytes={num_bytes}; or more ranks",
+    )
+
+
+@dataclass
+class Fake:
+    """Says what a function says, and remembers what it was asked."""
+
+    says: Callable[[Configuration], Verdict]
+    asked: list[Configuration] = field(default_factory=list[Configuration])
+
+    def outline(self) -> Outline:
+        return SMALL
+
+    def meshes(self, devices: int, recompute: str) -> Sequence[Mesh]:
+        return [Mesh((("data", devices),))]
+
+    def judge(self, configuration: Configuration, *, brief: bool = True) -> Verdict:
+        self.asked.append(configuration)
+        return self.says(configuration)
+
+
+def by_estimate(configuration: Configuration) -> Verdict:
+    return Verdict(estimated_s(SMALL, CLUSTER, configuration), 10**9)
+
+
+@pytest.mark.parametrize("devices", [1, 6, 16])
+def test_configurations_fill_the_devices_and_share_the_batch(devices: int) -> None:
+    every = list(configurations(SMALL, devices))
+    assert len(set(every)) == len(every)
+    for each in every:
+        assert each.mesh.num_ranks == devices
+        assert each.micro_batches >= each.pipe
+        data = each.mesh.size("data") if "data" in each.mesh.names else 1
+        assert SMALL.samples % (each.micro_batches * data) == 0
+        assert each.pipe <= SMALL.layers
+    sizes = {(each.mesh, each.micro_batches) for each in every}
+    for pipe, data, count in product((1, 2), (1, 2), (2, 4)):
+        if devices == pipe * data * 1:
+            assert (staged_mesh(pipe, data, 1), count) in sizes
+
+
+def test_an_estimate_grows_with_the_bubble_and_with_slow_links() -> None:
+    def step(mesh: str, count: int) -> float:
+        return estimated_s(SMALL, CLUSTER, Configuration(Mesh.parse(mesh), count))
+
+    assert step("pipe=4,data=4", 4) > step("pipe=4,data=4", 8)
+    assert step("tensor=16", 2) > step("data=2,tensor=8", 2)
+
+
+def test_the_best_is_the_least_of_all_that_was_asked_and_always_the_same() -> None:
+    first, again = Fake(by_estimate), Fake(by_estimate)
+    outcome = Search(first, CLUSTER).run(16)
+    assert Search(again, CLUSTER).run(16) == outcome
+    assert first.asked == again.asked
+    steps = [each.verdict.step_s for each in outcome.judged if each.verdict]
+    assert outcome.best == outcome.judged[0]
+    assert steps == sorted(steps)
+    assert outcome.considered == len(list(configurations(SMALL, 16)))
+    tried = {each.configuration for each in outcome.judged}
+    assert set(neighbours(outcome.best.configuration, SMALL)) <= tried
+    assert len(tried) <= Limits().most_judged
+
+
+def test_what_does_not_fit_is_tried_with_more_recompute() -> None:
+    def says(configuration: Configuration) -> Verdict:
+        if configuration.recompute != "full":
+            raise needs(7 * 10**9)
+        return by_estimate(configuration)
+
+    outcome = Search(Fake(says), CLUSTER).run(16)
+    assert outcome.best.configuration.recompute == "full"
+    lacking = [each for each in outcome.judged if each.error is not None]
+    assert {each.configuration.recompute for each in lacking} == {"none", "selective"}
+
+
+def test_nothing_fits_says_the_smallest_budget() -> None:
+    def says(configuration: Configuration) -> Verdict:
+        raise needs(5 * 10**9 + configuration.pipe)
+
+    with pytest.raises(IrcError) as raised:
+        Search(Fake(says), CLUSTER).run(16)
+    assert raised.value.code == "plan-infeasible"
+    assert "5000000001 bytes do for data=16, recompute full" in raised.value.help
+    assert any("recompute full" in note for note in raised.value.because)
+    assert smallest_budget(needs(123)) == 123
+
+
+def test_an_error_of_the_model_ends_the_search() -> None:
+    def says(configuration: Configuration) -> Verdict:
+        raise IrcError("loss-unknown", "no loss")
+
+    fake = Fake(says)
+    with pytest.raises(IrcError, match="loss-unknown"):
+        Search(fake, CLUSTER).run(16)
+    assert len(fake.asked) == 1
+
+
+def test_an_interrupt_keeps_the_best_so_far() -> None:
+    fake = Fake(by_estimate)
+
+    def says(configuration: Configuration) -> Verdict:
+        if len(fake.asked) > 3:
+            raise KeyboardInterrupt
+        return by_estimate(configuration)
+
+    fake.says = says
+    outcome = Search(fake, CLUSTER).run(16)
+    assert outcome.ended == "an interrupt"
+    assert len(outcome.judged) == 3
+
+    def at_once(configuration: Configuration) -> Verdict:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Search(Fake(at_once), CLUSTER).run(16)
+
+
+def test_a_time_limit_ends_the_search_after_a_plan() -> None:
+    outcome = Search(Fake(by_estimate), CLUSTER, Limits(time_limit_s=1e-9)).run(16)
+    assert len(outcome.judged) == 1
+    assert "time limit" in outcome.ended
+
+
+@pytest.mark.parametrize("objective", ["latency", "cost", "memory"])
+def test_objectives(objective: Objective) -> None:
+    """Steps are no faster on more than two devices, and hold least on one stage."""
+
+    def says(configuration: Configuration) -> Verdict:
+        ranks = configuration.mesh.num_ranks
+        return Verdict(1.0 / min(ranks, 2) + 0.001 * configuration.micro_batches, ranks * 10)
+
+    search = Search(Fake(says), CLUSTER, Limits(objective))
+    best = search.run(16).best.configuration.mesh.num_ranks
+    assert best == {"latency": 2, "cost": 1, "memory": 16}[objective]
+
+
+def test_a_pinned_configuration_is_judged_beside_the_others() -> None:
+    pinned = Configuration(Mesh.parse("pipe=4,tensor=4"), 8)
+    told: list[tuple[int, Judged | None]] = []
+
+    def tell(number: int, best: Judged | None) -> None:
+        told.append((number, best))
+
+    search = Search(Fake(by_estimate), CLUSTER, progress=tell)
+    outcome = search.run(16, [pinned])
+    assert [each.configuration for each in outcome.judged if each.is_pinned] == [pinned]
+    assert [number for number, _ in told] == list(range(1, len(outcome.judged) + 1))

@@ -1,0 +1,178 @@
+"""`irc plan` and `mesh="auto"`: what is searched, printed, written and refused."""
+
+# pyright: basic
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import irc
+from irc.cli import main
+from irc.errors import IrcError
+from irc.plan.load import load_plan
+from irc.plan.parts_files import is_parts, load_parts
+from irc.simulate.parts import predict_step
+
+NET = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(2))
+
+    def forward(self, x, y):
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return (x - y).square().mean()
+
+def build():
+    torch.manual_seed(0)
+    return Net(), (torch.zeros(16, 64), torch.zeros(16, 64))
+
+def call():
+    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8)), torch.zeros(16, 64)
+"""
+DEMO = ["--cluster", "demo-gpus", "--devices", "4"]
+TWO = ["--cluster", "demo-gpus", "--devices", "2"]
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("net") / "net.py"
+    path.write_text(NET)
+    return str(path)
+
+
+def test_a_step_is_searched_and_written(
+    net: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "plan"
+    words = ["plan", f"{net}:build", "--train", "sgd", *TWO, "--most", "2", "--json"]
+    assert main([*words, "-o", str(out)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    best, *others = [row for row in found["rows"] if row["step_s"] is not None]
+    assert all(row["step_s"] >= best["step_s"] for row in others)
+    assert best["devices"] == 2
+    assert any(row["micro_batches"] > 1 for row in found["rows"])
+    assert found["items"] == "samples"
+    assert best["items_per_s"] == pytest.approx(16 / best["step_s"])
+    # What was judged is what was written.
+    if is_parts(out):
+        plan = load_parts(out)
+        from irc.cluster.load import find_cluster
+
+        cluster = find_cluster("demo-gpus").fit(plan.mesh)
+        assert predict_step(plan, cluster).seconds == pytest.approx(best["step_s"])
+        assert str(plan.mesh) == best["mesh"]
+    else:
+        plan = load_plan(out).plan
+        assert plan.mesh == best["mesh"]
+        assert plan.predicted_s == pytest.approx(best["step_s"])
+
+
+def test_a_call_has_a_table(net: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", f"{net}:call", *DEMO]) == 0
+    said = capsys.readouterr().out
+    assert "chosen" in said
+    assert "samples/s" in said
+    assert "kernels are for CPUs" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--devices", "5000", "--cluster", "8xH100"], "mesh-mismatch", "has 8"),
+        (["--devices", "12", "--cluster", "2x8xH100"], "option-value", "choose 8 or 16"),
+        (["--devices", "0"], "option-value", "1 or more"),
+        (["--cluster", "8xH10"], "cluster-unknown", "8xH100"),
+        (["--objective", "speed"], "option-value", "throughput"),
+        (["--memory", "much"], "option-value", "GB"),
+        (["--time-limit", "0"], "option-value", "above 0"),
+        (["--most", "0"], "option-value", "1 or more"),
+        (["--global-batch", "8"], "option-value", "whole batch"),
+        (["--loss", "x"], "option-value", "--train"),
+    ],
+)
+def test_refusals(
+    net: str, words: list[str], code: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", f"{net}:call", *words]) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"error[{code}]")
+    assert says in errors
+
+
+@pytest.mark.slow
+def test_nothing_fits(net: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", f"{net}:build", "--train", "sgd", *DEMO, "--most", "1", "--memory", "1kB"]
+    assert main(words) == 4
+    errors = capsys.readouterr().err
+    assert "error[plan-infeasible]" in errors
+    assert "group memory: memory_bytes=1000" in errors
+    assert "bytes do for data=4" in errors
+
+
+@pytest.mark.slow
+def test_a_configuration_of_transformers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.json"
+    config = {
+        "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 64,
+    }  # fmt: skip
+    path.write_text(json.dumps(config))
+    sizes = ["--global-batch", "4", "--sequence", "8"]
+    assert main(["plan", str(path), *DEMO, *sizes, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["items"] == "tokens"
+    path.write_text(json.dumps({**config, "model_type": "lama"}))
+    assert main(["plan", str(path), *DEMO]) == 2
+    assert "did you mean 'llama'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options", [{"schedule": "gpipe"}, {"recompute": "full"}, {"layout": "ddp"}, {"dynamic": True}]
+)
+def test_auto_refuses_what_it_chooses(tmp_path: Path, options: dict[str, Any]) -> None:
+    module = nn.Linear(4, 4)
+    with pytest.raises(IrcError, match="option-value"):
+        irc.export_plan(module, (torch.zeros(2, 4),), out=tmp_path / "p", mesh="auto", **options)
+
+
+def test_auto_is_the_plan_that_the_search_chooses(net: str, tmp_path: Path) -> None:
+    from irc.frontends.torch.named import named_example
+
+    example = named_example(f"{net}:call")
+    said = irc.export_plan(
+        example.module, example.args, out=tmp_path / "plan", mesh="auto", cluster="demo-gpus",
+        devices=4, native="none",
+    )  # fmt: skip
+    assert "4 ranks" in said
+
+
+def test_auto_on_one_process_is_one_device() -> None:
+    x = torch.randn(4, 8)
+    model = nn.Linear(8, 8)
+    step = irc.compile_step(
+        model, loss=nn.functional.mse_loss, optimizer="sgd", mesh="auto", example=(x, x)
+    )
+    assert float(step(x, x)) > float(step(x, x))
+    compiled = irc.compile(nn.Linear(8, 8), mesh="auto", example=(x,))
+    assert compiled(x).shape == x.shape
+
+
+def test_auto_needs_an_example() -> None:
+    with pytest.raises(IrcError, match="give an example"):
+        irc.compile(nn.Linear(8, 8), mesh="auto")
+    with pytest.raises(IrcError, match="example is for"):
+        irc.compile(nn.Linear(8, 8), mesh="data=2", example=(torch.zeros(2, 8),))
+    with pytest.raises(IrcError, match="none yet to call"):
+        irc.compile(mesh="auto")
