@@ -1,0 +1,215 @@
+"""Configurations that other systems' settings state: torchtitan's TOML, Megatron-LM's arguments.
+
+What is read are sizes of axes, the micro-batch, the schedule and recompute, and which axes divide
+samples, storage and matrices (:mod:`irc.constraints.layouts`). Settings that irc has no word for
+are refused by name, not left out.
+"""
+
+from __future__ import annotations
+
+import shlex
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from irc.dialects.placement import Mesh
+from irc.errors import IrcError
+from irc.search.configurations import PIPE, PLAIN, Configuration
+
+SCHEDULES = {
+    "1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved:2", "zbvzerobubble": "zb-v",
+    "dualpipev": "dualpipe-v",
+}  # fmt: skip
+"""torch's names of schedules, in small letters."""
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What settings say, before the number of devices and the batch are known.
+
+    Attributes:
+        source: the file.
+        pipe, tensor, context: ranks of these axes.
+        micro_samples: of a micro-batch, on a rank of ``data``.
+        schedule: of a pipeline.
+        recompute: the policy.
+        is_stored_split: parameters are stored in parts over ``data``.
+        divides_sequences: over ``tensor`` sequences are divided too.
+    """
+
+    source: str
+    pipe: int
+    tensor: int
+    context: int
+    micro_samples: int
+    schedule: str
+    recompute: str
+    is_stored_split: bool
+    divides_sequences: bool
+
+    def on(self, devices: int, samples: int) -> Configuration:
+        """Return the configuration on so many devices, for a batch of so many samples.
+
+        Raises:
+            IrcError: ``option-value`` where they do not divide.
+        """
+        inner = self.pipe * self.tensor * self.context
+        data, left = divmod(devices, inner)
+        if left or not data:
+            raise IrcError(
+                "option-value",
+                f"'{self.source}' states {inner} devices for a copy of the model, and there are "
+                f"{devices}",
+                help=f"choose --devices as a multiple of {inner}",
+            )
+        count, left = divmod(samples, data * self.micro_samples)
+        if left or not count:
+            raise IrcError(
+                "option-value",
+                f"'{self.source}' states micro-batches of {self.micro_samples} samples on each of "
+                f"{data} copies, and the batch has {samples}",
+                help=f"choose a batch of a multiple of {data * self.micro_samples}",
+            )
+        sizes = (
+            (PIPE, self.pipe), ("data", data), ("context", self.context), ("tensor", self.tensor),
+        )  # fmt: skip
+        mesh = Mesh(tuple((name, size) for name, size in sizes if size > 1))
+        schedule = self.schedule if self.pipe > 1 else PLAIN
+        return Configuration(mesh, count, schedule, self.recompute, self._layout(data))
+
+    def _layout(self, data: int) -> str:
+        if self.context > 1:
+            return ""  # no layout says what such an axis is for: the search does
+        words = [("fsdp" if self.is_stored_split else "ddp")] if data > 1 else []
+        words += ["tp"] if self.tensor > 1 else []
+        words += ["sp"] if self.tensor > 1 and self.divides_sequences else []
+        return "+".join(words)
+
+
+def read_stated(path: str) -> Stated:
+    """Read a torchtitan configuration (``.toml``), or a file of Megatron-LM's arguments.
+
+    Raises:
+        IrcError: ``file-missing``; ``option-value`` for what is not understood.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise IrcError("file-missing", f"cannot read '{path}': {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise _refused(path, f"it is not UTF-8: {error.reason}") from None
+    if Path(path).suffix == ".toml":
+        try:
+            return _torchtitan(path, tomllib.loads(text))
+        except tomllib.TOMLDecodeError as error:
+            raise _refused(path, f"it is no TOML: {error}") from None
+    return _megatron(path, text)
+
+
+def _torchtitan(path: str, data: Mapping[str, Any]) -> Stated:
+    parallel, training = _section(path, data, "parallelism"), _section(path, data, "training")
+    again = _section(path, data, "activation_checkpoint")
+    _refuse_degrees(path, parallel, ("expert_parallel_degree", "expert_tensor_parallel_degree"))
+    pipe = _count(path, parallel, "pipeline_parallel_degree", 1)
+    local = _count(path, training, "local_batch_size", 1)
+    size = _count(path, parallel, "pipeline_parallel_microbatch_size", 1)
+    named = str(parallel.get("pipeline_parallel_schedule", "1F1B"))
+    if pipe > 1 and named.lower() not in SCHEDULES:
+        raise _refused(path, f"irc has no schedule '{named}'")
+    return Stated(
+        path,
+        pipe,
+        _count(path, parallel, "tensor_parallel_degree", 1),
+        _count(path, parallel, "context_parallel_degree", 1),
+        size if pipe > 1 else local,
+        SCHEDULES.get(named.lower(), PLAIN),
+        _policy(path, str(again.get("mode", "none"))),
+        parallel.get("data_parallel_shard_degree", -1) != 1,
+        divides_sequences=True,
+    )
+
+
+def _megatron(path: str, text: str) -> Stated:
+    words = _arguments(path, text)
+    _refuse_degrees(path, words, ("expert-model-parallel-size",))
+    pipe = _count(path, words, "pipeline-model-parallel-size", 1)
+    chunks = _count(path, words, "num-virtual-stages-per-pipeline-rank", 1)
+    if "num-layers-per-virtual-pipeline-stage" in words:
+        layers = _count(path, words, "num-layers", 0) or 1
+        own = _count(path, words, "num-layers-per-virtual-pipeline-stage", 1)
+        chunks = max(1, layers // pipe // own)
+    policy = str(words.get("recompute-granularity", "none"))
+    if "recompute-activations" in words:
+        policy = "selective"
+    return Stated(
+        path,
+        pipe,
+        _count(path, words, "tensor-model-parallel-size", 1),
+        _count(path, words, "context-parallel-size", 1),
+        _count(path, words, "micro-batch-size", 1),
+        f"interleaved:{chunks}" if chunks > 1 else PLAIN,
+        _policy(path, policy),
+        any(f"use-{kind}" in words for kind in ("torch-fsdp2", "megatron-fsdp", "custom-fsdp")),
+        "sequence-parallel" in words,
+    )
+
+
+def _arguments(path: str, text: str) -> dict[str, Any]:
+    """Return the words of a command line by name, without ``--``; a switch is True."""
+    try:
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise _refused(path, str(error)) from None
+    found: dict[str, Any] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            found[name] = value if equals else True
+            name = "" if equals else name
+        elif name:
+            found[name], name = word, ""
+    if not any(key.endswith(("parallel-size", "batch-size")) for key in found):
+        raise _refused(path, "it has none of Megatron-LM's arguments")
+    return found
+
+
+def _section(path: str, data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = data.get(name, {})
+    if not isinstance(section, dict):
+        raise _refused(path, f"'{name}' is no section")
+    return cast("Mapping[str, Any]", section)
+
+
+def _count(path: str, section: Mapping[str, Any], key: str, default: int) -> int:
+    value = section.get(key, default)
+    try:
+        number = int(value) if not isinstance(value, bool) else 0
+    except (TypeError, ValueError):
+        number = 0
+    if key in section and number < 1:
+        raise _refused(path, f"{key} = {value!r} is no number of 1 or more")
+    return number
+
+
+def _refuse_degrees(path: str, section: Mapping[str, Any], keys: tuple[str, ...]) -> None:
+    for key in keys:
+        if key in section and _count(path, section, key, 1) > 1:
+            raise _refused(path, f"{key} = {section[key]}: experts on ranks of their own are not "
+                           "among what is pinned")  # fmt: skip
+
+
+def _policy(path: str, text: str) -> str:
+    if text not in ("none", "selective", "full"):
+        raise _refused(path, f"recompute '{text}' is none of none, selective and full")
+    return text
+
+
+def _refused(path: str, why: str) -> IrcError:
+    return IrcError(
+        "option-value",
+        f"'{path}' states no configuration: {why}",
+        help="give a torchtitan configuration (.toml), or a file of Megatron-LM's arguments",
+    )
