@@ -30,6 +30,7 @@ from irc.errors import IrcError
 from irc.pipeline import Options
 from irc.plan.host import is_host, load_host
 from irc.plan.load import LoadedPlan, load_plan
+from irc.searched import AUTO, choice_of_ranks, refuse_beside_auto, refuse_open
 from irc.sharding.mesh import parse_mesh
 from irc.training.precision import PrecisionOption, precision_of
 from irc.training.recipe import OptimizerOption
@@ -65,6 +66,7 @@ def compile(
     tune: bool = False,
     fullgraph: bool = False,
     disable: bool = False,
+    example: Sequence[Any] | None = None,
 ) -> T: ...
 @overload
 def compile(
@@ -83,6 +85,7 @@ def compile(
     tune: bool = False,
     fullgraph: bool = False,
     disable: bool = False,
+    example: Sequence[Any] | None = None,
 ) -> Callable[[T], T]: ...
 def compile(
     target: Any = None,
@@ -100,6 +103,7 @@ def compile(
     tune: bool = False,
     fullgraph: bool = False,
     disable: bool = False,
+    example: Sequence[Any] | None = None,
 ) -> Any:
     """Compile a module, a class of modules or a function; also a decorator, with options or not.
 
@@ -115,7 +119,9 @@ def compile(
         mesh: axes of a mesh, ``data=2,tensor=2``; the program then runs under torchrun with as many
             processes, of which one compiles and the others receive the plan. An axis of size
             ``auto`` takes the processes that the others leave: ``data=auto,tensor=2``; a function
-            gives a mesh for a number of processes.
+            gives a mesh for a number of processes. ``auto`` alone is the mesh of as many ranks as
+            there are processes on which a call with ``example`` is fastest, as ``irc plan``
+            searches it.
         backend: what computes: ``cpu``, or on a GPU, where module and arguments lie, ``triton`` or
             ``cuda``.
         cluster: a preset or TOML file that prices the plan.
@@ -145,10 +151,26 @@ def compile(
         fullgraph: a call is one graph, or an error that says at which line it is not. On a mesh and
             a GPU it always is.
         disable: give the target back unchanged.
+        example: arguments of a call, for which ``mesh="auto"`` is searched.
 
     Raises:
         IrcError: for options that cannot be; on the first call, what capture and planning raise.
     """
+    _refuse_example(mesh, example)
+    if mesh == AUTO:
+        if target is None or isinstance(target, type):
+            raise IrcError(
+                "option-value",
+                f"mesh='{AUTO}' is searched for a module, and there is none yet to call",
+                help=f"model = irc.compile(Model(), mesh='{AUTO}', example=(x,))",
+            )
+        refuse_open(dynamic, layout)
+        mesh = str(
+            choice_of_ranks(
+                target, example, backend=backend, cluster=cluster, passes=passes, rules=rules,
+                pins=pins,
+            ).mesh
+        )  # fmt: skip
     mesh = mesh_option(mesh)
     options = checked(
         Options(
@@ -169,6 +191,20 @@ def compile(
     if target is None:
         return partial(_compile, options=options, disable=disable)
     return _compile(target, options=options, disable=disable)
+
+
+def _refuse_example(mesh: MeshOption, example: Sequence[Any] | None) -> None:
+    """Refuse an example that nothing reads.
+
+    Raises:
+        IrcError: ``option-value``.
+    """
+    if example is not None and mesh != AUTO:
+        raise IrcError(
+            "option-value",
+            f"example is for mesh='{AUTO}', which is searched for it",
+            help=f"leave out example, or choose mesh='{AUTO}'",
+        )
 
 
 def _tune(backend: str, *, tune: bool) -> bool:
@@ -241,6 +277,7 @@ def compile_step(
     batch: BatchOption = "global",
     check_every: int = 0,
     precision: PrecisionOption = None,
+    example: Sequence[Any] | None = None,
 ) -> TrainingStep:
     """Return a step of training, to be called with each batch: ``loss = step(*batch, lr=1e-3)``.
 
@@ -305,7 +342,9 @@ def compile_step(
         mesh: axes of a mesh, ``data=2,tensor=2``. An axis of size ``auto`` takes the processes that
             the others leave, ``data=auto,tensor=2``, so that a job which torchrun starts again
             with fewer of them, or more, is planned for those; a function gives a mesh for a
-            number of processes.
+            number of processes. ``auto`` alone searches mesh, micro-batches, schedule and recompute
+            for as many devices as there are processes and the batch ``example``, as ``irc plan``
+            does.
         backend: what writes the kernels: ``cpu``; ``triton`` or ``cuda`` for ranks with GPUs, whose
             collectives and transfers then go by NCCL. Ranks of a mesh hold their parts on the GPU;
             on one device, weights that lie on the host are copied there and back each step.
@@ -354,6 +393,7 @@ def compile_step(
             as ``torch.amp.GradScaler`` does; a :class:`irc.Precision` says also in what parameters
             are stored, whether they have masters, in what ranks add up gradients, and how the loss
             is scaled.
+        example: a whole batch, for which ``mesh="auto"`` is searched.
 
     Raises:
         IrcError: for options that cannot be; on the first call, what capture and planning raise.
@@ -364,8 +404,18 @@ def compile_step(
     from irc.runtime.given_optimizer import follow
     from irc.runtime.loss_scale import loss_scale_of
 
-    whole = parse_mesh(mesh_option(mesh))
     asked = micro_batches_option(micro_batches, accumulate)
+    _refuse_example(mesh, example)
+    if mesh == AUTO:
+        refuse_beside_auto(asked, f"{schedule}", stages, recompute)
+        chosen = choice_of_ranks(
+            model, example, backend=backend, cluster=cluster, passes=passes, rules=rules,
+            pins=pins, memory_bytes=memory_bytes, stored_bytes=stored_bytes, regather=regather,
+            optimizer=optimizer, loss=loss, frozen=frozen, precision=precision,
+        )  # fmt: skip
+        mesh, schedule, recompute = str(chosen.mesh), chosen.schedule, chosen.recompute
+        asked = chosen.micro_batches if chosen.is_staged else None
+    whole = parse_mesh(mesh_option(mesh))
     count = programs_option(whole, asked, f"{schedule}", stages)
     feeding = feeding_of(batch, whole)
     check_every = count_option("check_every", check_every)
