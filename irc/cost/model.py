@@ -195,15 +195,15 @@ class ClusterCost:
     def exchange_seconds(self, op: MarkedRowsOp) -> float:
         """Return the time of an exchange of rows: of as many as are expected to be marked.
 
-        The marks go first, so that every rank knows what comes. Rows are packed and unpacked or
-        added up; a dispatch also writes zeros for those that do not come.
+        Every rank knows what comes. Rows are packed and unpacked or added up; a dispatch also
+        writes zeros for those that do not come.
         """
         axis, fill = op.axis.data, op.plain["fill"]
-        rows, marks = _num_bytes(op.chunks), _num_bytes(op.inputs[1].type)
+        rows = _num_bytes(op.chunks)
         moved = self.collective_seconds("all_to_all", fill * rows, axis)
         zeros = rows if isinstance(op, DispatchRowsOp) else fill * rows
         copied = (4 * fill * rows + zeros) / 2
-        return moved + self.collective_seconds("all_to_all", marks, axis) + self._copy_s(copied)
+        return moved + self._copy_s(copied)
 
     def boxing_seconds(
         self, shape: LocalShape, dtype: str, source: Placement, target: Placement

@@ -115,6 +115,10 @@ class AllToAllOp(CollectiveOp):
 class MarkedRowsOp(CollectiveOp):
     """Base of the collectives that move only the rows that bools ``[ranks, rows]`` mark.
 
+    The second operand marks the rows that go to each rank, the third those that come from each:
+    line s of what comes to rank r is line r of what goes from rank s. Both are known before, so
+    that nothing is asked of other ranks and the rows begin to travel at once.
+
     Shapes are static and every marking is right, while only marked rows travel. ``fill`` is the
     share of rows that are expected to: the price reads it, the meaning does not.
     """
@@ -133,11 +137,13 @@ class MarkedRowsOp(CollectiveOp):
 
     def verify_(self) -> None:
         CollectiveOp.verify_(self)
-        marks = tensor(self.inputs[1])
+        if len(self.inputs) != 3:
+            raise VerifyException(f"{self.name} takes rows, and marks of what goes and what comes")
         if self.own.shape != self.chunks.shape[1:] or self.own.ndim < 1:
             raise VerifyException(f"{self.name} gives {self.result_tensor}")
-        if marks.dtype != "i1" or marks.shape != self.chunks.shape[:2]:
-            raise VerifyException(f"{self.name} marks rows by bools, [ranks, rows]")
+        for marks in map(tensor, self.inputs[1:]):
+            if marks.dtype != "i1" or marks.shape != self.chunks.shape[:2]:
+                raise VerifyException(f"{self.name} marks rows by bools, [ranks, rows]")
 
 
 @irdl_op_definition
@@ -147,8 +153,9 @@ class DispatchRowsOp(MarkedRowsOp):
     Chunk s of the result is what rank s sent, each row in its place; others are zeros.
 
     ```mlir
-    %p = comm.dispatch_rows(%x, %m) {axis = "expert", fill = 0.25 : f64, loc = "m.py:3"}
-        : (!flow.tensor<[8, 16], f32>, !flow.tensor<[4, 8], i1>)
+    %p = comm.dispatch_rows(%x, %going, %coming) {axis = "expert", fill = 0.25 : f64,
+        loc = "m.py:3"}
+        : (!flow.tensor<[8, 16], f32>, !flow.tensor<[4, 8], i1>, !flow.tensor<[4, 8], i1>)
         -> !comm.pending<!flow.tensor<[4, 8, 16], f32>>
     ```
     """

@@ -95,32 +95,40 @@ def _all_to_all(attrs: Mapping[str, Any], parts: Ranks) -> Ranks:
     ]
 
 
-def _dispatch_rows(attrs: Mapping[str, Any], parts: Ranks, marks: Ranks) -> Ranks:
+def _dispatch_rows(attrs: Mapping[str, Any], parts: Ranks, going: Ranks, coming: Ranks) -> Ranks:
     """Chunk s of what a rank gets are the rows that rank s marked for it; the others are zeros."""
     import torch
 
     ranks = range(len(parts))
     return [
-        torch.stack([_kept(parts[sender], marks[sender][receiver]) for sender in ranks])
+        torch.stack([
+            _kept(parts[sender], going[sender][receiver], coming[receiver][sender])
+            for sender in ranks
+        ])
         for receiver in ranks
-    ]
+    ]  # fmt: skip
 
 
-def _combine_rows(attrs: Mapping[str, Any], parts: Ranks, marks: Ranks) -> Ranks:
+def _combine_rows(attrs: Mapping[str, Any], parts: Ranks, going: Ranks, coming: Ranks) -> Ranks:
     """Chunk s goes to rank s, which adds up what is marked, in the order of the ranks."""
     ranks = range(len(parts))
     return [
         reduce(
             lambda a, b: a + b,
-            [_kept(parts[sender][receiver], marks[sender][receiver]) for sender in ranks],
+            [
+                _kept(parts[sender][receiver], going[sender][receiver], coming[receiver][sender])
+                for sender in ranks
+            ],
         )
         for receiver in ranks
     ]
 
 
-def _kept(rows: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
+def _kept(rows: torch.Tensor, going: torch.Tensor, coming: torch.Tensor) -> torch.Tensor:
+    """Keep the rows that are sent and expected: where ranks disagree, numbers are wrong here."""
     import torch
 
+    marks = going & coming
     return torch.where(marks.reshape(-1, *(1,) * (rows.ndim - 1)), rows, rows.new_zeros(()))
 
 

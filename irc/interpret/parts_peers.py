@@ -124,8 +124,8 @@ class ThreadPeers:
         axis = action.attrs["axis"]
         group = next(g for g in self._plan.part_mesh.groups(axis) if self._local in g)
         own = group.index(self._local)
-        brought = [operands.source.clone()]
-        brought += [] if operands.marks is None else [operands.marks.clone()]
+        marks = (operands.marks, operands.coming)
+        brought = [operands.source.clone(), *(each.clone() for each in marks if each is not None)]
         every = self._meet((self._place, axis, group[0]), own, len(group), brought)
         held = [list(each) for each in zip(*every, strict=True)]
         results = COLLECTIVES[action.op](action.attrs, *held)

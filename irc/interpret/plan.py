@@ -170,9 +170,9 @@ class _Ranks:
 
 
 def exchange(
-    start: Start, sources: Sequence[torch.Tensor], marks: Sequence[torch.Tensor] = ()
+    start: Start, sources: Sequence[torch.Tensor], *marks: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Return what a collective gives each rank of one group; marks are the rows that travel."""
+    """Return what a collective gives each rank of one group; marks: of rows that go, that come."""
     size, attrs = len(sources), start.attrs
     match start.op:
         case "comm.all_reduce":
@@ -185,7 +185,7 @@ def exchange(
             parts = [source.chunk(size, attrs["split_dim"]) for source in sources]
             return [torch.cat([p[r] for p in parts], attrs["concat_dim"]) for r in range(size)]
         case "comm.dispatch_rows" | "comm.combine_rows" as op:
-            return COLLECTIVES[op](attrs, list(sources), list(marks))
+            return COLLECTIVES[op](attrs, list(sources), *map(list, marks))
         case "comm.permute":
             senders = {target: source for source, target in enumerate(attrs["targets"])}
             return [

@@ -248,15 +248,15 @@ class _Replay:
             )
 
     def _start(self, index: int, start: Start) -> None:
-        count = 2 if start.op in ("comm.dispatch_rows", "comm.combine_rows") else 1
+        count = 3 if start.op in ("comm.dispatch_rows", "comm.combine_rows") else 1
         if start.op not in COLLECTIVES or len(start.inputs) != count or len(start.outputs) != 1:
             raise _ProblemError(f"no collective {start.op!r} of these buffers")
         size = self.axes[start.attrs["axis"]]
         source = self.plan.buffers[_natural(start.inputs[0])]
         target = self.plan.buffers[_natural(start.outputs[0])]
-        if count == 2:
+        for marks in start.inputs[1:]:
             chunks = target if start.op == "comm.dispatch_rows" else source
-            self._check_marks(self.plan.buffers[_natural(start.inputs[1])], chunks, size)
+            self._check_marks(self.plan.buffers[_natural(marks)], chunks, size)
         expected = _collective_shape(start, source.shape, size)
         if (expected, source.dtype) != (target.shape, target.dtype):
             raise _ProblemError(f"{start.op} gives {expected}, not {target.shape}")

@@ -69,7 +69,7 @@ class Actions:
             case Start():
                 source, target = action.inputs[0], action.outputs[0]
                 send, receive = action.send, action.receive
-                marks = action.inputs[1] if len(action.inputs) > 1 else None
+                marks = action.inputs[1:]
                 start = self.communicator.start
 
                 def begin() -> None:
@@ -80,7 +80,7 @@ class Actions:
                             t[target],
                             None if send is None else t[send],
                             None if receive is None else t[receive],
-                            None if marks is None else t[marks],
+                            *(t[each] for each in marks),
                         ),
                     )
 

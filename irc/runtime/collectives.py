@@ -34,7 +34,7 @@ NOT_REDUCED = (torch.int16,)
 class Operands:
     """The tensors of one collective; scratch is None where none is needed.
 
-    ``marks`` are the rows that an exchange of rows sends.
+    ``marks`` are the rows that an exchange of rows sends, ``coming`` those that come.
     """
 
     source: torch.Tensor
@@ -42,6 +42,7 @@ class Operands:
     send: torch.Tensor | None = None
     receive: torch.Tensor | None = None
     marks: torch.Tensor | None = None
+    coming: torch.Tensor | None = None
 
 
 class Communicator(Protocol):
@@ -227,11 +228,12 @@ def _dispatch_rows(group: Any, size: int, _attrs: Mapping[str, Any], given: Oper
     source = given.source.reshape(rows, -1)
     finish, landing, coming = _send_rows(group, source, marks.nonzero()[:, 1], given)
     target = given.target.view(size * rows, -1)
+    places = coming.reshape(-1).nonzero().reshape(-1)
+    target.zero_()  # while the rows travel
 
     def unpacked() -> None:
         finish()
-        target.zero_()
-        target[coming.reshape(-1).nonzero().reshape(-1)] = landing
+        target[places] = landing
 
     return unpacked
 
@@ -244,11 +246,11 @@ def _combine_rows(group: Any, size: int, _attrs: Mapping[str, Any], given: Opera
     source = given.source.reshape(size * rows, -1)
     finish, landing, coming = _send_rows(group, source, marks.reshape(-1).nonzero()[:, 0], given)
     target = given.target.view(rows, -1)
+    parts = landing.split(coming.sum(1).tolist())
+    target.zero_()  # while the rows travel
 
     def added() -> None:
         finish()
-        target.zero_()
-        parts = landing.split([int(count) for count in coming.sum(1)])
         for places, part in zip(coming, parts, strict=True):
             target.index_add_(0, places.nonzero()[:, 0], part)
 
@@ -258,7 +260,7 @@ def _combine_rows(group: Any, size: int, _attrs: Mapping[str, Any], given: Opera
 def _send_rows(
     group: Any, source: torch.Tensor, places: torch.Tensor, given: Operands
 ) -> tuple[Finish, torch.Tensor, torch.Tensor]:
-    """Start to send rows; the marks go first, so that each rank knows what comes.
+    """Start to send rows; each rank knows what comes, so that nothing is waited for here.
 
     Args:
         group: the ranks.
@@ -267,23 +269,23 @@ def _send_rows(
         given: marks and scratch.
 
     Returns:
-        What waits; where the rows arrive, close together; what the senders marked.
+        What waits; where the rows arrive, close together; which come.
     """
-    marks, send, receive = given.marks, given.send, given.receive
+    marks, coming, send, receive = given.marks, given.coming, given.send, given.receive
     assert marks is not None
+    assert coming is not None
     assert send is not None
     assert receive is not None
-    coming = torch.empty_like(marks)
-    dist.all_to_all_single(_bytes(coming), _bytes(marks), group=group)
+    arriving = coming.sum(1).tolist()
     packed = send.view(marks.numel(), -1)[: len(places)]
-    landing = receive.view(marks.numel(), -1)[: int(coming.sum())]
+    landing = receive.view(marks.numel(), -1)[: sum(arriving)]
     torch.index_select(source, 0, places, out=packed)
     row_bytes = source.shape[1] * source.element_size()
     work: Any = dist.all_to_all_single(
         _bytes(landing),
         _bytes(packed),
-        [row_bytes * int(count) for count in coming.sum(1)],
-        [row_bytes * int(count) for count in marks.sum(1)],
+        [row_bytes * count for count in arriving],
+        [row_bytes * count for count in marks.sum(1).tolist()],
         group=group,
         async_op=True,
     )

@@ -68,14 +68,14 @@ class Travel:
         width = tensor(rows).static_shape()[1]
         kind = self._kind(rows, self.ranks, self.tokens, width)
         made = self.local.collective(
-            DispatchRowsOp, [rows, self.leaving], kind, self.axis, fill=self.fill
+            DispatchRowsOp, [rows, self.leaving, self.coming], kind, self.axis, fill=self.fill
         )
         return self._as(made, self.ranks * self.tokens, width)
 
     def back(self, rows: SSAValue) -> SSAValue:
         """Send rows [ranks * tokens, n] back to where their tokens are, and add them up."""
         width = tensor(rows).static_shape()[1]
-        given = [self._as(rows, self.ranks, self.tokens, width), self.coming]
+        given = [self._as(rows, self.ranks, self.tokens, width), self.coming, self.leaving]
         kind = self._kind(rows, self.tokens, width)
         return self.local.collective(CombineRowsOp, given, kind, self.axis, fill=self.fill)
 
