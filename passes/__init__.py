@@ -23,6 +23,7 @@ BUILTIN: Mapping[str, str] = {
     "merge-matmuls": "irc.passes.merge_matmuls:MergeMatmulsPass",
     "bucket-collectives": "irc.passes.bucket_collectives:BucketCollectivesPass",
     "chunk-collectives": "irc.passes.chunk_collectives:ChunkCollectivesPass",
+    "chunk-experts": "irc.passes.chunk_experts:ChunkExpertsPass",
     "hoist-collectives": "irc.passes.hoist_collectives:HoistCollectivesPass",
     "order": "irc.passes.order:OrderPass",
     "cut-stages": "irc.passes.cut_stages:CutStagesPass",

@@ -18,6 +18,8 @@ from irc.plan.parts import PIPE
 from irc.plugin import builtin_pass, find_backend, parse_passes
 from irc.runtime.segments import DEVICE_BACKENDS, NATIVE_BACKENDS
 
+FIRST_ON_FUNCTIONS = ("chunk-experts", "lower-externs")
+
 
 class Passes(NamedTuple):
     """The list of passes, by what they run on (:mod:`irc.pipeline.order`).
@@ -84,10 +86,12 @@ def passes_by_part(options: Options) -> Passes:
     elif options.pins:  # a script for several ranks, on one
         pipeline.append(("verify-pins", {"mesh": str(options.mesh), "pins": options.pins}))
     target = options.target or _target(options)
-    pipeline.append(("lower-externs", {"target": target}))
     links: dict[str, object] = {"cluster": options.cluster}
     if options.within is not None:
         links["within"] = str(options.within)
+    if distributed:
+        pipeline.append(("chunk-experts", links))
+    pipeline.append(("lower-externs", {"target": target}))
     if distributed:
         pipeline.append(("hoist-collectives", {}))
         pipeline.append(("chunk-collectives", links))
@@ -113,12 +117,13 @@ def passes_by_part(options: Options) -> Passes:
     pipeline += [(name, {}) for name in MEMORY]
     training = options.training.passes if options.training is not None else []
     passes = [*training, *(builtin_pass(name)(**given) for name, given in pipeline)]
-    whole, each = passes[len(training)], next(p for p in passes if p.name == "lower-externs")
+    whole = passes[len(training)]
     own, left_out = chosen(options.passes)
     passes = [each for each in passes if each.name not in left_out]
     insert_all(passes, [each for text in own for each in parse_passes(text)])
     # Equal passes may stand in several places.
-    start, cut = (next(i for i, p in enumerate(passes) if p is own) for own in (whole, each))
+    start = next(i for i, p in enumerate(passes) if p is whole)
+    cut = next(i for i, p in enumerate(passes[start:], start) if p.name in FIRST_ON_FUNCTIONS)
     return Passes(passes[:start], passes[start:cut], passes[cut:])
 
 

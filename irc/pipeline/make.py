@@ -27,6 +27,7 @@ from irc.plan.schema import Plan
 from irc.plugin import find_backend
 from irc.program import Program
 from irc.sharding.chunk_pins import PASS as CHUNKING
+from irc.sharding.expert_pins import PASS as CHUNKING_EXPERTS
 from irc.simulate.plan import Contention, predict
 
 
@@ -178,7 +179,8 @@ def lower_function(
     if before and options.keep_ir:
         keep(before, module)
     # Of collectives that are named to be cut, others may be in other functions.
-    passes = [replace(p, is_part=True) if p.name == CHUNKING else p for p in passes]
+    cutting = (CHUNKING, CHUNKING_EXPERTS)
+    passes = [replace(p, is_part=True) if p.name in cutting else p for p in passes]
     on_stage = keep if options.keep_ir else None
     run_passes(module, passes, verify_each=options.verify_each, on_stage=on_stage)
     return Lowered(module, texts)

@@ -46,6 +46,7 @@ ORDER: tuple[Row, ...] = (
     Row("verify-pins",          "stage",    "a mesh of one rank, constraints"),
     Row("insert-sum-casts",     "stage",    "a mesh, gradients with a dtype for their sums"),
     Row("lower-boxing",         "stage",    "a mesh"),
+    Row("chunk-experts",        "function", "a mesh"),
     Row("lower-externs",        "function"),
     Row("hoist-collectives",    "function", "a mesh"),
     Row("chunk-collectives",    "function", "a mesh"),
@@ -74,6 +75,7 @@ ORDER: tuple[Row, ...] = (
 OPTIONAL = (
     "stream-cross-entropy",
     "hoist-collectives",
+    "chunk-experts",
     "chunk-collectives",
     "bucket-collectives",
     "merge-matmuls",

@@ -1,4 +1,4 @@
-"""What pass chunk-collectives cut, as ``irc explain plan PLAN --overlap`` says it."""
+"""What was cut into pieces that overlap, as ``irc explain plan PLAN --overlap`` says it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from irc.sharding.chunks import CHUNKS
 
 
 def chunks(evidence: Evidence) -> list[str]:
-    """Return a line for each collective that was cut, with what that saves a call of its function.
+    """Return a line for each collective or layer of experts that was cut, and what that saves.
 
     Empty where nothing was cut, and for a plan without its IR texts.
     """
@@ -37,5 +37,5 @@ def chunks(evidence: Evidence) -> list[str]:
                 facts["loc"],
             )
         )
-    heads = ("pieces", "along dim", "saves a call", "cut with its products", "id", "line")
+    heads = ("pieces", "along dim", "saves a call", "cut with what it feeds", "id", "line")
     return ["", *table(heads, cells, right="rrr")]

@@ -12,19 +12,17 @@ from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
-from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from irc.cost.model import ClusterCost, collective_kind
-from irc.dialects.comm import CollectiveOp, PendingType
+from irc.dialects.comm import CollectiveOp
 from irc.dialects.flow import FlowOp
 from irc.sharding.chunks import Group, cut_group, cuts_of
 from irc.sharding.pieces import Cut, Pieces
+from irc.simulate.around import AROUND, copied
 from irc.simulate.block import BlockTimes
 
 DEGREES = (2, 4, 8)
-AROUND = 100
-"""Ops before and behind a collective that are looked at: compute further away does not wait."""
 LEAST = 0.05
 """A cut is worth it where it saves this part of its collective: nothing is known more exactly."""
 
@@ -118,8 +116,7 @@ def _form(op: FlowOp) -> Hashable:
 def _around(group: Group) -> tuple[Block, dict[SSAValue, SSAValue]]:
     """Return a copy of the ops around a group, and the values of it by those that they stand for.
 
-    What ops elsewhere read is returned, and what they give is an argument; not what is scattered,
-    which is cut with what computes it.
+    What is scattered is among them: it is cut with what computes it.
     """
     block = group.start.parent
     assert block is not None
@@ -132,20 +129,4 @@ def _around(group: Group) -> tuple[Block, dict[SSAValue, SSAValue]]:
     source = group.start.inputs[0].owner
     if isinstance(source, Operation):
         first = min(first, places[source])
-    inside = ops[max(0, first - AROUND) : last + AROUND]
-    own = {value for op in inside for value in op.results}
-    outer = list(dict.fromkeys(v for op in inside for v in op.operands if v not in own))
-    copy = Block(arg_types=[value.type for value in outer])
-    known: dict[SSAValue, SSAValue] = dict(zip(outer, copy.args, strict=True))
-    copy.add_ops([op.clone(known) for op in inside])
-    members = set(inside)
-    kept = [
-        value
-        for op in inside
-        for value in op.results
-        # What is awaited elsewhere is not: of collectives nothing but waits reads anything.
-        if not isinstance(value.type, PendingType)
-        and any(use.operation not in members for use in value.uses)
-    ]
-    copy.add_op(ReturnOp(*(known[value] for value in kept)))
-    return copy, known
+    return copied(block, first - AROUND, last + AROUND)

@@ -130,11 +130,11 @@ def test_a_wrong_exchange_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -
     (signature,) = travelling(op, mesh)
     known = dict(collectives.COLLECTIVES)
 
-    def dispatch(attrs: Any, parts: list[torch.Tensor], marks: list[torch.Tensor]) -> Any:
+    def dispatch(attrs: Any, parts: Any, marks: Any, coming: Any) -> Any:
         if bug == "a rank sends too little":
             marks = [mask & (torch.arange(mask.shape[1]) > 0) for mask in marks]
-            return known["comm.dispatch_rows"](attrs, parts, marks)
-        return [value.flip(0) for value in known["comm.dispatch_rows"](attrs, parts, marks)]
+            return known["comm.dispatch_rows"](attrs, parts, marks, coming)
+        return [value.flip(0) for value in known["comm.dispatch_rows"](attrs, parts, marks, coming)]
 
     monkeypatch.setattr(collectives, "COLLECTIVES", {**known, "comm.dispatch_rows": dispatch})
     assert not is_right(op, signature, mesh, values(op, ROUTINGS["all kinds"]))
@@ -351,7 +351,8 @@ def test_four_processes_exchange_tokens(tmp_path: Path) -> None:
     )
     plan = load_plan(tmp_path / "plan").plan
     started = [action.op for action in plan.actions if isinstance(action, Start)]
-    assert started.count("comm.dispatch_rows") == started.count("comm.combine_rows") == 2
+    # Two layers, in two pieces each by price.
+    assert started.count("comm.dispatch_rows") == started.count("comm.combine_rows") == 4
     report = run_plan(tmp_path / "plan")
     print(report)
     assert report.ok

@@ -35,7 +35,7 @@ TWO_BY_TWO = Mesh.parse("data=2,tensor=2")
 FLOW = ["canonicalize", "rewrite", "stream-cross-entropy"]
 RANKS = ["lower-externs", "pack-quantized", "merge-matmuls", "fuse"]
 EXCHANGES = ["hoist-collectives", "chunk-collectives", "bucket-collectives"]
-LINKED = ["lower-externs", *EXCHANGES, *RANKS[1:]]
+LINKED = ["chunk-experts", "lower-externs", *EXCHANGES, *RANKS[1:]]
 KERNELS = ["map-tasks", "merge-launches"]
 ONE_DEVICE = [*FLOW, *RANKS, *KERNELS]
 PLACED = [*FLOW, "auto-shard"]

@@ -1,0 +1,41 @@
+"""A few ops of a block by themselves, to be changed and timed."""
+
+from __future__ import annotations
+
+from xdsl.dialects.func import ReturnOp
+from xdsl.ir import Block, SSAValue
+
+from irc.dialects.comm import PendingType
+
+AROUND = 100
+"""Ops before and behind what is changed that are looked at: what is further away does not wait."""
+
+
+def copied(block: Block, first: int, last: int) -> tuple[Block, dict[SSAValue, SSAValue]]:
+    """Return a copy of the ops of a block from one place to before another, and its values.
+
+    What ops elsewhere read is returned, and what they give is an argument.
+
+    Args:
+        block: of level spmd.
+        first: place of the first op; below 0: the first of the block.
+        last: place behind the last one.
+    """
+    ops = [op for op in block.ops if op is not block.last_op]
+    inside = ops[max(0, first) : last]
+    own = {value for op in inside for value in op.results}
+    outer = list(dict.fromkeys(v for op in inside for v in op.operands if v not in own))
+    copy = Block(arg_types=[value.type for value in outer])
+    known: dict[SSAValue, SSAValue] = dict(zip(outer, copy.args, strict=True))
+    copy.add_ops([op.clone(known) for op in inside])
+    members = set(inside)
+    kept = [
+        value
+        for op in inside
+        for value in op.results
+        # What is awaited elsewhere is not: of collectives nothing but waits reads anything.
+        if not isinstance(value.type, PendingType)
+        and any(use.operation not in members for use in value.uses)
+    ]
+    copy.add_op(ReturnOp(*(known[value] for value in kept)))
+    return copy, known
