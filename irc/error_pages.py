@@ -392,8 +392,8 @@ PAGES = (
         exit_code=2,
         what="A pin asks for equal shards of a dimension whose size the axis does not divide, or "
         "ranks are to share the samples of a batch that they do not share equally.",
-        why="Stored shards may be uneven, but equal ones were asked for; what ranks compute, they "
-        "compute by one program, of shards that are equal.",
+        why="Rows of parameters may be stored unevenly, but equal shards were asked for; what "
+        "ranks compute, they compute by one program, of shards that are equal.",
         example="a dimension of 11008 over an axis of size 6; a batch of 12 over data=5",
         fix="use an axis size that divides the dimension, or drop `equal` from the pin; of a "
         "batch, the message says which sizes and numbers of ranks would do",

@@ -25,6 +25,7 @@ BUILTIN: Mapping[str, str] = {
     "chunk-collectives": "irc.passes.chunk_collectives:ChunkCollectivesPass",
     "chunk-experts": "irc.passes.chunk_experts:ChunkExpertsPass",
     "hoist-collectives": "irc.passes.hoist_collectives:HoistCollectivesPass",
+    "pad-parameters": "irc.passes.pad_parameters:PadParametersPass",
     "order": "irc.passes.order:OrderPass",
     "cut-stages": "irc.passes.cut_stages:CutStagesPass",
     "rewrite": "irc.passes.rewrite:RewritePass",

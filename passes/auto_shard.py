@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
@@ -13,6 +14,7 @@ from xdsl.passes import ModulePass
 
 from irc.cluster.load import find_cluster
 from irc.constraints.layouts import parse_layout
+from irc.constraints.padding import pad_pinned
 from irc.constraints.pins import Statement, constraint_text, module_pins, parse_constraints
 from irc.constraints.resolve import Constraints, resolve
 from irc.cost.model import ClusterCost
@@ -25,6 +27,7 @@ from irc.search.graph import Graph, Wishes
 from irc.search.on_mesh import Plan, TooSmall, search
 from irc.search.plan_cost import plan_cost
 from irc.search.samples import check_samples
+from irc.search.whole_work import WholeWorkWarning, whole_work
 from irc.search.write import write_placements
 from irc.sharding.mesh import parse_mesh
 from irc.simulate.choice import step_seconds
@@ -137,6 +140,7 @@ class AutoShardPass(ModulePass):
         cost = ClusterCost(find_cluster(self.cluster), mesh, within=within)
         text, source = constraint_text(self.pins)
         statements = (*module_pins(op), *parse_constraints(text, source))
+        pad_pinned(op, mesh, statements)
         constraints = resolve(op, mesh, statements)
         found = self._search(op, cost, statements, constraints)
         graph, solution, trees = found.graph, found.solution, found.trees
@@ -149,6 +153,10 @@ class AutoShardPass(ModulePass):
             )
         write_placements(op, graph, solution.choice, trees, cost.boxing)
         check_samples(op, mesh, globs(self.samples), set(constraints.arguments))
+        if (matrices := parse_layout(self.layout, mesh).matrices) and (
+            text := whole_work(op, mesh, matrices, self.layout)
+        ):
+            warnings.warn(text, WholeWorkWarning, stacklevel=2)
         op.attributes["irc.mesh"] = StringAttr(str(mesh))
         if report is not None:
             op.attributes["irc.plan_cost"] = StringAttr(report)

@@ -32,6 +32,7 @@ from irc.frontends.torch.structure import argument_names
 from irc.pipeline import Options
 from irc.plan.parts import PIPE
 from irc.plan.schema import Plan
+from irc.plan.weights import local_slices
 from irc.program import Program
 from irc.programs.halves import Halves, is_reduction, pack_halves, plan_halves, unpack_halves
 from irc.runtime import held
@@ -253,10 +254,14 @@ class Loop:
             return
         agree_on_weights(wholes)
         found: dict[str, Placement] = {}
+        rooms: dict[str, tuple[int, ...]] = {}
         for plan in (halves.forward.plan, halves.backward.plan):
             for index in plan.weights:
-                found[plan.buffers[index].name] = argument_placement(plan, index)
-        self.parameters.place(found)
+                buffer = plan.buffers[index]
+                found[buffer.name] = argument_placement(plan, index)
+                if buffer.rows:
+                    rooms[buffer.name] = buffer.shape
+        self.parameters.place(found, rooms)
 
 
 class LoopVersion:
@@ -407,7 +412,7 @@ class LoopVersion:
                     parameter.grad = None
             elif any(p.is_partial() for p in gradient.placements):
                 if gradient.placements == held.torch_placements(self._made[place], mesh):
-                    parts[place] = parts[place] + held.part_of(gradient)
+                    parts[place] = _added(parts[place], held.part_of(gradient))
                     parameter.grad = None
                 else:
                     parameter.grad = gradient.redistribute(placements=parameter.placements)
@@ -425,7 +430,11 @@ class LoopVersion:
     def _held(self, part: torch.Tensor, placement: Placement, parameter: nn.Parameter) -> Any:
         if not held.is_held(parameter):
             return part
-        return held.dtensor(part, placement, self._loop.options.mesh, tuple(parameter.shape))
+        mesh, shape = self._loop.options.mesh, tuple(parameter.shape)
+        if shape:
+            rows = local_slices(placement, mesh, self._loop.ranks.rank, shape)[0]
+            part = part[: rows.stop - rows.start]  # without padding
+        return held.dtensor(part, placement, mesh, shape)
 
     def _seed(self) -> torch.Tensor:
         """Draw the seed of a call's random numbers, as ``torch.manual_seed`` repeats it."""
@@ -448,9 +457,35 @@ class _BothWays(torch.autograd.Function):
         return version.forward(ctx, inputs)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *given: torch.Tensor | None) -> Any:
-        return (None, None, *ctx.version.backward(ctx, given))
+        with torch.no_grad():
+            gradients = ctx.version.backward(ctx, given)
+        if torch.is_grad_enabled():  # create_graph=True
+            own = [g.requires_grad_() for g in gradients if g is not None]
+            once = iter(_Once.apply(*own))
+            gradients = [None if g is None else next(once) for g in gradients]
+        return (None, None, *gradients)
+
+
+class _Once(torch.autograd.Function):
+    """Gradients as they are, which have none themselves: that is said by whoever asks for it.
+
+    Without it a penalty on gradients would count nothing, without a word.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return gradients
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor | None) -> Any:
+        raise IrcError(
+            "not-differentiable",
+            "gradients of a module that is compiled for a mesh are differentiated",
+            because="its backward pass is a plan, which gives numbers and no graph",
+            help="leave out the penalty on gradients (create_graph=True), or train the module as "
+            "it is: irc.whole(model)",
+        )
 
 
 def samples_of(program: Program, fed: Sequence[str]) -> int:
@@ -473,6 +508,15 @@ def _with_samples(program: Program, samples: int) -> list[str]:
             shape = kind.static_shape()
             found += [name] if shape and shape[0] == samples else []
     return found
+
+
+def _added(part: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """Return a gradient and what there was of it, which has no padding."""
+    if part.shape == before.shape:
+        return part + before
+    part = part.clone()
+    part[: len(before)] += before
+    return part
 
 
 def _names_of(plan: Plan) -> list[str]:

@@ -17,11 +17,13 @@ from irc.frontends.torch.examples import positional
 from irc.frontends.torch.in_precision import computing
 from irc.frontends.torch.loss import with_loss
 from irc.pipeline import Options, make_plan
+from irc.pipeline.training import padding
 from irc.plan.load import LoadedPlan
 from irc.plan.training import training_files
 from irc.program import Program
 from irc.train import training_of
 from irc.training.loss_scale import SCALE
+from irc.training.optimizers import OPTIMIZERS
 from irc.training.recipe import Recipe
 
 Loss: TypeAlias = Callable[..., Any]
@@ -133,6 +135,9 @@ def training_plan(
         recompute=recipe.recompute,
         stream=True,
     )
+    # Means of rows and columns, which Adafactor keeps, would count the padding.
+    pad = None if OPTIMIZERS[recipe.kind].factors else padding(options)
+    training = replace(training, pad=pad)
     extra = training_files(recipe, forward) if keep_ir else None
     return make_plan(program, replace(options, training=training), keep_ir=keep_ir, extra=extra)
 

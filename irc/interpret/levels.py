@@ -19,6 +19,7 @@ from irc.dialects.types import PlacementAttr, TensorType, is_complex, is_smooth
 from irc.errors import IrcError
 from irc.plan.ranges import smallest_table
 from irc.sharding.mesh import mesh_of
+from irc.sharding.padding import padded_arguments
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +90,7 @@ def random_inputs(
     for _, name, value in arguments(entry(module)):
         kind = logical_type(module, value)
         if given is not None and name in given:
-            drawn.append(given[name])
+            drawn.append(_padded(given[name], kind))
         elif is_smooth(kind.dtype):
             wide = torch.complex64 if is_complex(kind.dtype) else torch.float32
             found = torch.randn(kind.static_shape(), generator=generator, dtype=wide)
@@ -102,6 +103,24 @@ def random_inputs(
             whole = torch.randint(0, high, kind.static_shape(), generator=generator)
             drawn.append(whole.to(dtypes()[kind.dtype]))
     return drawn
+
+
+def padded_inputs(module: ModuleOp, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the arguments of a program with the padding with which it takes some of them."""
+    padded = padded_arguments(entry(module))
+    return [
+        _padded(given, logical_type(module, value)) if value in padded else given
+        for given, value in zip(inputs, entry(module).body.block.args, strict=True)
+    ]
+
+
+def _padded(given: torch.Tensor, kind: TensorType) -> torch.Tensor:
+    """Return a value with rows of zeros behind its own, where its argument has more."""
+    if not kind.ndim or len(given) >= (rows := kind.static_shape()[0]):
+        return given
+    longer = given.new_zeros((rows, *given.shape[1:]))
+    longer[: len(given)] = given
+    return longer
 
 
 def logical_type(module: ModuleOp, argument: SSAValue) -> TensorType:

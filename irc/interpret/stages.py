@@ -18,7 +18,7 @@ from irc.dialects.task import KernelOp
 from irc.errors import IrcError
 from irc.interpret.check import AGAIN, Key, Stages, Value
 from irc.interpret.flow import run_function
-from irc.interpret.levels import level_of, random_inputs
+from irc.interpret.levels import level_of, padded_inputs, random_inputs
 from irc.interpret.plan import run_plan_ranks
 from irc.interpret.sharded import run_sharded
 from irc.interpret.spmd import placement_of, run_spmd
@@ -98,6 +98,7 @@ class _Once:
 
 def run_stage(module: ModuleOp, inputs: Sequence[torch.Tensor]) -> Values:
     """Run a program of any level in float32 and return its values by op id."""
+    inputs = padded_inputs(module, inputs)
     level, mesh, found = level_of(module), mesh_of(module), dict[Key, Value]()
     if level == "flow":
         return run_flow(module, inputs, None)

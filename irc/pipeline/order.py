@@ -30,6 +30,7 @@ class Row(NamedTuple):
 ORDER: tuple[Row, ...] = (
     # A step of training is made of a program that gives a loss.
     Row("canonicalize",         "model",    "training"),
+    Row("pad-parameters",       "model",    "training, a mesh, no stages"),
     Row("stream-cross-entropy", "model",    "training"),
     Row("cut-stages",           "model",    "stages"),
     Row("differentiate",        "stage",    "training"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
@@ -19,12 +19,16 @@ from irc.dialects.flow import ExternOp, tensor
 from irc.ops.derivatives_extern import VJP
 from irc.plugin import builtin_pass
 
+if TYPE_CHECKING:
+    from irc.pipeline.options import Options
+
 
 @dataclass(frozen=True)
 class Training:
     """How a program that gives a loss becomes a step of training; options of the passes.
 
     Attributes:
+        pad: of ``pad-parameters``; None: parameters are stored as they are.
         stream: of ``stream-cross-entropy``; None: losses are left as they are.
         cut: of ``cut-stages``; None: the model is one stage.
         differentiate: of ``differentiate``.
@@ -32,6 +36,7 @@ class Training:
         optimizer: of ``add-optimizer``; None: gradients are results.
     """
 
+    pad: Mapping[str, object] | None = None
     stream: Mapping[str, object] | None = None
     cut: Mapping[str, object] | None = None
     differentiate: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -46,8 +51,9 @@ class Training:
     @property
     def of_model(self) -> list[ModulePass]:
         """Those on the whole model, as captured."""
+        pad = [] if self.pad is None else [_made("pad-parameters", self.pad)]
         stream = [] if self.stream is None else [_made("stream-cross-entropy", self.stream)]
-        return [_made("canonicalize"), *stream]
+        return [_made("canonicalize"), *pad, *stream]
 
     @property
     def of_cut(self) -> list[ModulePass]:
@@ -64,6 +70,19 @@ class Training:
     def of_update(self) -> list[ModulePass]:
         """Those that move its parameters."""
         return [] if self.optimizer is None else [_made("add-optimizer", self.optimizer)]
+
+
+def padding(options: Options) -> Mapping[str, object] | None:
+    """Return the options of ``pad-parameters`` for a step on a mesh; None where there is none."""
+    if options.mesh.num_ranks == 1:
+        return None
+    chosen: dict[str, object] = {
+        "mesh": str(options.mesh),
+        "layout": options.layout,
+        "pins": options.pins,
+    }
+    chosen |= {"short": True} if options.stored_bytes is not None else {}
+    return {name: value for name, value in chosen.items() if value}
 
 
 def _made(name: str, options: Mapping[str, object] | None = None) -> ModulePass:

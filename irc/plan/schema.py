@@ -51,6 +51,7 @@ class Buffer:
         role: parameter, buffer, constant, state, seed, input or output.
         placement: of an argument: which slice of the whole tensor a rank holds.
         source: id of the op that makes the value, ``n40/b3#0`` (path, result index).
+        rows: of a weight that is padded: how many rows of the whole tensor are values; 0: all.
     """
 
     dtype: str
@@ -63,6 +64,7 @@ class Buffer:
     role: str = ""
     placement: tuple[AxisCut, ...] = ()
     source: str = ""
+    rows: int = 0
 
     @property
     def dense_strides(self) -> tuple[int, ...]:

@@ -48,6 +48,7 @@ from irc.plan.schema import (
     cut,
 )
 from irc.sharding.mesh import mesh_of
+from irc.sharding.padding import rows_of
 
 Seconds: TypeAlias = Callable[[Operation], float | None]
 """Predicted time of one launch, library op or collective."""
@@ -134,6 +135,7 @@ class _Writer:
                     name=name,
                     role=role,
                     placement=cut(_placement(own)),
+                    rows=rows_of(own),
                 )
             )
             (inputs if is_input else weights).append(self._values[value])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import cast
 
 from irc.dialects.flow import OP_BY_NAME
@@ -96,6 +97,8 @@ def _buffer_problem(plan: Plan, index: int, buffer: Buffer) -> str | None:
             return str(error)
         if names != plan.device_mesh.names:
             return f"placed on axes {names} of a mesh with {plan.device_mesh.names}"
+    if buffer.rows and (problem := _rows_problem(plan, buffer)):
+        return problem
     if buffer.storage == "alias":
         return _alias_problem(plan, index, buffer)
     if buffer.root is not None or buffer.strides is not None:
@@ -107,6 +110,19 @@ def _buffer_problem(plan: Plan, index: int, buffer: Buffer) -> str | None:
             return f"ends at {buffer.offset + buffer.size_bytes} of {plan.arena_bytes} arena bytes"
     elif buffer.offset:
         return f"{buffer.storage} memory starts at 0"
+    return None
+
+
+def _rows_problem(plan: Plan, buffer: Buffer) -> str | None:
+    if buffer.storage != "weight" or not buffer.shape:
+        return f"{buffer.storage} memory of {len(buffer.shape)} dims has no rows that are padding"
+    from irc.sharding.padding import is_front  # few plans have any, and their readers are quick
+
+    mesh = plan.device_mesh
+    parts = [mesh.size(axis) for axis in placement_of(buffer).split_axes(0)]
+    stored = buffer.shape[0] * prod(parts)
+    if not 0 < buffer.rows <= stored or not is_front(buffer.rows, stored, parts):
+        return f"{buffer.rows} rows are no front of {stored} on {plan.mesh}"
     return None
 
 

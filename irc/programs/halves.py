@@ -22,10 +22,11 @@ from irc.dialects.types import TensorType
 from irc.pipeline import Options, run_passes
 from irc.pipeline.default import passes_by_part
 from irc.pipeline.make import function_plan
-from irc.pipeline.training import Training, check_vjp
+from irc.pipeline.training import Training, check_vjp, padding
 from irc.plan import json_text
 from irc.plan.load import LoadedPlan, pack, unpack
 from irc.program import Program
+from irc.sharding.padding import cut_again
 from irc.training.functions import SAVED, sort_by_function, split_functions
 from irc.training.stages import GRADIENT
 
@@ -70,7 +71,9 @@ def plan_halves(
     module = program.module
     chosen: dict[str, object] = {"trainable": ",".join(trained), "inputs": ",".join(inputs)}
     chosen |= {"outputs": "all", "seeds": "inputs"}
-    run_passes(module, Training(stream={}, differentiate=chosen, recompute=None).passes)
+    made = Training(padding(options), {}, differentiate=chosen, recompute=None)
+    run_passes(module, made.passes)
+    cut_again(entry(module))
     check_vjp(module)
     reads = _reads(module)
     _, before, after = passes_by_part(options)

@@ -16,13 +16,13 @@ from irc.runtime.frame import view_of
 
 
 def whole_shape(plan: Plan, index: int) -> tuple[int, ...]:
-    """Return the shape of an argument before it is split over the mesh."""
+    """Return the shape of an argument before it is padded and split over the mesh."""
     buffer, mesh = plan.buffers[index], plan.device_mesh
     shape, placement = list(buffer.shape), placement_of(buffer)
     for dim in range(len(shape)):
         for axis in placement.split_axes(dim):
             shape[dim] *= mesh.size(axis)
-    return tuple(shape)
+    return (buffer.rows, *shape[1:]) if buffer.rows else tuple(shape)
 
 
 def input_part(plan: Plan, index: int, rank: int, whole: torch.Tensor) -> torch.Tensor:

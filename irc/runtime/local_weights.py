@@ -11,6 +11,7 @@ from irc.errors import IrcError
 from irc.plan.schema import Plan
 from irc.runtime.addresses import check_elements
 from irc.runtime.dtypes import dtypes
+from irc.runtime.rooms import room_of
 
 
 @dataclass
@@ -62,6 +63,8 @@ class LocalWeights:
             if buffer.name not in tensors:
                 raise IrcError("input-mismatch", f"no value for weight '{buffer.name}'")
             tensor = tensors[buffer.name].detach()
+            if buffer.rows and (room := room_of(tensor, buffer.shape)) is not None:
+                tensor = room
             if tuple(tensor.shape) != buffer.shape or tensor.dtype != dtypes()[buffer.dtype]:
                 raise IrcError(
                     "input-mismatch",

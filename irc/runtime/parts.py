@@ -16,7 +16,7 @@ import torch
 
 from irc.dialects.placement import Mesh, Placement, Split
 from irc.errors import IrcError
-from irc.plan.schema import Plan, placement_of
+from irc.plan.schema import Buffer, Plan, placement_of
 from irc.plan.weights import local_slices
 from irc.runtime.arguments import whole_shape
 from irc.runtime.dtypes import dtypes
@@ -24,6 +24,7 @@ from irc.runtime.executors import memory_of
 from irc.runtime.held import device_mesh, dtensor
 from irc.runtime.moving import move, to_first
 from irc.runtime.replicas import Copies
+from irc.runtime.rooms import with_room
 from irc.runtime.weights import STARTED
 from irc.sharding.between import Side
 from irc.sharding.dtensor import is_exact
@@ -67,11 +68,13 @@ class Parts:
             self.roles[buffer.name] = buffer.role
             is_later = buffer.name in later
             if buffer.name in wholes and not is_later:
-                own = self._own(wholes[buffer.name].detach(), buffer.name)
+                own = self._own(wholes[buffer.name].detach(), buffer)
                 self.local[buffer.name] = own if device is None else own.to(device)
             elif buffer.role in STARTED or is_later:
                 dtype = dtypes()[buffer.dtype]
-                self.local[buffer.name] = torch.zeros(buffer.shape, dtype=dtype, device=device)
+                room = torch.zeros(buffer.shape, dtype=dtype, device=device)
+                own = room[: self._num_rows(buffer.name)] if buffer.rows else room
+                self.local[buffer.name] = own
             else:
                 raise IrcError("input-mismatch", f"no value for weight '{buffer.name}'")
 
@@ -190,10 +193,18 @@ class Parts:
         """Return the shape of a whole tensor."""
         return self._placed[name][1]
 
-    def _own(self, whole: torch.Tensor, name: str) -> torch.Tensor:
+    def _own(self, whole: torch.Tensor, buffer: Buffer) -> torch.Tensor:
         if self.mesh.num_ranks == 1:
             return whole
-        return whole[self._slices(name)].clone(memory_format=torch.contiguous_format)
+        own = whole[self._slices(buffer.name)]
+        if buffer.rows:
+            return with_room(own, buffer.shape)
+        return own.clone(memory_format=torch.contiguous_format)
+
+    def _num_rows(self, name: str) -> int:
+        """Return how many rows of a tensor this rank has."""
+        rows = self._slices(name)[0]
+        return rows.stop - rows.start
 
     def _slices(self, name: str) -> tuple[slice, ...]:
         placement, shape = self._placed[name]

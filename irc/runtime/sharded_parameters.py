@@ -22,6 +22,9 @@ from irc.frontends.torch.faces import face
 from irc.plan.weights import local_slices
 from irc.runtime.held import dtensor, is_held, part_of, placement_of
 from irc.runtime.replicas import Copies
+from irc.runtime.rooms import with_room
+
+NO_ROOMS: Mapping[str, tuple[int, ...]] = {}
 
 
 class ShardedParameters:
@@ -97,11 +100,16 @@ class ShardedParameters:
                 self._seen[id(parameter)] = version
                 torch.autograd.graph.increment_version(part_of(parameter))
 
-    def place(self, placements: Mapping[str, Placement]) -> None:
+    def place(
+        self,
+        placements: Mapping[str, Placement],
+        rooms: Mapping[str, tuple[int, ...]] = NO_ROOMS,
+    ) -> None:
         """Let each rank keep its part of parameters that it has whole; every rank calls it.
 
         Args:
             placements: of those that a plan reads; others lie whole on every rank.
+            rooms: of those that are padded, the shape of the memory that a rank has its part in.
         """
         for name, parameter in self.by_name.items():
             if name not in self._open:
@@ -114,10 +122,12 @@ class ShardedParameters:
             shape = tuple(parameter.shape)
             whole = part_of(parameter).detach()
             part = whole[local_slices(placement, self._mesh, self._rank, shape)]
-            # A view would keep all of it.
-            part = part.contiguous() if placement.is_replicated else part.clone(
-                memory_format=torch.contiguous_format
-            )  # fmt: skip
+            if name in rooms:
+                part = with_room(part, rooms[name])
+            elif placement.is_replicated:
+                part = part.contiguous()
+            else:  # a view would keep all of it
+                part = part.clone(memory_format=torch.contiguous_format)
             held: Any = dtensor(part, placement, self._mesh, shape)
             own: Any = parameter
             own._local_tensor, own._spec = held._local_tensor, held._spec

@@ -22,6 +22,7 @@ from irc.plan.trust import is_trusted
 from irc.plan.weights import Reference, local_slices, parse_references
 from irc.runtime.arguments import whole_shape
 from irc.runtime.dtypes import dtypes
+from irc.runtime.rooms import with_room
 
 STARTED = ("state", "accumulator")
 """Roles of what a plan has no value for: it starts at zero."""
@@ -50,7 +51,9 @@ def slice_weights(
         if buffer.name not in tensors:
             raise IrcError("input-mismatch", f"no value for weight '{buffer.name}'")
         whole = tensors[buffer.name]
-        found[buffer.name] = whole[_slices(plan, buffer, rank, tuple(whole.shape))]
+        whole = whole[: buffer.rows] if buffer.rows else whole
+        part = whole[_slices(plan, buffer, rank, tuple(whole.shape))]
+        found[buffer.name] = with_room(part, buffer.shape) if buffer.rows else part
     return found
 
 
@@ -96,7 +99,11 @@ def load_weights(
         try:
             if buffer.role in STARTED and not _has(path, reference.tensor, opened):
                 shape = buffer.shape if rank is not None else whole_shape(plan, index)
-                found[buffer.name] = torch.zeros(shape, dtype=dtypes()[buffer.dtype])
+                zeros = torch.zeros(shape, dtype=dtypes()[buffer.dtype])
+                if buffer.rows and rank is not None:
+                    own = _slices(plan, buffer, rank, whole_shape(plan, index))[0]
+                    zeros = zeros[: own.stop - own.start]
+                found[buffer.name] = zeros
                 continue
             is_own = buffer.name not in references
             if is_own and _was_without_value(path, reference.tensor, opened):
@@ -107,7 +114,9 @@ def load_weights(
                     "weights is another plan's",
                     help="compile it with its values to run it; the plan is the same",
                 )
-            found[buffer.name] = _read(plan, buffer, reference, path, rank, opened)
+            part = _read(plan, buffer, reference, path, rank, opened)
+            is_padded = buffer.rows and rank is not None
+            found[buffer.name] = with_room(part, buffer.shape) if is_padded else part
         except (SafetensorError, OSError, ValueError, RuntimeError, OverflowError) as error:
             raise corrupt(f"weight '{buffer.name}' cannot be read: {error}", str(path)) from None
     return found
@@ -253,6 +262,10 @@ def _slices(
         return tuple(slice(0, size) for size in whole)
     parts = local_slices(placement_of(buffer), plan.device_mesh, rank, whole)
     local = tuple(part.stop - part.start for part in parts)
+    if buffer.rows:
+        # Its ranks' parts are of several lengths, each the front of as much memory.
+        fits = whole[0] == buffer.rows and local[0] <= buffer.shape[0]
+        local = buffer.shape if fits and local[1:] == buffer.shape[1:] else local
     if local != buffer.shape:
         raise ValueError(
             f"a rank's part of {list(whole)} is {list(local)}, the plan takes {list(buffer.shape)}"

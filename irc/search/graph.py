@@ -33,6 +33,7 @@ from irc.search.partials import AxisPartial, Partials, is_possible
 from irc.search.problem import Net, Node, Port, Problem
 from irc.search.prune import undominated
 from irc.sharding.boxing import LocalShape, even_shape
+from irc.sharding.padding import is_front_of, padded_arguments
 from irc.sharding.signatures import NdSignature
 
 SHOWN = 4
@@ -94,6 +95,7 @@ class Graph:
         self.options = options or Options(cost, self.facts.key, self.facts.traffic)
         self.functions = self.facts.functions
         self._rules = LayoutRules(wishes.layout, self.facts, self.mesh)
+        self._rows = padded_arguments(self.functions["forward"])
         self._counts = self.facts.counts
         self._partials = Partials(self.functions, self.options, self._summed())
         self._whole = Placement.replicated(self.mesh.names)
@@ -181,6 +183,16 @@ class Graph:
         self, role: str, name: str, value: SSAValue
     ) -> tuple[Placement, ...] | None:
         """Return how an entry argument may lie; None: whole, as it is given."""
+        options = self._unpadded_options(role, name, value)
+        if options is None or (rows := self._rows.get(value)) is None:
+            return options
+        stored = self._shape(value)[0][0]
+        return tuple(p for p in options if is_front_of(rows, stored, p, self.mesh))
+
+    def _unpadded_options(
+        self, role: str, name: str, value: SSAValue
+    ) -> tuple[Placement, ...] | None:
+        """Return how an entry argument may lie whose ranks' parts are all values."""
         loaded = role in LOADED or (role == "input" and self._wishes.inputs == "any")
         uses = self.facts.uses(value)
         if not isinstance(value.type, TensorType):

@@ -12,6 +12,7 @@ from xdsl.dialects.builtin import (
     IntegerAttr,
     ModuleOp,
     StringAttr,
+    i64,
 )
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import SSAValue
@@ -20,6 +21,7 @@ from irc.dialects.builder import argument_attrs, arguments, functions, results
 from irc.dialects.flow import id_of, tensor
 from irc.dialects.types import TensorType, is_float
 from irc.errors import IrcError, did_you_mean
+from irc.sharding.padding import ROWS
 
 HELD = ("parameter", "buffer", "constant")
 """Roles of arguments that are the same in every call."""
@@ -111,11 +113,23 @@ def add_argument(func: FuncOp, kind: TensorType, role: str, name: str) -> SSAVal
     return add_arguments(func, [(kind, role, name)])[0]
 
 
-def add_arguments(func: FuncOp, wanted: Sequence[tuple[TensorType, str, str]]) -> list[SSAValue]:
-    """Append arguments, each a type, a role and a name."""
+def add_arguments(
+    func: FuncOp, wanted: Sequence[tuple[TensorType, str, str]], rows: Sequence[int] = ()
+) -> list[SSAValue]:
+    """Append arguments, each a type, a role and a name.
+
+    Args:
+        func: the entry.
+        wanted: of each argument.
+        rows: of each that is padded how many rows are values, of others 0.
+    """
     block = func.body.block
     known = func.arg_attrs.data if func.arg_attrs else [DictionaryAttr({})] * len(block.args)
     more = [argument_attrs(role, name) for _, role, name in wanted]
+    more = [
+        DictionaryAttr({**attrs.data, ROWS: IntegerAttr(count, i64)}) if count else attrs
+        for attrs, count in zip(more, rows or [0] * len(more), strict=True)
+    ]
     func.arg_attrs = ArrayAttr([*known, *more])
     return [block.insert_arg(kind, len(block.args)) for kind, _, _ in wanted]
 

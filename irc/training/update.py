@@ -21,6 +21,7 @@ from irc.dialects.builder import argument_attrs, arguments, finish_function, fun
 from irc.dialects.flow import SliceOp, loc_of, tensor
 from irc.dialects.types import TensorType
 from irc.ops.derivative import PhaseBuilder
+from irc.sharding.padding import names_of_padded
 from irc.training.entry import add_argument, add_arguments, matches, set_results
 from irc.training.factored import with_epsilon
 from irc.training.gradient_totals import Common, Totals, clip_factor, widened
@@ -145,7 +146,8 @@ class Update:
                        for moment, shape in own.items()]  # fmt: skip
             owners += [name] * len(own)
         found: dict[str, dict[str, SSAValue]] = {name: {} for name in gradients}
-        added = add_arguments(self.func, wanted)
+        rows = names_of_padded(self.func)
+        added = add_arguments(self.func, wanted, [rows.get(owner, 0) for owner in owners])
         for owner, (_, _, name), value in zip(owners, wanted, added, strict=True):
             found[owner][name] = value
         return found

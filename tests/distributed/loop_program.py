@@ -407,7 +407,12 @@ def refusals(run: Run) -> dict[str, Any]:
             mine.up.weight.mul_(2.0)
         value.backward()
 
+    def penalty() -> None:
+        (gradient,) = torch.autograd.grad(mine(x, y), [mine.up.weight], create_graph=True)
+        gradient.square().sum().backward()
+
     return {
+        "penalty": said(penalty),
         "pipe": said(lambda: piped(x, y)),
         "evaluating": said(lambda: late(x, y)),
         "another batch": said(lambda: mine(own, y)),

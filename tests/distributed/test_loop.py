@@ -60,6 +60,7 @@ def test_a_loop_under_torchrun(tmp_path: Path) -> None:
         said = each["refusals"]
         assert said.pop("written between").startswith("torch: one of the variables")
         assert said == {
+            "penalty": "not-differentiable",
             "pipe": "op-unsupported",
             "evaluating": "op-unsupported",
             "another batch": "input-mismatch",

@@ -1,0 +1,69 @@
+"""Padding of parameters whose rows a pin splits unevenly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import ModuleOp
+
+from irc.constraints.patterns import Pattern
+from irc.constraints.pins import Statement
+from irc.constraints.resolve import effective
+from irc.dialects.builder import arguments, entry, results
+from irc.dialects.flow import tensor
+from irc.dialects.placement import Mesh, Split
+from irc.dialects.types import TensorType
+from irc.sharding.padding import is_front, names_of_padded, pad_argument, padded_rows
+
+MOVED = ("state", "gradient")
+"""Roles of results that are as large as a parameter of the same name."""
+
+
+def pad_pinned(module: ModuleOp, mesh: Mesh, statements: Sequence[Statement]) -> set[str]:
+    """Pad the parameters whose first dim is pinned to axes that do not divide it; in place.
+
+    A pin that asks for equal shards, one whose shards are no slices of the parameter, and one of a
+    parameter whose gradient is there already are left to who checks them.
+
+    Args:
+        module: level flow.
+        mesh: of the program.
+        statements: in the order in which they count.
+
+    Returns:
+        The names of all parameters that are pinned, padded or not.
+    """
+    func = entry(module)
+    moved = {name for role, name in results(func) if role in MOVED}
+    pinned: set[str] = set()
+    for number, (role, name, value) in enumerate(arguments(func)):
+        if role != "parameter" or not isinstance(value.type, TensorType):
+            continue
+        own = [s for s in statements if s.kind == "argument" and s.matches(name)]
+        pin, _ = effective(own)
+        if pin is None or not isinstance(pin.pattern, Pattern) or pin.verb != "pin":
+            continue
+        pinned.add(name)
+        if pin.equal or name in moved or name in names_of_padded(func):
+            continue
+        parts = _parts_of_rows(pin.pattern, mesh, tensor(value).ndim)
+        rows = tensor(value).shape[0] if tensor(value).ndim else 1
+        if not parts or not isinstance(rows, int):
+            continue
+        stored = padded_rows(rows, parts)
+        if stored != rows and is_front(rows, stored, parts):
+            pad_argument(func, number, stored)
+    return pinned
+
+
+def _parts_of_rows(pattern: Pattern, mesh: Mesh, ndim: int) -> list[int]:
+    """Return into how many parts axes split the first dim, in the order of the mesh."""
+    try:
+        axes = pattern.axes(mesh)
+    except ValueError:
+        return []  # axes that the mesh lacks are refused where constraints are resolved
+    return [
+        mesh.size(axis)
+        for axis, one in zip(mesh.names, axes, strict=True)
+        if isinstance(one.placed, Split) and one.placed.dim in (0, -ndim)
+    ]
