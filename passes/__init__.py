@@ -12,6 +12,7 @@ BUILTIN: Mapping[str, str] = {
     "verify-pins": "irc.passes.verify_pins:VerifyPinsPass",
     "insert-sum-casts": "irc.passes.insert_sum_casts:InsertSumCastsPass",
     "lower-externs": "irc.passes.lower_externs:LowerExternsPass",
+    "plan-rings": "irc.passes.plan_rings:PlanRingsPass",
     "lower-boxing": "irc.passes.lower_boxing:LowerBoxingPass",
     "map-tasks": "irc.passes.map_tasks:MapTasksPass",
     "bind-sizes": "irc.passes.bind_sizes:BindSizesPass",

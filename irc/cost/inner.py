@@ -18,6 +18,7 @@ from irc.dialects.types import ITEM_BYTES, TensorType
 from irc.ops.strategies import RING
 from irc.ops.work import VIEWS
 from irc.sharding.local import build_local, local_type
+from irc.sharding.ring_ways import WAY, way_of, ways_of
 from irc.sharding.signatures import RULE, NdSignature
 
 REPEATED = 3
@@ -34,11 +35,20 @@ def inner_bytes(op: FlowOp, signature: NdSignature, mesh: Mesh) -> int:
     """
     if set(signature.strategy) <= {RULE}:
         return 0
+    if RING not in signature.strategy:
+        return _inner_bytes(op, signature, mesh)
+    # Which way a ring goes round is not known yet.
+    ways = [way_of(op)] if WAY in op.attributes else ways_of(op, signature, mesh)
+    return max(_inner_bytes(op, signature, mesh, way) for way in ways)
+
+
+def _inner_bytes(op: FlowOp, signature: NdSignature, mesh: Mesh, way: str = "") -> int:
     placed = zip(op.inputs, signature.operands, strict=True)
     block = Block(arg_types=[local_type(value.type, p, mesh) for value, p in placed])
     program: list[FlowOp] = []
-    steps = REPEATED if RING in signature.strategy else 0
-    results = build_local(op, signature, mesh, list(block.args), program.append, steps=steps)
+    results = build_local(
+        op, signature, mesh, list(block.args), program.append, steps=REPEATED if way else 0, way=way
+    )
     if not any(isinstance(op, CollectiveOp) for op in program):
         # One kernel, or a few that the fuser joins.
         return 0

@@ -7,10 +7,12 @@ from math import prod
 
 from xdsl.ir import Attribute, Block
 
+from irc.cluster.interference import Kind
 from irc.cluster.topology import COLLECTIVES, Cluster, Collective
 from irc.cost.collectives import OWN_MESSAGE_BYTES, lines, seconds_of
 from irc.cost.kernels import computed_in, local_work, op_work
 from irc.cost.permute import permute_s
+from irc.cost.rings import ring_seconds
 from irc.cost.roofline import roofline_s
 from irc.dialects.comm import (
     CollectiveOp,
@@ -48,7 +50,7 @@ class ClusterCost:
     def __init__(
         self, cluster: Cluster, mesh: Mesh, *, within: Mesh | None = None, alone: bool = False
     ) -> None:
-        whole = within or mesh
+        self._whole = whole = within or mesh
         self.cluster = cluster.alone(whole) if alone else cluster.fit(whole)
         self.mesh = mesh
         # Ranks that share a host's processors talk by gloo.
@@ -82,12 +84,7 @@ class ClusterCost:
             return seconds - self.cluster.device.launch_s if is_inner else seconds
         if RING not in signature.strategy:
             return self._program_seconds(op, signature)
-        # All steps of a ring after the first two cost the same.
-        ranks = self.mesh.size(self.mesh.names[signature.strategy.index(RING)])
-        first = self._program_seconds(op, signature, steps=2)
-        if ranks == 2:
-            return first
-        return first + (ranks - 2) * (self._program_seconds(op, signature, steps=3) - first)
+        return ring_seconds(self, op, signature)
 
     def parts(
         self, op: FlowOp, signature: NdSignature, traffic: Traffic | None = None
@@ -103,7 +100,7 @@ class ClusterCost:
         work = local_work(device, op, signature, self.mesh)
         return work / device.flops(computed_in(op)), num_bytes / device.bytes_per_s
 
-    def _program_seconds(self, op: FlowOp, signature: NdSignature, steps: int = 0) -> float:
+    def _program_seconds(self, op: FlowOp, signature: NdSignature) -> float:
         program: list[FlowOp] = []
         inputs = Block(
             arg_types=[
@@ -111,8 +108,12 @@ class ClusterCost:
                 for value, placement in zip(op.inputs, signature.operands, strict=True)
             ]
         )
-        build_local(op, signature, self.mesh, inputs.args, program.append, steps=steps)
+        build_local(op, signature, self.mesh, inputs.args, program.append)
         return sum(map(self.local_seconds, program))
+
+    def link_kind(self, axis: str) -> Kind:
+        """Return what the collectives of a mesh axis use: links of a node, or its network."""
+        return "nic" if self.cluster.crosses_nodes(self._whole, axis) else "link"
 
     def local_seconds(self, op: FlowOp) -> float:
         """Return the time of one op of level spmd, whose tensors are what one rank holds."""

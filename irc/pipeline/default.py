@@ -62,6 +62,9 @@ def passes_by_part(options: Options) -> Passes:
         pipeline.append(("recompute", {"policy": options.recompute, **again}))
     if not options.any_rows:
         pipeline.append(("stream-cross-entropy", {}))
+    links: dict[str, object] = {"cluster": options.cluster}
+    if options.within is not None:
+        links["within"] = str(options.within)
     if distributed:
         choices = {"mesh": str(options.mesh), "cluster": options.cluster, "pins": options.pins}
         limits = {"memory_bytes": options.memory_bytes, "stored_bytes": options.stored_bytes}
@@ -80,15 +83,13 @@ def passes_by_part(options: Options) -> Passes:
         pipeline.append(("auto-shard", {**given, **bounds}))
         if options.sums:
             pipeline.append(("insert-sum-casts", {"dtype": options.sums}))
+        pipeline.append(("plan-rings", links))
         pipeline.append(("lower-boxing", {}))
     elif not options.mesh.names:
         _refuse_pins(options.pins)
     elif options.pins:  # a script for several ranks, on one
         pipeline.append(("verify-pins", {"mesh": str(options.mesh), "pins": options.pins}))
     target = options.target or _target(options)
-    links: dict[str, object] = {"cluster": options.cluster}
-    if options.within is not None:
-        links["within"] = str(options.within)
     if distributed:
         pipeline.append(("chunk-experts", links))
     pipeline.append(("lower-externs", {"target": target}))

@@ -46,6 +46,7 @@ ORDER: tuple[Row, ...] = (
     Row("auto-shard",           "stage",    "a mesh"),
     Row("verify-pins",          "stage",    "a mesh of one rank, constraints"),
     Row("insert-sum-casts",     "stage",    "a mesh, gradients with a dtype for their sums"),
+    Row("plan-rings",           "stage",    "a mesh"),
     Row("lower-boxing",         "stage",    "a mesh"),
     Row("chunk-experts",        "function", "a mesh"),
     Row("lower-externs",        "function"),
@@ -75,6 +76,7 @@ ORDER: tuple[Row, ...] = (
 
 OPTIONAL = (
     "stream-cross-entropy",
+    "plan-rings",
     "hoist-collectives",
     "chunk-experts",
     "chunk-collectives",

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self, TypeAlias
 
 from xdsl.dialects.builtin import ModuleOp, StringAttr
@@ -101,6 +101,8 @@ def placed(step: StageStep, options: Options, runs: StageRuns) -> Placed:
     """Return a stage placed, and what the search says of it."""
     module = step.module.clone()
     passes = passes_by_part(options).stage
+    # Of rings that are named, others may be in other stages.
+    passes = [replace(p, is_part=True) if p.name == "plan-rings" else p for p in passes]
     at = next((i for i, each in enumerate(passes) if each.name == "auto-shard"), len(passes))
     run_passes(module, passes[:at], verify_each=options.verify_each)
     if not runs.merged:

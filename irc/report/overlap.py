@@ -12,6 +12,7 @@ from irc.plan.schema import Plan, Start, Wait
 from irc.report.chunks import chunks
 from irc.report.evidence import Evidence
 from irc.report.launches import launches, num_layers
+from irc.report.rings import rings
 from irc.report.table import counted, seconds, size, table
 from irc.simulate.plan import Contention, predict, steps
 
@@ -84,7 +85,7 @@ def explain_overlap(folder: str, *, as_json: bool = False) -> str:
     """
     loaded = load_plan(folder)
     plan = loaded.plan
-    rows = collectives(plan)
+    rows, evidence = collectives(plan), Evidence(loaded)
     if as_json:
         return json.dumps([_facts(row) for row in rows], indent=1)
     if not rows:
@@ -121,7 +122,7 @@ def explain_overlap(folder: str, *, as_json: bool = False) -> str:
     return "\n".join(
         [
             *lines, "", *_launches(plan), "", *table(heads, cells, right="rrrr"), "", said,
-            *chunks(Evidence(loaded)),
+            *chunks(evidence), *rings(evidence),
         ]
     )  # fmt: skip
 

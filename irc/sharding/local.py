@@ -63,6 +63,7 @@ def build_local(
     emit: Emit,
     coordinates: Mapping[str, int] | None = None,
     steps: int = 0,
+    way: str = "",
 ) -> list[SSAValue]:
     """Build the local program of an op and return its results.
 
@@ -78,10 +79,11 @@ def build_local(
         coordinates: build for the rank at these mesh coordinates; None for one program that all
             ranks run, which asks for its rank where it needs it, and takes even shards.
         steps: of a program that repeats a step for every rank, build so many; 0: all.
+        way: of a ring, one of :func:`irc.sharding.ring_ways.ways_of`; empty: what the op says.
     """
     strategies = sorted(set(signature.strategy) - {RULE})
     assert len(strategies) <= 1, strategies
-    local = Local(op, signature, mesh, list(inputs), emit, coordinates, steps)
+    local = Local(op, signature, mesh, list(inputs), emit, coordinates, steps, way)
     return _program(strategies[0])(local) if strategies else local.same(local.inputs)
 
 
@@ -106,10 +108,11 @@ class Local:
         emit: Emit,
         coordinates: Mapping[str, int] | None,
         steps: int = 0,
+        way: str = "",
     ) -> None:
         self.op, self.signature, self.mesh = op, signature, mesh
         self.inputs, self.emit, self.coordinates = inputs, emit, coordinates
-        self.steps = steps
+        self.steps, self.way = steps, way
         self._count = 0
 
     def result_types(self) -> list[Attribute]:

@@ -1,4 +1,4 @@
-"""Ring attention on real processes: keys and values travel through gloo while ranks compute."""
+"""Ring attention on real processes: keys or queries travel through gloo while ranks compute."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 from irc.exports import export_plan
 from irc.interpret.check import check_plan
-from irc.ops.infer import Attrs, Signature
-from irc.ops.strategies import STRATEGIES, Strategy, ring
 from irc.plan.load import load_plan
 from irc.plan.schema import Start
+from irc.report.evidence import Evidence
+from irc.report.overlap import explain_overlap
 from irc.runtime.launch import run_plan
+from irc.sharding.ring_told import rings_of
+from irc.sharding.ring_ways import ZIGZAG, ZIGZAG_TOKENS
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(180)]
 
@@ -35,22 +37,26 @@ class Attention(nn.Module):
         return self.o(y.transpose(1, 2).flatten(2))
 
 
-def ring_only(attrs: Attrs, operands: list[Signature], results: list[Signature]) -> list[Strategy]:
-    return ring(operands[:3], operands[3:], 1)
-
-
-def test_a_ring_of_four_processes_gives_eagers_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("ranks", "way", "num_permutes"),
+    # Halves of q, k and v are swapped before and of the result after; then four go three hops.
+    [(4, ZIGZAG, 4 + 4 * 3), (2, ZIGZAG_TOKENS, 4 + 2 + 4)],
+)
+def test_a_ring_of_processes_gives_eagers_numbers(
+    tmp_path: Path, ranks: int, way: str, num_permutes: int
 ) -> None:
-    monkeypatch.setitem(STRATEGIES, "flow.attention", ring_only)
+    """The search takes a ring and zigzag order by itself; queries travel if asked for."""
+    passes = [] if way == ZIGZAG else ["no-plan-rings", f"plan-rings{{way={way}}}"]
     out = tmp_path / "plan"
-    export_plan(Attention().eval(), (torch.randn(1, 256, 24),), out=out, mesh="seq=4",
-                cluster="demo-gpus")  # fmt: skip
+    export_plan(Attention().eval(), (torch.randn(1, 256, 24),), out=out, mesh=f"seq={ranks}",
+                cluster="demo-gpus", passes=passes)  # fmt: skip
     plan = load_plan(out).plan
     permutes = [a for a in plan.actions if isinstance(a, Start) and a.op == "comm.permute"]
-    # Three hops of keys and of values; on this machine's gloo they are sent and received at once.
-    assert len(permutes) == 2 * 3
-    assert {tuple(start.attrs["targets"]) for start in permutes} == {(1, 2, 3, 0)}
+    assert len(permutes) == num_permutes
+    (ring,) = rings_of(Evidence.of(out).last)
+    assert ring.way == way
+    assert len(set(ring.work.flops)) == len(set(ring.work.sent_bytes)) == 1
+    assert f"each {ring.work.flops[0]:.4g}" in explain_overlap(str(out))
     report = run_plan(out)
     assert report.comparison is not None
     assert report.comparison.relative < 2e-6

@@ -38,7 +38,7 @@ EXCHANGES = ["hoist-collectives", "chunk-collectives", "bucket-collectives"]
 LINKED = ["chunk-experts", "lower-externs", *EXCHANGES, *RANKS[1:]]
 KERNELS = ["map-tasks", "merge-launches"]
 ONE_DEVICE = [*FLOW, *RANKS, *KERNELS]
-PLACED = [*FLOW, "auto-shard"]
+PLACED = [*FLOW, "auto-shard", "plan-rings"]
 DISTRIBUTED = [*PLACED, "lower-boxing", *LINKED, *KERNELS, "order"]
 
 

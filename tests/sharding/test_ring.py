@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Block
 
 from irc.cluster.presets import PRESETS
 from irc.cost.model import ClusterCost
+from irc.cost.rings import block_seconds, ring_block, way_seconds
 from irc.dialects.comm import PermuteOp
 from irc.dialects.flow import AttentionOp, ExternOp, FlowOp
 from irc.dialects.placement import Mesh, Split
@@ -21,6 +23,8 @@ from irc.ops.attention_ops import Form
 from irc.ops.strategies import CAUSAL_ROWS, RING
 from irc.runtime import attention as reference
 from irc.sharding.local import build_local, local_type
+from irc.sharding.ring import Ring
+from irc.sharding.ring_ways import KEYS, WAY, WAYS, ZIGZAG
 from irc.sharding.shards import combine, shard
 from irc.sharding.signatures import NdSignature, signatures
 
@@ -120,13 +124,27 @@ def test_a_program_grows_with_the_ring_and_sends_as_often_as_it_must() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_a_ring_costs_the_sum_of_its_program(ranks: int) -> None:
-    """Priced from three steps; a permute is not taken to hide behind the attention beside it."""
+def test_a_ring_costs_what_its_program_takes_on_compute_and_link(ranks: int) -> None:
+    """Priced from four steps; no more than its ops added up, no less than either stream."""
     cost = ClusterCost(PRESETS["8xH100"], Mesh.parse(f"seq={ranks}"))
     for op in (forward(True, 4096), backward(True, 4096)):
-        whole = sum(map(cost.local_seconds, program(op, ranks)))
-        assert cost.op_seconds(op, ring_of(op, cost.mesh)) == pytest.approx(whole, rel=1e-9)
-        assert any(isinstance(made, PermuteOp) for made in program(op, ranks))
+        op.attributes[WAY] = StringAttr(KEYS)
+        made = program(op, ranks)
+        sent = sum(cost.local_seconds(each) for each in made if isinstance(each, PermuteOp))
+        blocks = sum(cost.local_seconds(each) for each in made if isinstance(each, ExternOp))
+        seconds = cost.op_seconds(op, ring_of(op, cost.mesh))
+        assert 0 < sent < seconds
+        assert blocks < seconds < sum(map(cost.local_seconds, made))
+
+
+def test_steps_after_the_fourth_cost_what_the_fourth_does() -> None:
+    cost = ClusterCost(PRESETS["8xH100"], Mesh.parse("seq=8"))
+    for op in (forward(True, 2**15, "bf16"), backward(True, 2**15)):
+        ring = ring_of(op, cost.mesh)
+        for way in WAYS:
+            block = ring_block(op, ring, cost, way, 0)
+            whole = block_seconds(cost, block)
+            assert way_seconds(cost, op, ring, way) == pytest.approx(whole, rel=0.02), way
 
 
 def test_parts_kept_wide_are_computed_at_the_operands_speed() -> None:
@@ -134,9 +152,13 @@ def test_parts_kept_wide_are_computed_at_the_operands_speed() -> None:
     mesh = Mesh.parse("seq=8")
     cost = ClusterCost(PRESETS["8xH100"], mesh)
     op = forward(True, 2**17, "bf16")
+    op.attributes[WAY] = StringAttr(KEYS)
     rows = next(s for s in signatures(op, mesh) if s.strategy == (CAUSAL_ROWS,))
     ring, alone = cost.op_seconds(op, ring_of(op, mesh)), cost.op_seconds(op, rows)
     assert alone < ring < 2 * alone
+    # In zigzag order no rank waits for the last one.
+    op.attributes[WAY] = StringAttr(ZIGZAG)
+    assert cost.op_seconds(op, ring_of(op, mesh)) < 0.8 * alone
 
 
 def test_sequences_that_do_not_divide_take_no_ring() -> None:
@@ -175,14 +197,12 @@ def test_a_missing_rescale_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_mask_of_other_columns_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    from irc.sharding import local_attention
-
     mesh = Mesh.parse("seq=4")
-    right = local_attention._Ring.start
+    right = Ring.start
 
     def shifted(self: Any, hops: int) -> Any:
         return right(self, (hops + 1) % self.size)
 
-    monkeypatch.setattr(local_attention._Ring, "start", shifted)
+    monkeypatch.setattr(Ring, "start", shifted)
     for op in (forward(True), backward(True)):
         assert error(op, mesh, inputs(True, op)) > 1e-3
