@@ -192,10 +192,10 @@ class ChunkExpertsPass(ModulePass):
         within: the mesh of the whole run, where the program is one stage's.
         degree: of every layer whose tokens it divides; 0: the best of each, by price.
         only: ids of the layers that may be cut, with ``+`` between, those of gradients among them
-                (``irc explain plan PLAN --overlap`` lists what was cut); empty: all. With a degree, or
-                on a host, one of them that stays whole is an error.
+            (``irc explain plan PLAN --overlap`` lists what was cut); empty: all. With a degree, or
+            on a host, one of them that stays whole is an error.
         is_part: the program is one of several functions, of which others may have what ``only``
-                names.
+            names.
     """  # noqa: E501 (a string in MLIR has one line)
 
     name = "chunk-experts"
