@@ -54,6 +54,8 @@ def list_schedule(tasks: Sequence[Task], in_flight: int | None = None) -> list[i
     >>> gather, wait = Task((), 5.0, "data"), Task((0,), waits_for=0)
     >>> list_schedule([gather, wait, Task((1,), 1.0), Task((), 6.0)])
     [0, 3, 1, 2]
+    >>> list_schedule([gather, Task((), 1.0, "data"), Task((1,), waits_for=1)])
+    [0, 1, 2]
     """
     if in_flight is not None:
         return _ListSchedule(tasks, max(in_flight, 1)).run()
@@ -125,8 +127,13 @@ class _ListSchedule:
                 self._wait()
             elif self.computes:
                 self._issue(heapq.heappop(self.computes)[1])
-            else:
+            elif self.waits:
                 self._wait()
+            else:
+                # What is awaited by none of the tasks keeps the link from those that wait for it.
+                self.clock = min(
+                    self.link_free[axis] for (axis, _), own in self.starts.items() if own
+                )
         return self.order
 
     def _idle_link(self) -> tuple[str, bool] | None:
