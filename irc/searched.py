@@ -98,26 +98,28 @@ def searched_file(
     *,
     backend: str = "cpu",
     cluster: str = "this-host",
+    sizes: Mapping[str, int] | None = None,
     memory_bytes: int | None = None,
 ) -> tuple[Outcome, Outline]:
-    """Search the best mesh of an ONNX file, whose sizes are numbers.
+    """Search the best mesh of an ONNX file.
 
     Args:
         path: the model.
         asked: how to search.
+        sizes: numbers for the model's named sizes: all of them.
         backend: what writes the kernels.
         cluster: prices plans.
         memory_bytes: the most that a device may hold at any moment.
 
     Raises:
-        IrcError: ``plan-infeasible``; what is wrong with the options or the file.
+        IrcError: ``plan-infeasible``; ``size-unbound``; what is wrong with the options or the file.
     """
     from irc.calls.plan_search import search_call
     from irc.frontends.onnx import load_onnx
     from irc.frontends.onnx.read import read_model
 
     options = Options(backend=backend, cluster=cluster, memory_bytes=memory_bytes)
-    return search_call(load_onnx(read_model(path)), options, asked)
+    return search_call(load_onnx(read_model(path), sizes), options, asked)
 
 
 def refuse_beside_auto(micro_batches: object, schedule: str, stages: str, recompute: str) -> None:

@@ -7,8 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import helper, numpy_helper
 from torch import nn
 
 import irc
@@ -176,3 +179,26 @@ def test_auto_needs_an_example() -> None:
         irc.compile(nn.Linear(8, 8), mesh="data=2", example=(torch.zeros(2, 8),))
     with pytest.raises(IrcError, match="none yet to call"):
         irc.compile(mesh="auto")
+
+
+def test_an_onnx_file_has_numbers_for_its_sizes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weight = numpy_helper.from_array(np.ones((64, 8), np.float32), "w")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", 64])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["batch", 8])],
+        [weight],
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    path = str(tmp_path / "m.onnx")
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), path)
+    assert main(["plan", path, *TWO]) == 2
+    errors = capsys.readouterr().err
+    assert "error[size-unbound]" in errors
+    assert "--size batch=8" in errors
+    out = tmp_path / "plan"
+    assert main(["plan", path, *TWO, "--size", "batch=16", "-o", str(out)]) == 0
+    assert load_plan(out).plan.device_mesh.num_ranks == 2

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from irc.calls.plan_judge import CallJudge, StepJudge
 from irc.cluster.load import find_cluster
 from irc.cluster.topology import Cluster
+from irc.dialects.builder import arguments, entry
+from irc.dialects.types import TensorType
 from irc.errors import IrcError, did_you_mean
 from irc.pipeline import Options
 from irc.program import Program
@@ -92,9 +94,30 @@ def search_call(program: Program, options: Options, asked: Asked) -> tuple[Outco
         What was judged, and the outline of the program.
 
     Raises:
-        IrcError: ``plan-infeasible``; what is wrong with the options or the model.
+        IrcError: ``plan-infeasible``; ``size-unbound`` where a size is a name; what is wrong with
+            the options or the model.
     """
+    _check_sizes(program)
     return _search(CallJudge(program, options), options, asked, is_training=False)
+
+
+def _check_sizes(program: Program) -> None:
+    """Refuse sizes that are names.
+
+    Raises:
+        IrcError: ``size-unbound``.
+    """
+    for role, name, value in arguments(entry(program.module)):
+        kind = value.type
+        if role != "input" or not isinstance(kind, TensorType):
+            continue
+        names = [f"{size}" for size in kind.shape if not isinstance(size, int)]
+        if names:
+            raise IrcError(
+                "size-unbound",
+                f"input '{name}' has the size '{names[0]}', and plans are searched for numbers",
+                help=f"give each size a number: --size {names[0]}=8",
+            )
 
 
 def _search(

@@ -49,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " example arguments are the whole batch",
     )
     add("--sequence", metavar="S", type=int, help="tokens of a sequence (default: 2048)")
+    add("--size", metavar="NAME=N", action="append", default=[], help="a number for a size of an "
+        "ONNX file, as irc compile takes it; may be given again")  # fmt: skip
     add("--train", metavar="OPTIMIZER", nargs="?", const=ADAMW, help="plan a step of training with "
         "adamw (the default), sgd, ...; without it a call is planned, on one mesh")  # fmt: skip
     add(
@@ -113,6 +115,7 @@ def _is_onnx(text: str) -> bool:
 
 def _of_file(args: argparse.Namespace, asked: Asked) -> tuple[Planned, Configuration, Any]:
     from irc.exports import compile_file
+    from irc.plan.open_sizes import parse_sizes
     from irc.report.planned import planned
     from irc.searched import searched_file
 
@@ -126,6 +129,7 @@ def _of_file(args: argparse.Namespace, asked: Asked) -> tuple[Planned, Configura
     shared: dict[str, Any] = {
         "backend": args.backend,
         "cluster": args.cluster,
+        "sizes": parse_sizes(args.size),
         "memory_bytes": _memory(args.memory),
     }
     outcome, outline = searched_file(args.model, asked, **shared)
@@ -149,6 +153,10 @@ def _of_module(args: argparse.Namespace, asked: Asked) -> tuple[Planned, Configu
     from irc.report.planned import planned
     from irc.searched import searched_module
 
+    if args.size:
+        raise IrcError(
+            "option-value", "--size is of ONNX files; a module has its example arguments"
+        )
     if args.train is None and (args.loss or args.precision):
         raise IrcError(
             "option-value", "--loss and --precision are of a plan of training", help="add --train"
