@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import torch
 
 from irc.errors import IrcError
-from irc.plan.schema import Plan
+from irc.plan.schema import Buffer, Plan
 from irc.runtime.addresses import check_elements
 from irc.runtime.dtypes import dtypes
-from irc.runtime.rooms import room_of
+from irc.runtime.rooms import is_short, room_of, with_room
 
 
 @dataclass
 class WeightCopy:
-    """A weight of other strides, its contiguous copy, and the version that was copied."""
+    """A weight of other strides or without room, its copy, and the version that was copied."""
 
     weight: torch.Tensor
     copy: torch.Tensor
@@ -63,8 +63,8 @@ class LocalWeights:
             if buffer.name not in tensors:
                 raise IrcError("input-mismatch", f"no value for weight '{buffer.name}'")
             tensor = tensors[buffer.name].detach()
-            if buffer.rows and (room := room_of(tensor, buffer.shape)) is not None:
-                tensor = room
+            if buffer.rows:
+                tensor = self._room(tensor, buffer, known, is_state=index in plan.states())
             if tuple(tensor.shape) != buffer.shape or tensor.dtype != dtypes()[buffer.dtype]:
                 raise IrcError(
                     "input-mismatch",
@@ -82,6 +82,30 @@ class LocalWeights:
                     self._states.append(held)
                 tensor = held.copy
             self.by_buffer[index] = tensor
+
+    def _room(
+        self,
+        front: torch.Tensor,
+        buffer: Buffer,
+        known: dict[str, WeightCopy],
+        *,
+        is_state: bool,
+    ) -> torch.Tensor:
+        """Return memory with padding of which a part, or else a copy of it, is the front."""
+        room = room_of(front, buffer.shape)
+        if room is not None or not is_short(front, buffer):
+            return front if room is None else room
+        # A device that it was moved to has the front alone, and so has what was loaded.
+        held = known.get(buffer.name)
+        if held is None or not held.shows(front):
+            held = WeightCopy(front, with_room(front, buffer.shape), version_of(front))
+            known[buffer.name] = held
+        self._copies.append(held)
+        if is_state:
+            self._states.append(held)
+        room = room_of(held.copy, buffer.shape)
+        assert room is not None
+        return room
 
     @property
     def are_copied(self) -> bool:

@@ -68,8 +68,7 @@ class Parts:
             self.roles[buffer.name] = buffer.role
             is_later = buffer.name in later
             if buffer.name in wholes and not is_later:
-                own = self._own(wholes[buffer.name].detach(), buffer)
-                self.local[buffer.name] = own if device is None else own.to(device)
+                self.local[buffer.name] = self._own(wholes[buffer.name].detach(), buffer, device)
             elif buffer.role in STARTED or is_later:
                 dtype = dtypes()[buffer.dtype]
                 room = torch.zeros(buffer.shape, dtype=dtype, device=device)
@@ -193,13 +192,17 @@ class Parts:
         """Return the shape of a whole tensor."""
         return self._placed[name][1]
 
-    def _own(self, whole: torch.Tensor, buffer: Buffer) -> torch.Tensor:
-        if self.mesh.num_ranks == 1:
-            return whole
-        own = whole[self._slices(buffer.name)]
-        if buffer.rows:
-            return with_room(own, buffer.shape)
-        return own.clone(memory_format=torch.contiguous_format)
+    def _own(
+        self, whole: torch.Tensor, buffer: Buffer, device: torch.device | None
+    ) -> torch.Tensor:
+        own = whole
+        if self.mesh.num_ranks > 1:
+            own = whole[self._slices(buffer.name)]
+            if buffer.rows:
+                # Moved first: of what has room torch moves the front alone.
+                return with_room(own if device is None else own.to(device), buffer.shape)
+            own = own.clone(memory_format=torch.contiguous_format)
+        return own if device is None else own.to(device)
 
     def _num_rows(self, name: str) -> int:
         """Return how many rows of a tensor this rank has."""

@@ -12,7 +12,7 @@ from math import prod
 
 import torch
 
-from irc.plan.schema import row_major
+from irc.plan.schema import Buffer, row_major
 
 
 def with_room(part: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
@@ -41,3 +41,15 @@ def room_of(front: torch.Tensor, shape: Sequence[int]) -> torch.Tensor | None:
     if not (fits and alone and (front.is_contiguous() or front.stride() == strides)):
         return None
     return front.as_strided(tuple(shape), strides)
+
+
+def is_short(part: torch.Tensor, buffer: Buffer) -> bool:
+    """Return whether a part is that of a rank which has fewer rows of a padded weight than others.
+
+    Args:
+        part: of any memory.
+        buffer: what the program reads.
+    """
+    size = buffer.shape[0]
+    own = len(part) if part.ndim else size
+    return own in (buffer.rows % size, 0) and own < size and part.shape[1:] == buffer.shape[1:]
