@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from irc.calls.plan_judge import CallJudge, StepJudge
 from irc.cluster.load import find_cluster
@@ -18,15 +18,13 @@ from irc.errors import IrcError, did_you_mean
 from irc.pipeline import Options
 from irc.program import Program
 from irc.search.configurations import Configuration, Outline
-from irc.search.everything import OBJECTIVES, Judged, Limits, Outcome, Search
+from irc.search.everything import OBJECTIVES, Limits, Outcome, Progress, Search
 from irc.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from torch import nn
 
     from irc.calls.step_plan import Loss
-
-Progress: TypeAlias = "Callable[[int, Judged | None], None]"
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class Asked:
         devices: to use; None: all that the cluster has.
         limits: how far.
         pinned: configurations to hold the best one against.
-        progress: is told after each plan how many there are, and the best one.
+        progress: is told how far the search is.
     """
 
     devices: int | None = None

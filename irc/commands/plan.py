@@ -279,15 +279,17 @@ def _at_least_one(option: str, number: int | None) -> int | None:
 
 @dataclass
 class _Progress:
-    """Says on stderr how far a search is that takes long, each time that a plan was judged."""
+    """Says on stderr how far a search is that takes long, before each piece of work."""
 
     began: float = field(default_factory=time.monotonic)
 
-    def __call__(self, number: int, best: Judged | None) -> None:
+    def __call__(self, number: int, best: Judged | None, doing: str) -> None:
         seconds = time.monotonic() - self.began
         if seconds < QUIET_S:
             return
-        text = "nothing fits yet"
+        text = f"{number} judged, " if number else ""
         if best is not None and best.verdict is not None:
-            text = f"best so far {best.configuration}: {best.verdict.step_s:.4g} s a step"
-        print(f"{seconds:6.1f} s  {number} judged; {text}", file=sys.stderr, flush=True)
+            text += f"best so far {best.configuration}: {best.verdict.step_s:.4g} s a step; "
+        elif number:
+            text += "nothing fits yet; "
+        print(f"{seconds:6.1f} s  {text}{doing}", file=sys.stderr, flush=True)

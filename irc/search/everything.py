@@ -103,6 +103,10 @@ class Outcome:
     ended: str = ""
 
 
+Progress: TypeAlias = Callable[[int, Judged | None, str], None]
+"""Is told how many plans were judged, the best one, and what is done next."""
+
+
 class Judge(Protocol):
     """What a search asks: it captures, plans and simulates."""
 
@@ -161,14 +165,15 @@ class Search:
         cluster: the machines.
         limits: how far it goes.
         is_training: stages and micro-batches are of a step of training alone.
-        progress: is told after each plan how many there are, and the best one.
+        progress: is told before each piece of work how many plans were judged, the best one, and
+            what is done next.
     """
 
     judge: Judge
     cluster: Cluster
     limits: Limits = field(default_factory=Limits)
     is_training: bool = True
-    progress: Callable[[int, Judged | None], None] | None = None
+    progress: Progress | None = None
     _judged: dict[Configuration, Judged] = field(default_factory=dict[Configuration, Judged])
     _considered: int = 0
     _began: float = field(default_factory=time.monotonic)
@@ -253,6 +258,7 @@ class Search:
         one = Configuration(Mesh((("data", devices),)))
         policies = (NOTHING, FULL) if self.is_training else (NOTHING,)
         for recompute in policies:
+            self._tell(f"searching meshes of {devices} devices")
             try:
                 return recompute, self.judge.meshes(devices, recompute)
             except IrcError as error:
@@ -284,6 +290,7 @@ class Search:
             if each in self._judged:
                 continue
             self._check_time()
+            self._tell(f"planning {each}")
             try:
                 judged = Judged(each, self.judge.judge(each), is_pinned=is_pinned)
             except IrcError as error:
@@ -291,10 +298,12 @@ class Search:
                     raise
                 judged = Judged(each, error=error, is_pinned=is_pinned)
             self._judged[each] = judged
-            if self.progress is not None:
-                self.progress(len(self._judged), self._best())
             if judged.error is None or judged.error.code not in OF_MEMORY:
                 return
+
+    def _tell(self, doing: str) -> None:
+        if self.progress is not None:
+            self.progress(len(self._judged), self._best(), doing)
 
     def _check_time(self) -> None:
         limit = self.limits.time_limit_s

@@ -168,12 +168,14 @@ def test_objectives(objective: Objective) -> None:
 
 def test_a_pinned_configuration_is_judged_beside_the_others() -> None:
     pinned = Configuration(Mesh.parse("pipe=4,tensor=4"), 8)
-    told: list[tuple[int, Judged | None]] = []
+    told: list[tuple[int, Judged | None, str]] = []
 
-    def tell(number: int, best: Judged | None) -> None:
-        told.append((number, best))
+    def tell(number: int, best: Judged | None, doing: str) -> None:
+        told.append((number, best, doing))
 
     search = Search(Fake(by_estimate), CLUSTER, progress=tell)
     outcome = search.run(16, [pinned])
     assert [each.configuration for each in outcome.judged if each.is_pinned] == [pinned]
-    assert [number for number, _ in told] == list(range(1, len(outcome.judged) + 1))
+    assert told[0] == (0, None, f"planning {pinned}")
+    assert told[1][2] == "searching meshes of 16 devices"
+    assert told[-1][0] == len(outcome.judged) - 1
