@@ -11,7 +11,7 @@ float32 arithmetic explains; where that allows as much as the value itself, it i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -111,7 +111,10 @@ def check_plan(folder: str, inputs: str | None = None, *, trust: bool = False) -
     for name, run in stages.items():
         found = run()
         known = {key: source_of(key) for key in found if source_of(key) in judged}
-        errors = {key: found[key].error(reference[source]) for key, source in known.items()}
+        errors = {
+            key: _own_rows(found[key], reference[source]).error(reference[source])
+            for key, source in known.items()
+        }
         worst = max(errors, key=lambda key: errors[key], default=None)
         there = (0.0, FLOOR) if worst is None else (errors[worst], judged[known[worst]])
         lines.append(f"{name:<24}{len(errors):>8}{there[0]:>15.1e}{there[1]:>15.1e}")
@@ -134,6 +137,15 @@ def _least(eager: Mapping[Key, Value]) -> float:
     dtypes = {whole.dtype for value in eager.values() for whole in value.wholes}
     halves = dtypes & {torch.bfloat16, torch.float16}
     return max([FLOOR, *(HALF_FLOOR * torch.finfo(dtype).eps for dtype in halves)])
+
+
+def _own_rows(value: Value, wanted: Value) -> Value:
+    """Return what is moved of an argument without the rows that pad it."""
+    shapes = value.wholes[0].shape, wanted.wholes[0].shape
+    is_padded = shapes[0][1:] == shapes[1][1:] and shapes[0][:1] > shapes[1][:1]
+    if not is_padded or wanted.op != "argument":
+        return value
+    return replace(value, wholes=tuple(whole[: shapes[1][0]] for whole in value.wholes))
 
 
 def _unjudged(

@@ -87,6 +87,7 @@ def random_inputs(
 
     generator, known = torch.Generator().manual_seed(seed), functions(module)
     drawn: list[torch.Tensor] = []
+    padded = padded_arguments(entry(module))
     for _, name, value in arguments(entry(module)):
         kind = logical_type(module, value)
         if given is not None and name in given:
@@ -94,6 +95,8 @@ def random_inputs(
         elif is_smooth(kind.dtype):
             wide = torch.complex64 if is_complex(kind.dtype) else torch.float32
             found = torch.randn(kind.static_shape(), generator=generator, dtype=wide)
+            if rows := padded.get(value, 0):
+                found[rows:] = 0
             drawn.append(found.to(dtypes()[kind.dtype]))
         elif kind.dtype == "i1":
             drawn.append(torch.rand(kind.static_shape(), generator=generator) < 0.5)

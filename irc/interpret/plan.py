@@ -23,6 +23,7 @@ from irc.runtime.arguments import input_part
 from irc.runtime.dtypes import dtypes
 from irc.runtime.frame import Frame, new_frame, new_prepared
 from irc.runtime.local_weights import LocalWeights
+from irc.runtime.rooms import with_room
 from irc.runtime.weights import slice_weights
 
 PlanTrace: TypeAlias = Callable[[str, int, "list[torch.Tensor]"], None]
@@ -78,7 +79,11 @@ class _Ranks:
         self.frames: list[Frame] = []
         for rank in self.ranks:
             parts = slice_weights(plan, weights, rank)
-            clones = {name: part.clone() for name, part in parts.items()}
+            rooms = {plan.buffers[i].name: plan.buffers[i] for i in plan.weights}
+            clones = {
+                name: with_room(part, rooms[name].shape) if rooms[name].rows else part.clone()
+                for name, part in parts.items()
+            }
             own = LocalWeights(plan, clones).by_buffer
             frame = new_frame(plan, {**own, **new_prepared(plan)}, show_all=True)
             frame.arena.fill_(GARBAGE)

@@ -16,6 +16,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from irc.dialects.builder import arguments, entry, results
 from irc.interpret.flow import run_function
+from irc.sharding.padding import names_of_padded
 from irc.training.optimizers import SQUARES
 
 if TYPE_CHECKING:
@@ -36,9 +37,9 @@ def moving(captured: ModuleOp, tensors: list[torch.Tensor]) -> list[torch.Tensor
     given = arguments(func)
     if not any(role == "state" and name.startswith(PREFIX) for role, name, _ in given):
         return tensors
-    moved = _states(captured, tensors)
+    moved, rows = _states(captured, tensors), names_of_padded(func)
     return [
-        _alike(name, moved[name]) if role == "state" and name in moved else tensor
+        _alike(name, moved[name], rows.get(name)) if role == "state" and name in moved else tensor
         for (role, name, _), tensor in zip(given, tensors, strict=True)
     ]
 
@@ -50,8 +51,11 @@ def _states(captured: ModuleOp, tensors: Sequence[torch.Tensor]) -> dict[str, to
     return {n: value for (role, n), value in named if role == "state" and n.startswith(PREFIX)}
 
 
-def _alike(name: str, state: torch.Tensor) -> torch.Tensor:
-    """Give all elements of a second moment their mean."""
+def _alike(name: str, state: torch.Tensor, rows: int | None) -> torch.Tensor:
+    """Give all elements of a second moment their mean, but for rows that are padding."""
     if name.removeprefix(PREFIX).partition(".")[0] not in SQUARES or not state.numel():
         return state
-    return state.mean().expand(state.shape).clone()
+    alike = state.mean().expand(state.shape).clone()
+    if rows is not None:
+        alike[rows:] = 0
+    return alike

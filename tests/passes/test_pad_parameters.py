@@ -3,15 +3,19 @@
 # pyright: basic
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+import irc
 from irc.dialects.builder import arguments, entry, results
 from irc.dialects.flow import tensor
 from irc.dialects.placement import Mesh, Split
 from irc.errors import IrcError
+from irc.interpret.check import check_plan
 from irc.interpret.flow import run_function
 from irc.interpret.levels import padded_inputs
 from irc.interpret.spmd import run_spmd
@@ -146,3 +150,21 @@ def test_pins_pad_unless_they_ask_for_equal_parts() -> None:
                 'auto-shard{mesh="data=2" cluster=demo-gpus pins="up.weight = [data = S(0)] equal"}'
             ),
         )
+
+
+def test_irc_check_sees_no_padding(tmp_path: Path) -> None:
+    """Of a plan whose pins pad."""
+    plan, pins = tmp_path / "plan", "weight = [data = S(0)]"
+    linear, x = nn.Linear(7, 11).eval(), torch.randn(4, 7)
+    irc.export_plan(linear, (x,), out=plan, pins=pins, mesh="data=2", cluster="demo-gpus")
+    assert "every stage agrees" in check_plan(str(plan))
+
+
+@pytest.mark.slow
+def test_irc_check_sees_no_padding_of_states(tmp_path: Path) -> None:
+    """Of a step, whose parameters and states are padded."""
+    plan, linear = tmp_path / "plan", nn.Linear(7, 11).train()
+    given, options = (torch.randn(4, 7), torch.arange(4)), {"mesh": "data=2", "layout": "fsdp"}
+    trained = {"optimizer": "adamw", "loss": F.cross_entropy, "cluster": "demo-gpus"}
+    irc.export_plan(linear, given, out=plan, **options, **trained)
+    assert "every stage agrees" in check_plan(str(plan))
