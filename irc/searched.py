@@ -12,7 +12,7 @@ from irc.choices import DEFAULT_SCHEDULE, names_option, recipe_option
 from irc.constraints.pins import Pins, pins_option
 from irc.errors import IrcError
 from irc.pipeline import Options
-from irc.training.precision import PrecisionOption
+from irc.training.precision import Precision, PrecisionOption
 from irc.training.recipe import OptimizerOption
 
 if TYPE_CHECKING:
@@ -197,22 +197,52 @@ def choice_of_ranks(module: Any, example: Sequence[Any] | None, **options: Any) 
     from irc.runtime.join import join_processes, num_processes, shared_bytes
     from irc.search.configurations import Configuration
 
-    if example is None:
+    if not isinstance(example, tuple | list):
+        is_said = "none" if example is None else f"not what is given, a {type(example).__name__}"
         raise IrcError(
             "option-value",
-            f"mesh='{AUTO}' is searched for a batch, and there is none",
+            f"mesh='{AUTO}' is searched for a batch, a tuple of arguments, and there is {is_said}",
             help=f"give an example: mesh='{AUTO}', example=(x, y); an axis that takes what "
             f"processes the others leave is mesh='data={AUTO}'",
         )
     if (ranks := num_processes()) == 1:
-        return Configuration(Mesh(()))
+        if "optimizer" not in options:
+            return Configuration(Mesh(()))
+        return chosen_for(module, example, None, 1, **options)
     rank = join_processes(Mesh((("data", ranks),)))
 
     def make() -> bytes:
-        chosen = chosen_for(module, tuple(example), None, ranks, **options)
+        chosen = chosen_for(module, example, None, ranks, **options)
         words = (str(chosen.mesh), chosen.micro_batches, chosen.schedule, chosen.recompute)
         return json.dumps(words).encode()
 
-    own = {"the options": hashlib.sha256(repr(sorted(options)).encode()).digest()}
-    mesh, count, schedule, recompute = json.loads(shared_bytes(make, rank, own))
+    mesh, count, schedule, recompute = json.loads(
+        shared_bytes(make, rank, _marks(example, options))
+    )
     return Configuration(Mesh.parse(mesh), count, schedule, recompute)
+
+
+def _marks(example: Sequence[Any], options: Mapping[str, Any]) -> Mapping[str, bytes]:
+    """Return digests by which ranks compare for what they search.
+
+    Functions and objects count by what they are called: their addresses differ between processes.
+    """
+    texts = {
+        "the example": [_named(each) for each in example],
+        "the options": sorted((name, _named(own)) for name, own in options.items()),
+    }
+    return {name: hashlib.sha256(repr(text).encode()).digest() for name, text in texts.items()}
+
+
+def _named(value: Any) -> str:
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype}{tuple(value.shape)}"
+    if isinstance(value, Precision):
+        return _named((value.parameters, value.compute, value.masters, value.reduce))
+    if isinstance(value, Mapping):
+        return repr(sorted((f"{key}", _named(own)) for key, own in value.items()))
+    if isinstance(value, tuple | list):
+        return repr([_named(own) for own in value])
+    # What prints its address has none here; a function is called as it was defined.
+    name = getattr(value, "__qualname__", "")
+    return name or (type(value).__qualname__ if " at 0x" in repr(value) else repr(value))

@@ -64,7 +64,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--memory", metavar="BYTES", help="the most that a device may hold, as 40GB (default: what "
         "the cluster's have, less a margin)")  # fmt: skip
     add("--time-limit", metavar="S", type=float, help="begin no further plan after so many seconds")
-    add("--most", metavar="N", type=int, help="judge at most so many plans (default: 16)")
+    add(
+        "--most",
+        metavar="N",
+        type=int,
+        help="judge at most so many configurations on a number of "
+        "devices (default: 16); one that does not fit is tried again with everything recomputed",
+    )
     add("--pin-config", metavar="FILE", action="append", default=[], help="hold the plan against "
         "what a torchtitan configuration (.toml) or a file of Megatron-LM's arguments states: "
         "sizes, micro-batch, schedule, recompute; may be given again")  # fmt: skip
@@ -97,9 +103,10 @@ def _searched(args: argparse.Namespace) -> tuple[Planned, Configuration, Any]:
     from irc.calls.plan_search import Asked, limits_of
 
     refuse_bare_file(args.model)
+    limits = limits_of(args.objective, args.time_limit, _at_least_one("--most", args.most))
     asked = Asked(
         args.devices,
-        limits_of(args.objective, args.time_limit, _at_least_one("--most", args.most)),
+        replace(limits, keeps_interrupted=True),
         progress=_Progress() if sys.stderr.isatty() or not args.json else None,
     )
     if not is_named_object(args.model) and _is_onnx(args.model):

@@ -171,7 +171,8 @@ def neighbours(configuration: Configuration, outline: Outline) -> Iterator[Confi
 
 
 def _like(own: Configuration, other: Configuration) -> Configuration:
-    return Configuration(own.mesh, own.micro_batches, other.schedule, other.recompute)
+    schedule = other.schedule if own.pipe > 1 else PLAIN
+    return Configuration(own.mesh, own.micro_batches, schedule, other.recompute)
 
 
 def staged_mesh(pipe: int, data: int, tensor: int) -> Mesh:

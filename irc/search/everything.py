@@ -7,7 +7,7 @@ configurations that differ from the best in one choice are tried as long as that
 does not fit into the memory, it is tried again with everything recomputed.
 
 Nothing depends on a clock but a time limit that the user sets, which ends the search between two
-plans with the best one so far; so does an interrupt.
+plans with the best one so far; so does an interrupt where the caller says so.
 """
 
 from __future__ import annotations
@@ -145,11 +145,14 @@ class Limits:
             devices for a step, on any number of them.
         time_limit_s: no plan is begun after so long; None: as long as it takes.
         most_judged: plans on one number of devices.
+        keeps_interrupted: an interrupt ends the search with the best plan so far, where there is
+            one; otherwise it is raised.
     """
 
     objective: Objective = "throughput"
     time_limit_s: float | None = None
     most_judged: int = MOST_JUDGED
+    keeps_interrupted: bool = False
 
 
 class _Ended(Exception):  # noqa: N818 - no fault: the time is up
@@ -197,7 +200,7 @@ class Search:
         except _Ended:
             ended = f"the time limit of {self.limits.time_limit_s:g} s"
         except KeyboardInterrupt:
-            if self._best() is None:
+            if not self.limits.keeps_interrupted or self._best() is None:
                 raise
             ended = "an interrupt"
         best = self._best()
@@ -233,8 +236,12 @@ class Search:
         """Search on one number of devices."""
         most = len(self._judged) + self.limits.most_judged
         recompute, meshes = self._meshes(devices)
-        for mesh in meshes:
-            self._try(Configuration(mesh, recompute=recompute))
+        for place, mesh in enumerate(meshes):
+            if place == 0 or len(self._judged) < most:
+                self._try(Configuration(mesh, recompute=recompute))
+        if devices > 1 and self._are_indivisible(meshes, recompute):
+            # Its samples are whole on every device, so that any batch will do.
+            self._try(Configuration(Mesh((("tensor", devices),)), recompute=recompute))
         if not self.is_training:
             return
         outline = self.judge.outline()
@@ -249,6 +256,14 @@ class Search:
             if (now := self._best()) is best:
                 return
             best = now
+
+    def _are_indivisible(self, meshes: Sequence[Mesh], recompute: str) -> bool:
+        """True where meshes were tried, and each would have divided what does not divide so."""
+        tried = [self._judged.get(Configuration(mesh, recompute=recompute)) for mesh in meshes]
+        errors = [each.error for each in tried if each is not None]
+        return bool(errors) and all(
+            error is not None and error.code not in OF_MEMORY for error in errors
+        )
 
     def _meshes(self, devices: int) -> tuple[str, Sequence[Mesh]]:
         """Return the best meshes of one program, and what it recomputes so that it fits."""
@@ -287,19 +302,22 @@ class Search:
             # What keeps less than nothing, and more than all, is a neighbour of the latter.
             attempts.append(replace(configuration, recompute=FULL))
         for each in attempts:
-            if each in self._judged:
-                continue
-            self._check_time()
-            self._tell(f"planning {each}")
-            try:
-                judged = Judged(each, self.judge.judge(each), is_pinned=is_pinned)
-            except IrcError as error:
-                if error.code not in OF_CONFIGURATION:
-                    raise
-                judged = Judged(each, error=error, is_pinned=is_pinned)
-            self._judged[each] = judged
+            judged = self._judged.get(each) or self._judge(each, is_pinned=is_pinned)
             if judged.error is None or judged.error.code not in OF_MEMORY:
                 return
+
+    def _judge(self, configuration: Configuration, *, is_pinned: bool) -> Judged:
+        self._check_time()
+        self._tell(f"planning {configuration}")
+        try:
+            verdict = self.judge.judge(configuration)
+            judged = Judged(configuration, verdict, is_pinned=is_pinned)
+        except IrcError as error:
+            if error.code not in OF_CONFIGURATION:
+                raise
+            judged = Judged(configuration, error=error, is_pinned=is_pinned)
+        self._judged[configuration] = judged
+        return judged
 
     def _tell(self, doing: str) -> None:
         if self.progress is not None:

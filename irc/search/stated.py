@@ -1,8 +1,8 @@
 """Configurations that other systems' settings state: torchtitan's TOML, Megatron-LM's arguments.
 
 What is read are sizes of axes, the micro-batch, the schedule and recompute, and which axes divide
-samples, storage and matrices (:mod:`irc.constraints.layouts`). Settings that irc has no word for
-are refused by name, not left out.
+samples, storage and matrices (:mod:`irc.constraints.layouts`). Axes, schedules and policies that
+irc has no word for are refused by name, not left out; settings of other things are not read.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ class Stated:
         recompute: the policy.
         is_stored_split: parameters are stored in parts over ``data``.
         divides_sequences: over ``tensor`` sequences are divided too.
+        data: copies of the model; 0: as many as the devices allow.
+        samples: of a whole batch; 0: not stated.
     """
 
     source: str
@@ -48,6 +50,8 @@ class Stated:
     recompute: str
     is_stored_split: bool
     divides_sequences: bool
+    data: int = 0
+    samples: int = 0
 
     def on(self, devices: int, samples: int) -> Configuration:
         """Return the configuration on so many devices, for a batch of so many samples.
@@ -56,7 +60,21 @@ class Stated:
             IrcError: ``option-value`` where they do not divide.
         """
         inner = self.pipe * self.tensor * self.context
+        if self.samples not in (0, samples):
+            raise IrcError(
+                "option-value",
+                f"'{self.source}' states a batch of {self.samples} samples, and the batch has "
+                f"{samples}",
+                help=f"choose a batch of {self.samples}, or leave it out of the file",
+            )
         data, left = divmod(devices, inner)
+        if self.data not in (0, data):
+            raise IrcError(
+                "option-value",
+                f"'{self.source}' states {self.data} copies on {inner} devices each, and there are "
+                f"{devices} devices",
+                help=f"choose --devices {self.data * inner}",
+            )
         if left or not data:
             raise IrcError(
                 "option-value",
@@ -115,6 +133,12 @@ def _torchtitan(path: str, data: Mapping[str, Any]) -> Stated:
     pipe = _count(path, parallel, "pipeline_parallel_degree", 1)
     local = _count(path, training, "local_batch_size", 1)
     size = _count(path, parallel, "pipeline_parallel_microbatch_size", 1)
+    shard = _either(path, parallel, "data_parallel_shard_degree")
+    copies = _count(path, parallel, "data_parallel_replicate_degree", 1)
+    if copies > 1 and shard != 1:
+        raise _refused(path, "parameters that are stored in parts within groups of copies "
+                       "(data_parallel_replicate_degree beside shards) are not among what is "
+                       "pinned")  # fmt: skip
     named = str(parallel.get("pipeline_parallel_schedule", "1F1B"))
     if pipe > 1 and named.lower() not in SCHEDULES:
         raise _refused(path, f"irc has no schedule '{named}'")
@@ -126,8 +150,10 @@ def _torchtitan(path: str, data: Mapping[str, Any]) -> Stated:
         size if pipe > 1 else local,
         SCHEDULES.get(named.lower(), PLAIN),
         _policy(path, str(again.get("mode", "none"))),
-        parallel.get("data_parallel_shard_degree", -1) != 1,
+        shard != 1,
         divides_sequences=True,
+        data=copies * shard,
+        samples=_either(path, training, "global_batch_size"),
     )
 
 
@@ -153,6 +179,7 @@ def _megatron(path: str, text: str) -> Stated:
         _policy(path, policy),
         any(f"use-{kind}" in words for kind in ("torch-fsdp2", "megatron-fsdp", "custom-fsdp")),
         "sequence-parallel" in words,
+        samples=_count(path, words, "global-batch-size", 0),
     )
 
 
@@ -192,6 +219,11 @@ def _count(path: str, section: Mapping[str, Any], key: str, default: int) -> int
     if key in section and number < 1:
         raise _refused(path, f"{key} = {value!r} is no number of 1 or more")
     return number
+
+
+def _either(path: str, section: Mapping[str, Any], key: str) -> int:
+    """Return a number of 1 or more; 0 where it is not stated, or as torchtitan writes it, -1."""
+    return 0 if section.get(key, -1) in (-1, "-1") else _count(path, section, key, 0)
 
 
 def _refuse_degrees(path: str, section: Mapping[str, Any], keys: tuple[str, ...]) -> None:

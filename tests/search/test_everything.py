@@ -91,6 +91,9 @@ def test_the_best_is_the_least_of_all_that_was_asked_and_always_the_same() -> No
     tried = {each.configuration for each in outcome.judged}
     assert set(neighbours(outcome.best.configuration, SMALL)) <= tried
     assert len(tried) <= Limits().most_judged
+    # All fit, so nothing is recomputed; and a schedule of stages is of stages.
+    assert {each.recompute for each in tried} == {"none"}
+    assert all(each.schedule == "1f1b" for each in tried if each.pipe == 1)
 
 
 def test_what_does_not_fit_is_tried_with_more_recompute() -> None:
@@ -136,7 +139,7 @@ def test_an_interrupt_keeps_the_best_so_far() -> None:
         return by_estimate(configuration)
 
     fake.says = says
-    outcome = Search(fake, CLUSTER).run(16)
+    outcome = Search(fake, CLUSTER, Limits(keeps_interrupted=True)).run(16)
     assert outcome.ended == "an interrupt"
     assert len(outcome.judged) == 3
 
@@ -144,7 +147,21 @@ def test_an_interrupt_keeps_the_best_so_far() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Search(Fake(at_once), CLUSTER).run(16)
+        Search(Fake(at_once), CLUSTER, Limits(keeps_interrupted=True)).run(16)
+    # A program that calls the search is interrupted as any other call is.
+    fake.asked.clear()
+    with pytest.raises(KeyboardInterrupt):
+        Search(fake, CLUSTER).run(16)
+
+
+def test_a_batch_that_nothing_divides_is_tried_whole_on_every_device() -> None:
+    def says(configuration: Configuration) -> Verdict:
+        if "data" in configuration.mesh.names or configuration.is_staged:
+            raise IrcError("mesh-axis-indivisible", "'x' has 7 samples")
+        return by_estimate(configuration)
+
+    outcome = Search(Fake(says), CLUSTER).run(16)
+    assert outcome.best.configuration == Configuration(Mesh.parse("tensor=16"))
 
 
 def test_a_time_limit_ends_the_search_after_a_plan() -> None:

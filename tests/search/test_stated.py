@@ -62,6 +62,9 @@ def test_megatron(tmp_path: Path) -> None:
         ("--micro-batch-size x", "a.args", "1 or more"),
         ("--tensor-model-parallel-size 3", "a.args", "multiple of 3"),
         ("--micro-batch-size 3", "a.args", "multiple of 48"),
+        ("--micro-batch-size 1 --global-batch-size 32", "a.args", "a batch of 32"),
+        ("[parallelism]\ndata_parallel_shard_degree = 8", "a.toml", "choose --devices 8"),
+        ("[parallelism]\ndata_parallel_replicate_degree = 2", "a.toml", "groups of copies"),
     ],
 )
 def test_refusals(tmp_path: Path, text: str, name: str, says: str) -> None:
