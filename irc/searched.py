@@ -206,9 +206,7 @@ def choice_of_ranks(module: Any, example: Sequence[Any] | None, **options: Any) 
             f"processes the others leave is mesh='data={AUTO}'",
         )
     if (ranks := num_processes()) == 1:
-        if "optimizer" not in options:
-            return Configuration(Mesh(()))
-        return chosen_for(module, example, None, 1, **options)
+        return _choice_of_one(module, example, **options)
     rank = join_processes(Mesh((("data", ranks),)))
 
     def make() -> bytes:
@@ -220,6 +218,25 @@ def choice_of_ranks(module: Any, example: Sequence[Any] | None, **options: Any) 
         shared_bytes(make, rank, _marks(example, options))
     )
     return Configuration(Mesh.parse(mesh), count, schedule, recompute)
+
+
+def _choice_of_one(module: Any, example: Sequence[Any], **options: Any) -> Configuration:
+    """Return what one device does: all at once, where that fits; nothing else is faster."""
+    from irc.calls.plan_search import Asked
+    from irc.dialects.placement import Mesh
+    from irc.search.configurations import Configuration
+    from irc.search.everything import Limits
+
+    if "optimizer" not in options:
+        return Configuration(Mesh(()))
+    first = Asked(1, Limits(most_judged=1))
+    try:
+        outcome, _ = searched_module(module, example, None, first, **options)
+    except IrcError as error:
+        if error.code != "plan-infeasible":
+            raise
+        return chosen_for(module, example, None, 1, **options)
+    return outcome.best.configuration
 
 
 def _marks(example: Sequence[Any], options: Mapping[str, Any]) -> Mapping[str, bytes]:

@@ -101,6 +101,7 @@ def test_a_call_has_a_table(net: str, capsys: pytest.CaptureFixture[str]) -> Non
         (["--most", "0"], "option-value", "1 or more"),
         (["--global-batch", "8"], "option-value", "whole batch"),
         (["--loss", "x"], "option-value", "--train"),
+        (["--size", "N=4"], "option-value", "ONNX"),
     ],
 )
 def test_refusals(
@@ -175,6 +176,8 @@ def test_auto_on_one_process_is_one_device() -> None:
 def test_auto_needs_an_example() -> None:
     with pytest.raises(IrcError, match="give an example"):
         irc.compile(nn.Linear(8, 8), mesh="auto")
+    with pytest.raises(IrcError, match="a tuple of arguments"):
+        irc.compile_step(nn.Linear(8, 8), mesh="auto", example=torch.zeros(2, 8))
     with pytest.raises(IrcError, match="example is for"):
         irc.compile(nn.Linear(8, 8), mesh="data=2", example=(torch.zeros(2, 8),))
     with pytest.raises(IrcError, match="none yet to call"):

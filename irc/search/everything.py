@@ -4,7 +4,8 @@ Meshes of one program are searched by the integer program (:mod:`irc.search.mesh
 stages or micro-batches are put in order by a closed form (:mod:`irc.search.configurations`), best
 of each mesh; the first few are planned, and the plan's simulated step says which is the best. Then
 configurations that differ from the best in one choice are tried as long as that helps. Where one
-does not fit into the memory, it is tried again with everything recomputed.
+does not fit into the memory, it is tried again with everything recomputed; where none fits, in the
+most micro-batches of each mesh.
 
 Nothing depends on a clock but a time limit that the user sets, which ends the search between two
 plans with the best one so far; so does an interrupt where the caller says so.
@@ -248,6 +249,10 @@ class Search:
         for seed in self._seeds(outline, devices):
             if len(self._judged) < most:
                 self._try(seed)
+        if not self._fits(devices):
+            for least in self._smallest(outline, devices):
+                if len(self._judged) < most and not self._fits(devices):
+                    self._try(least)
         best = self._best()
         while best is not None and best.configuration.mesh.num_ranks == devices:
             for other in neighbours(best.configuration, outline):
@@ -294,6 +299,25 @@ class Search:
                 best[each.mesh] = seconds, each
         order = sorted(best.values(), key=lambda own: (own[0], str(own[1])))
         return [each for seconds, each in order[:SEEDS] if seconds <= HOPELESS * order[0][0]]
+
+    def _fits(self, devices: int) -> bool:
+        every = self._judged.values()
+        return any(own.verdict and own.configuration.mesh.num_ranks == devices for own in every)
+
+    def _smallest(self, outline: Outline, devices: int) -> list[Configuration]:
+        """Return of each mesh what holds least: all recomputed, in the most micro-batches.
+
+        Where it fits, its neighbours have fewer.
+        """
+        most: dict[Mesh, Configuration] = {}
+        for each in configurations(outline, devices):
+            known = most.setdefault(each.mesh, each)
+            if each.micro_batches > known.micro_batches:
+                most[each.mesh] = each
+        every = [replace(each, recompute=FULL) for each in most.values()]
+        tried = [each.mesh for each, own in self._judged.items() if own.error]
+        # First those meshes which the closed form likes.
+        return sorted(every, key=lambda own: (own.mesh not in tried, str(own)))
 
     def _try(self, configuration: Configuration, *, is_pinned: bool = False) -> None:
         """Plan a configuration; where it does not fit, with everything recomputed."""

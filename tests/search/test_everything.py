@@ -108,6 +108,16 @@ def test_what_does_not_fit_is_tried_with_more_recompute() -> None:
     assert {each.configuration.recompute for each in lacking} == {"none", "selective"}
 
 
+def test_what_does_not_fit_is_tried_in_more_micro_batches() -> None:
+    def says(configuration: Configuration) -> Verdict:
+        if configuration.micro_batches < 8:
+            raise needs(7 * 10**9)
+        return by_estimate(configuration)
+
+    outcome = Search(Fake(says), CLUSTER).run(4)
+    assert outcome.best.configuration.micro_batches == 8
+
+
 def test_nothing_fits_says_the_smallest_budget() -> None:
     def says(configuration: Configuration) -> Verdict:
         raise needs(5 * 10**9 + configuration.pipe)

@@ -105,7 +105,9 @@ def _config(transformers: Any, text: str) -> Any:
         return named()
     kind = getattr(named, "config_class", None)
     if kind is None:
-        known = [name for name in dir(transformers) if name.endswith(("Config", CAUSAL))]
+        known = [
+            name for name in dir(transformers) if name.endswith(("Config", CAUSAL, "LMHeadModel"))
+        ]
         raise IrcError(
             "model-missing",
             f"no file '{text}', and transformers {transformers.__version__} has no such class",
@@ -155,5 +157,7 @@ def _model(transformers: Any, config: Any, text: str) -> nn.Module:
 
 
 def _first_line(error: Exception) -> str:
+    # transformers says in the second line what is wrong where the first one ends in a colon.
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+    text = " ".join(line.strip() for line in lines[: 2 if lines and lines[0].endswith(":") else 1])
+    return f"{type(error).__name__}: {text}"
