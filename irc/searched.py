@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from irc.choices import DEFAULT_SCHEDULE, names_option, recipe_option
 from irc.constraints.pins import Pins, pins_option
@@ -257,9 +257,10 @@ def _named(value: Any) -> str:
     if isinstance(value, Precision):
         return _named((value.parameters, value.compute, value.masters, value.reduce))
     if isinstance(value, Mapping):
-        return repr(sorted((f"{key}", _named(own)) for key, own in value.items()))
+        items = cast("Mapping[Any, Any]", value).items()
+        return repr(sorted((f"{key}", _named(own)) for key, own in items))
     if isinstance(value, tuple | list):
-        return repr([_named(own) for own in value])
+        return repr([_named(own) for own in cast("Sequence[Any]", value)])
     # What prints its address has none here; a function is called as it was defined.
     name = getattr(value, "__qualname__", "")
     return name or (type(value).__qualname__ if " at 0x" in repr(value) else repr(value))
