@@ -25,6 +25,7 @@ BUILTIN: Mapping[str, str] = {
     "bucket-collectives": "irc.passes.bucket_collectives:BucketCollectivesPass",
     "chunk-collectives": "irc.passes.chunk_collectives:ChunkCollectivesPass",
     "chunk-experts": "irc.passes.chunk_experts:ChunkExpertsPass",
+    "slice-batch": "irc.passes.slice_batch:SliceBatchPass",
     "hoist-collectives": "irc.passes.hoist_collectives:HoistCollectivesPass",
     "pad-parameters": "irc.passes.pad_parameters:PadParametersPass",
     "order": "irc.passes.order:OrderPass",

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp, StringAttr
-from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import CallOp
 from xdsl.passes import ModulePass
 
 from irc.dialects.builder import entry, functions
-from irc.dialects.flow import id_of, rename_ids
-from irc.errors import IrcError
-
-MAX_CALL_DEPTH = 32
+from irc.sharding.inlining import Inlining
 
 
 @dataclass(frozen=True)
@@ -62,59 +57,9 @@ class InlineBlocksPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         known = functions(op)
-        inlining = _Inlining(known)
+        inlining = Inlining(known)
         for call in [each for each in entry(op).body.block.ops if isinstance(each, CallOp)]:
             inlining.replace(call)
         for name in inlining.called:
             known[name].detach()
             known[name].erase(safe_erase=False)
-
-
-class _Inlining:
-    """Writes the ops of blocks in front of calls.
-
-    Args:
-        known: the functions of the module by name.
-    """
-
-    def __init__(self, known: Mapping[str, FuncOp]) -> None:
-        self.called: dict[str, None] = {}
-        self._known = known
-
-    def replace(self, call: CallOp) -> None:
-        """Put the ops of a block in the place of a call of the entry."""
-        block = call.parent_block()
-        assert block is not None
-        ops: list[Operation] = []
-        values = self._body(call, call.operands, "", 0, ops)
-        block.insert_ops_before(ops, call)
-        for result, value in zip(call.results, values, strict=True):
-            result.replace_all_uses_with(value)
-        call.detach()
-        call.erase()
-
-    def _body(
-        self, call: CallOp, given: Sequence[SSAValue], path: str, depth: int, ops: list[Operation]
-    ) -> list[SSAValue]:
-        name = call.callee.string_value()
-        if depth > MAX_CALL_DEPTH:
-            raise IrcError("ir-invalid", f"@{name} calls itself, or too deeply")
-        self.called[name] = None
-        block, path = self._known[name].body.block, f"{path}{id_of(call)}/"
-        values: dict[SSAValue, SSAValue] = dict(zip(block.args, given, strict=True))
-        for op in block.ops:
-            if isinstance(op, ReturnOp):
-                break
-            if isinstance(op, CallOp):
-                made = self._body(op, [values[v] for v in op.operands], path, depth + 1, ops)
-            else:
-                copy = op.clone(values)
-                # What has no id of its own goes by that of the call.
-                copy.attributes.setdefault("id", StringAttr(""))
-                rename_ids(copy, path.__add__)
-                ops.append(copy)
-                made = copy.results
-            values.update(zip(op.results, made, strict=True))
-        end = block.last_op
-        assert end is not None
-        return [values[value] for value in end.operands]

@@ -95,6 +95,8 @@ def passes_by_part(options: Options) -> Passes:
     pipeline.append(("lower-externs", {"target": target}))
     if distributed:
         pipeline.append(("hoist-collectives", {}))
+        if not options.any_rows:
+            pipeline.append(("slice-batch", links))
         pipeline.append(("chunk-collectives", links))
         pipeline.append(("bucket-collectives", links))
     weights: dict[str, object] = {"weights_only": True} if target in GPUS else {}

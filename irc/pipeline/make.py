@@ -27,8 +27,12 @@ from irc.plan.schema import Plan
 from irc.plugin import find_backend
 from irc.program import Program
 from irc.sharding.chunk_pins import PASS as CHUNKING
+from irc.sharding.chunk_pins import known_names
 from irc.sharding.expert_pins import PASS as CHUNKING_EXPERTS
 from irc.simulate.plan import Contention, predict
+
+OF_PARTS = (CHUNKING, CHUNKING_EXPERTS, "slice-batch")
+"""Passes that have to know where a program is one of several functions."""
 
 
 def lower(
@@ -140,10 +144,12 @@ class Lowered:
     Attributes:
         module: level task, behind ``plan-memory``.
         texts: of it after each pass that changed something, by file; none where they are not kept.
+        collectives: ids of those that the function had before they were cut, where some are named.
     """
 
     module: ModuleOp
     texts: Mapping[str, str]
+    collectives: frozenset[str] = frozenset()
 
 
 def function_plan(
@@ -179,11 +185,20 @@ def lower_function(
     if before and options.keep_ir:
         keep(before, module)
     # Of collectives that are named to be cut, others may be in other functions.
-    cutting = (CHUNKING, CHUNKING_EXPERTS)
-    passes = [replace(p, is_part=True) if p.name in cutting else p for p in passes]
+    passes = [replace(p, is_part=True) if p.name in OF_PARTS else p for p in passes]
     on_stage = keep if options.keep_ir else None
-    run_passes(module, passes, verify_each=options.verify_each, on_stage=on_stage)
-    return Lowered(module, texts)
+    names = [each.name for each in passes]
+    cut = names.index(CHUNKING) if named_to_cut(passes) else 0
+    run_passes(module, passes[:cut], verify_each=options.verify_each, on_stage=on_stage)
+    known = known_names(module) if cut else frozenset[str]()
+    run_passes(module, passes[cut:], verify_each=options.verify_each, on_stage=on_stage)
+    return Lowered(module, texts, known)
+
+
+def named_to_cut(passes: Sequence[ModulePass]) -> frozenset[str]:
+    """Return the ids of collectives that passes are told to cut."""
+    told = "+".join(getattr(p, "only", "") for p in passes if p.name == CHUNKING)
+    return frozenset(filter(None, told.split("+")))
 
 
 def lowered_plan(function: Lowered, options: Options, like: LoadedPlan | None = None) -> LoadedPlan:

@@ -51,6 +51,7 @@ ORDER: tuple[Row, ...] = (
     Row("chunk-experts",        "function", "a mesh"),
     Row("lower-externs",        "function"),
     Row("hoist-collectives",    "function", "a mesh"),
+    Row("slice-batch",          "function", "a mesh, fixed sizes"),
     Row("chunk-collectives",    "function", "a mesh"),
     Row("bucket-collectives",   "function", "a mesh"),
     # How: by which kernels.
@@ -79,6 +80,7 @@ OPTIONAL = (
     "plan-rings",
     "hoist-collectives",
     "chunk-experts",
+    "slice-batch",
     "chunk-collectives",
     "bucket-collectives",
     "merge-matmuls",

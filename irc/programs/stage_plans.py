@@ -13,7 +13,13 @@ from irc.dialects.placement import Mesh, Placement
 from irc.errors import IrcError
 from irc.pipeline import Options, run_passes
 from irc.pipeline.default import passes_by_part
-from irc.pipeline.make import Lowered, function_plan, lower_function, lowered_plan
+from irc.pipeline.make import (
+    Lowered,
+    function_plan,
+    lower_function,
+    lowered_plan,
+    named_to_cut,
+)
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import placement_of
 from irc.plan.training import SPLIT
@@ -22,6 +28,7 @@ from irc.programs.placing import Placing, Stage, placed
 from irc.programs.stage_memory import budget_of, too_small
 from irc.programs.stage_step import StageStep
 from irc.schedule.actions import Schedule
+from irc.sharding.chunk_pins import refuse_unknown
 from irc.training.functions import Functions, split_functions
 from irc.training.stage_runs import StageRuns
 
@@ -126,6 +133,10 @@ def plan_stages(
                 known.setdefault(own.key, []).append(_Known(own.names, own.runs, plan))
             found.append(plan)
             lying |= {n: p for n, p in _weight_placements(plan.plans).items() if n in shared}
+    if only := named_to_cut(passes_by_part(plain).function):
+        # What no function of a stage has, the program has not.
+        ids = {name for plan in found for own in plan.lowered.values() for name in own.collectives}
+        refuse_unknown(only, ids, ids)
     return found
 
 
@@ -144,7 +155,8 @@ def _renamed(plan: StagePlan, names: Renaming, options: Options) -> StagePlan:
 
 def _renamed_function(function: Lowered, names: Renaming) -> Lowered:
     texts = {name: names.apply_to_text(text) for name, text in function.texts.items()}
-    return Lowered(names.apply(function.module), texts)
+    ids = frozenset(map(names.op, function.collectives))
+    return Lowered(names.apply(function.module), texts, ids)
 
 
 def _place(own: Stage, schedule: Schedule, placing: Placing) -> tuple[Functions, Mapping[str, Any]]:

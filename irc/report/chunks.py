@@ -1,15 +1,16 @@
-"""What was cut into pieces that overlap, as ``irc explain plan PLAN --overlap`` says it."""
+"""What was cut so that it overlaps, as ``irc explain plan PLAN --overlap`` says it."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
-from xdsl.dialects.builtin import ArrayAttr
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr
 from xdsl.ir import Attribute
 
 from irc.dialects.flow import to_python
 from irc.report.evidence import Evidence
-from irc.report.table import seconds, table
+from irc.report.table import counted, seconds, table
+from irc.sharding.batch_slices import SLICES
 from irc.sharding.chunks import CHUNKS
 
 
@@ -39,3 +40,23 @@ def chunks(evidence: Evidence) -> list[str]:
         )
     heads = ("pieces", "along dim", "saves a call", "cut with what it feeds", "id", "line")
     return ["", *table(heads, cells, right="rrr")]
+
+
+def batch_slices(evidence: Evidence) -> list[str]:
+    """Return what pass slice-batch did: into how many slices of a batch, and what that saves.
+
+    Empty where the batch is whole, and for a plan without its IR texts.
+    """
+    told = evidence.last.attributes.get(SLICES) if evidence.passes else None
+    if not isinstance(told, DictionaryAttr):
+        return []
+    facts: dict[str, Any] = to_python(told)
+    ways, rows = facts["ways"], facts["rows"]
+    saved = facts.get("saved_s")
+    why = "as asked" if saved is None else f"saves {seconds(saved)} a call"
+    sent = counted(facts["collectives"], "collective")
+    return [
+        "",
+        f"batch in {ways} slices of {counted(rows // ways, 'sample')} of '{facts['input']}',"
+        f" computed in turns: {why}; {sent} in {ways} parts",
+    ]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from irc.errors import IrcError
 from irc.report.table import counted, pairs, seconds, signed, table
-from irc.trace.form import SPENT, Trace
+from irc.trace.form import SPENT, Source, Trace
 from irc.trace.read import read_trace
 from irc.trace.spent import Spent, by_kind, by_line, by_rank
 
@@ -61,6 +60,7 @@ class TraceComparison:
         lines: what is lost most comes first.
         slowest: of the measured ranks, the one that has kernels for longest, and its seconds.
         notes: what the files say of themselves.
+        sources: ``predicted`` or ``measured``, of either trace.
     """
 
     plan: str
@@ -73,6 +73,12 @@ class TraceComparison:
     lines: tuple[LineRow, ...]
     slowest: tuple[int, float]
     notes: tuple[str, ...]
+    sources: tuple[Source, Source] = ("predicted", "measured")
+
+    @property
+    def sides(self) -> tuple[str, str]:
+        """What the traces are called: two predictions, or two runs, are a first and a second."""
+        return ("first", "second") if self.sources[0] == self.sources[1] else self.sources
 
 
 def read_both(predicted: str | Path, measured: str | Path) -> tuple[Trace, Trace]:
@@ -128,6 +134,7 @@ def compare(predicted: Trace, measured: Trace) -> TraceComparison:
         tuple(_lines(on_both, measured)),
         (slowest, kernels[slowest]),
         tuple(f"{side.source}: {name}: {text}" for side, name, text in said),
+        (predicted.source, measured.source),
     )
 
 
@@ -166,18 +173,19 @@ def write(comparison: TraceComparison, *, most: int | None = MOST_LINES) -> str:
     sections = (
         _heading(comparison),
         _kinds(comparison),
-        _lost(comparison.lines, most),
+        _lost(comparison, most),
         list(comparison.notes),
     )
     return "\n\n".join("\n".join(section) for section in sections if section)
 
 
 def _heading(of: TraceComparison) -> list[str]:
-    step = f"predicted {seconds(of.predicted_s)}, measured {seconds(of.measured_s)}"
+    first, second = of.sides
+    step = f"{first} {seconds(of.predicted_s)}, {second} {seconds(of.measured_s)}"
     ratio = f"{of.ratio:.2f}" if of.ratio >= 0.1 else f"{of.ratio:.2g}"
     rows = [
         ("step", f"{step}, ratio {ratio}"),
-        ("ranks", f"{of.ranks[1]} measured" + (f", {of.mesh}" if of.mesh else "")),
+        ("ranks", f"{of.ranks[1]} {of.sources[1]}" + (f", {of.mesh}" if of.mesh else "")),
     ]
     if of.ranks[1] > 1:
         rank, busy = of.slowest
@@ -192,25 +200,27 @@ def _kinds(of: TraceComparison) -> list[str]:
         if row.predicted_s or row.measured_s
     ]
     rows.append(("step", *_times(of.predicted_s, of.measured_s)))
-    return table(("of a rank, in the mean", "predicted", "measured", "lost"), rows, right="lrrr")
+    return table(("of a rank, in the mean", *of.sides, "lost"), rows, right="lrrr")
 
 
-def _lost(rows: Sequence[LineRow], most: int | None) -> list[str]:
-    """Return a table of what took longer than predicted, and what the rest adds up to."""
+def _lost(of: TraceComparison, most: int | None) -> list[str]:
+    """Return a table of what took longer than in the first trace, and what the rest adds up to."""
+    rows, (first, second) = of.lines, of.sides
+    than = "predicted" if first == "predicted" else "in the first"
     lost = [row for row in rows if row.lost_s > 0]
     cells = [
         (signed(row.lost_s), seconds(row.predicted_s), seconds(row.measured_s), row.kind, row.line)
         for row in lost[:most]
     ]
-    heads = ("lost", "predicted", "measured", "as", "line")
+    heads = ("lost", first, second, "as", "line")
     lines = ["Lost, by line of the model", *table(heads, cells, right="rrr")]
     if not lost:
-        lines = ["No line took longer than predicted"]
+        lines = [f"No line took longer than {than}"]
     if len(lost) > len(cells):
         lines.append(f"and {counted(len(lost) - len(cells), 'row')} more: --all shows them")
     gained = sum(row.lost_s for row in rows if row.lost_s < 0)
     if gained:
-        lines.append(f"Other lines took {seconds(-gained)} less than predicted, in all")
+        lines.append(f"Other lines took {seconds(-gained)} less than {than}, in all")
     return lines
 
 

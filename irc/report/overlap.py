@@ -9,7 +9,7 @@ from typing import Any
 from irc.cluster.load import THIS_HOST, find_cluster
 from irc.plan.load import load_plan
 from irc.plan.schema import Plan, Start, Wait
-from irc.report.chunks import chunks
+from irc.report.chunks import batch_slices, chunks
 from irc.report.evidence import Evidence
 from irc.report.launches import launches, num_layers
 from irc.report.rings import rings
@@ -119,10 +119,11 @@ def explain_overlap(folder: str, *, as_json: bool = False) -> str:
         "Collectives of one bucket are one launch. One that was packed stands for those that were"
         " joined; its line is that of the first."
     )
+    evidence = Evidence(loaded)
     return "\n".join(
         [
             *lines, "", *_launches(plan), "", *table(heads, cells, right="rrrr"), "", said,
-            *chunks(evidence), *rings(evidence),
+            *chunks(evidence), *rings(evidence), *batch_slices(evidence),
         ]
     )  # fmt: skip
 

@@ -14,6 +14,12 @@ from irc.sharding.chunks import group_of, told_of
 PASS = "chunk-collectives"
 
 
+def known_names(module: ModuleOp) -> frozenset[str]:
+    """Return the ids of the collectives' waits of a module, and of what was cut before."""
+    waits = {id_of(op) for op in module.walk() if isinstance(op, WaitOp)}
+    return frozenset(waits | told_of(module).keys())
+
+
 def check_known(module: ModuleOp, names: Collection[str]) -> None:
     """Check that collectives are there, or were cut before.
 
@@ -24,15 +30,29 @@ def check_known(module: ModuleOp, names: Collection[str]) -> None:
     Raises:
         IrcError: ``option-value`` naming those that are not.
     """
-    known = {id_of(op) for op in module.walk() if isinstance(op, WaitOp)} | told_of(module).keys()
-    unknown = sorted(set(names) - known)
-    if unknown:
+    if set(names) - (known := known_names(module)):
         groups = filter(None, map(group_of, module.walk()))
+        refuse_unknown(names, known, {id_of(group.wait) for group in groups})
+
+
+def refuse_unknown(names: Collection[str], known: Collection[str], like: Collection[str]) -> None:
+    """Refuse ids that no collective has.
+
+    Args:
+        names: that were asked for.
+        known: of all collectives.
+        like: of those that may be cut, among which one may have been meant.
+
+    Raises:
+        IrcError: ``option-value`` naming those that are unknown.
+    """
+    unknown = sorted(set(names) - set(known))
+    if unknown:
         listed = ", ".join(f"'{name}'" for name in unknown)
         raise IrcError(
             "option-value",
             f"{PASS}: only: the program has no collective {listed}",
-            help=did_you_mean(unknown[0], {id_of(group.wait) for group in groups})
+            help=did_you_mean(unknown[0], like)
             or "`irc explain plan PLAN --overlap` lists the ids of a plan",
         )
 

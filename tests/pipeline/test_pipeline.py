@@ -34,7 +34,7 @@ from tests.models.gpt import GPT, GPTConfig
 TWO_BY_TWO = Mesh.parse("data=2,tensor=2")
 FLOW = ["canonicalize", "rewrite", "stream-cross-entropy"]
 RANKS = ["lower-externs", "pack-quantized", "merge-matmuls", "fuse"]
-EXCHANGES = ["hoist-collectives", "chunk-collectives", "bucket-collectives"]
+EXCHANGES = ["hoist-collectives", "slice-batch", "chunk-collectives", "bucket-collectives"]
 LINKED = ["chunk-experts", "lower-externs", *EXCHANGES, *RANKS[1:]]
 KERNELS = ["map-tasks", "merge-launches"]
 ONE_DEVICE = [*FLOW, *RANKS, *KERNELS]

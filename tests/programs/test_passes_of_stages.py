@@ -127,3 +127,15 @@ def test_a_pass_that_goes_wrong_is_named(
         check(given)
     assert caught.value.code == "check-failed"
     assert re.search(words, caught.value.message), caught.value.message
+
+
+def test_a_collective_that_no_stage_has_cannot_be_cut() -> None:
+    model, batch = model_and_batch("frozen")
+    recipe = recipe_of(dict(OPTIMIZER), micro_batches=MICRO_BATCHES)
+    with torch.no_grad():
+        captured, split = captured_step(model, None, recipe, batch, {})
+    cut = ("no-chunk-collectives", 'chunk-collectives{degree=2 only="nowhere"}')
+    options = Options(mesh=Mesh.parse("pipe=2,tensor=2"), passes=cut)
+    schedule = schedule_for("1f1b", 2, MICRO_BATCHES)
+    with pytest.raises(IrcError, match="no collective 'nowhere'"):
+        make_parts_plan(captured.program, replace(recipe, split=split), options, schedule)

@@ -232,3 +232,14 @@ def test_what_torch_itself_writes_is_read(tmp_path: Path) -> None:
     names = [e.label.name for e in measured.events if e.kind == "kernel"]
     assert names == ["aten::ones", "aten::ones", "aten::matmul"]
     assert measured.notes["profile"].startswith("1 of 3 ")
+
+
+def test_two_predictions_are_a_first_and_a_second(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = saved(tmp_path / "a.json", to_json(trace("predicted", 0.5, 0.25)))
+    second = saved(tmp_path / "b.json", to_json(trace("predicted", 0.75, 1.0)))
+    assert main(["compare", first, second]) == 0
+    shown = capsys.readouterr().out
+    assert "step        first 750.000 ms, second 1.750 s, ratio 0.43" in shown
+    assert "measured" not in shown
