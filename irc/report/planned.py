@@ -202,7 +202,7 @@ def _cells(row: Row, is_chosen: bool) -> tuple[str, ...]:
     mark = "chosen" if is_chosen else ""
     return (
         f"{mark} pinned".strip() if row.pinned else mark,
-        row.mesh or "one device",
+        (row.mesh or "one device") + (f" as {row.layout}" if row.layout else ""),
         f"{row.micro_batches}",
         row.schedule or "-",
         row.recompute,

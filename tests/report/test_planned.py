@@ -1,0 +1,36 @@
+"""The table of a search: what works, beside what was pinned, and what does not and why."""
+
+from __future__ import annotations
+
+from irc.cluster.load import find_cluster
+from irc.dialects.placement import Mesh
+from irc.errors import IrcError
+from irc.report.planned import plan_table, planned
+from irc.search.configurations import Configuration, Outline
+from irc.search.everything import Judged, Outcome, Verdict
+
+OUTLINE = Outline(1e15, "bf16", 2e9, 2**26, layers=16, samples=32, launches=100)
+
+
+def test_a_table_of_a_search() -> None:
+    best = Judged(Configuration(Mesh.parse("data=8")), Verdict(1.0, 2**30, 0.0, 0.1))
+    layout = Configuration(Mesh.parse("pipe=2,tensor=4"), 8, "1f1b", "full", "tp+sp")
+    pinned = Judged(layout, Verdict(2.0, 2**31, 0.25), is_pinned=True)
+    error = IrcError(
+        "sharding-infeasible", "too large", help="budget that works is memory_bytes=99"
+    )
+    lacking = Judged(Configuration(Mesh.parse("tensor=8")), error=error)
+    found = planned(
+        Outcome(best, (best, pinned, lacking), 40, "an interrupt"), OUTLINE, find_cluster("8xH100"),
+        program="net.py:build", objective="throughput", tokens=4096,
+    )  # fmt: skip
+    first, second, last = found.rows
+    assert first.mfu == 3e15 / (8 * 989e12)
+    assert (first.items_per_s, first.exposed) == (4096.0, 0.1)
+    assert (second.bubble, second.pinned) == (0.25, True)
+    assert (last.needs_bytes, last.why_not) == (99, "too large")
+    text = plan_table(found)
+    assert "early, by an interrupt" in text
+    assert "tokens/s" in text
+    assert "pinned  pipe=2,tensor=4 as tp+sp" in text
+    assert "99 B" in text
