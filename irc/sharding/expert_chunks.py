@@ -116,7 +116,7 @@ class _Cutting:
                 shape = self.every.piece_shape(tensor(value).static_shape())
                 inputs.append(self._view(arrived, shape, number, f"operand{place}"))
             else:
-                inputs.append(self._part(value, self.every, number, self.op))
+                inputs.append(self._rows(value, number))
         kinds: list[TensorType] = []
         for value, place in zip(self.op.outputs, self.layer.arguments, strict=True):
             kind = tensor(value)
@@ -183,6 +183,27 @@ class _Cutting:
             name = f"{id_of(self.op)}.{len(self._parts)}.part{number}"
             self._parts[key] = sliced(value, cut, number, self.before, loc_of(like), name)
         return self._parts[key]
+
+    def _rows(self, value: SSAValue, number: int) -> SSAValue:
+        """Return the rows of a piece of all ranks, [ranks * tokens, n].
+
+        What an op by element gives (the experts of each row, counted from the rank's first) is
+        computed of pieces: kernels that sort rows by it take it where it lies together.
+        """
+        op, shape = value.owner, tensor(value).static_shape()
+        if not isinstance(op, PointwiseOp):
+            return self._part(value, self.every, number, self.op)
+        whole = [tensor(each).static_shape() == shape for each in op.inputs]
+        if not all(w or not tensor(v).ndim for w, v in zip(whole, op.inputs, strict=True)):
+            return self._part(value, self.every, number, self.op)
+        inputs = [
+            self._part(each, self.every, number, op) if w else each
+            for w, each in zip(whole, op.inputs, strict=True)
+        ]
+        kind = TensorType.of(self.every.piece_shape(shape), tensor(value).dtype)
+        piece = PointwiseOp.make(inputs, [kind], **op.plain)
+        self._insert(piece, op, f"{id_of(self.op)}.{id_of(op)}", number)
+        return piece.outputs[0]
 
     def _view(self, value: SSAValue, shape: Sequence[int], number: int, name: str) -> SSAValue:
         name = f"{id_of(self.op)}.piece{number}.{name}"
