@@ -6,7 +6,7 @@ search its candidates: memory that is no operand and no result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from math import prod
 
 from xdsl.ir import Block, SSAValue
@@ -18,11 +18,15 @@ from irc.dialects.types import ITEM_BYTES, TensorType
 from irc.ops.strategies import RING
 from irc.ops.work import VIEWS
 from irc.sharding.local import build_local, local_type
-from irc.sharding.ring_ways import WAY, way_of, ways_of
+from irc.sharding.ring_ways import WAY, ring_key, way_of, ways_of
 from irc.sharding.signatures import RULE, NdSignature
 
 REPEATED = 3
 """Of the steps of a ring that are looked at: the others hold what these do."""
+
+MOST_RINGS = 1 << 12
+"""Of which the bytes are remembered: a search asks for each signature of each mesh."""
+_RINGS: dict[Hashable, int] = {}
 
 
 def inner_bytes(op: FlowOp, signature: NdSignature, mesh: Mesh) -> int:
@@ -39,7 +43,12 @@ def inner_bytes(op: FlowOp, signature: NdSignature, mesh: Mesh) -> int:
         return _inner_bytes(op, signature, mesh)
     # Which way a ring goes round is not known yet.
     ways = [way_of(op)] if WAY in op.attributes else ways_of(op, signature, mesh)
-    return max(_inner_bytes(op, signature, mesh, way) for way in ways)
+    key = ring_key(op, signature, mesh), *ways
+    if key not in _RINGS:
+        if len(_RINGS) >= MOST_RINGS:
+            _RINGS.clear()
+        _RINGS[key] = max(_inner_bytes(op, signature, mesh, way) for way in ways)
+    return _RINGS[key]
 
 
 def _inner_bytes(op: FlowOp, signature: NdSignature, mesh: Mesh, way: str = "") -> int:

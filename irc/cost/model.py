@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from math import prod
 
 from xdsl.ir import Attribute, Block
@@ -55,6 +55,8 @@ class ClusterCost:
         self.mesh = mesh
         # Ranks that share a host's processors talk by gloo.
         self.boxing = Boxing(mesh, self, aside=cluster.device.cores > 0)
+        # Of irc.cost.rings: many signatures have one program of a ring.
+        self.rings: dict[Hashable, Mapping[str, float]] = {}
         self._links = {axis: self.cluster.axis_link(whole, axis) for axis in mesh.names}
         self._lines = {
             (kind, axis): lines(kind, self._links[axis], self.cluster.device.bytes_per_s)

@@ -16,7 +16,7 @@ from irc.cost.listed import listed_seconds, unfused_seconds
 from irc.dialects.flow import FlowOp
 from irc.ops.strategies import RING
 from irc.sharding.local import build_local, local_type
-from irc.sharding.ring_ways import WAY, way_of, ways_of
+from irc.sharding.ring_ways import WAY, ring_key, way_of, ways_of
 from irc.sharding.signatures import NdSignature
 
 if TYPE_CHECKING:
@@ -41,8 +41,12 @@ def seconds_by_way(cost: ClusterCost, op: FlowOp, signature: NdSignature) -> Map
         op: attention or its derivative, on logical tensors.
         signature: by strategy ``ring``.
     """
-    ways = ways_of(op, signature, cost.mesh)
-    return {way: way_seconds(cost, op, signature, way) for way in ways}
+    axis = cost.mesh.names[signature.strategy.index(RING)]
+    key = axis, ring_key(op, signature, cost.mesh)
+    if key not in cost.rings:
+        ways = ways_of(op, signature, cost.mesh)
+        cost.rings[key] = {way: way_seconds(cost, op, signature, way) for way in ways}
+    return cost.rings[key]
 
 
 def way_seconds(cost: ClusterCost, op: FlowOp, signature: NdSignature, way: str) -> float:

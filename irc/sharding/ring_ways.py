@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from xdsl.dialects.builtin import StringAttr
 
 from irc.dialects.flow import FlowOp, tensor
@@ -23,6 +25,15 @@ def way_of(op: FlowOp) -> str:
     """Return the way that an op says."""
     way = op.attributes.get(WAY)
     return way.data if isinstance(way, StringAttr) else KEYS
+
+
+def ring_key(op: FlowOp, signature: NdSignature, mesh: Mesh) -> Hashable:
+    """Return what the programs of a ring depend on but its axis: equal keys, equal programs."""
+    placed = zip(op.inputs, signature.operands, strict=True)
+    held = tuple(local_shape(tensor(v).static_shape(), p, mesh) for v, p in placed)
+    dtypes = tuple(tensor(v).dtype for v in op.inputs)
+    size = mesh.axes[signature.strategy.index(RING)][1]
+    return op.name, tuple(op.properties.items()), len(op.outputs), held, dtypes, size
 
 
 def ways_of(op: FlowOp, signature: NdSignature, mesh: Mesh) -> list[str]:
