@@ -362,19 +362,25 @@ class Search:
             because.append(f"it ended at {ended}")
         elif short and (error := self._explained(short)) is not None:
             because += [note for note in error.because if note.startswith("group")]
-            if (least := smallest_budget(error)) is not None:
-                help_ = f"{least} bytes do for {self._simplest(short)}; or {help_}"
+            budgets = {own: smallest_budget(each) for own, each in tried}
+            budgets[self._simplest(short)] = smallest_budget(error)
+            known = [(least, own) for own, least in budgets.items() if least is not None]
+            if known:
+                least, own = min(known, key=lambda each: (each[0], *self._order(each[1])))
+                help_ = f"{least} bytes do for {own}; or {help_}"
         return IrcError(
             "plan-infeasible",
-            f"nothing that was tried has a plan on {devices} devices",
+            f"nothing that was tried has a plan on {devices} device{'s' if devices > 1 else ''}",
             because=because,
             help=help_,
         )
 
     def _simplest(self, short: Sequence[Configuration]) -> Configuration:
         """Return the configuration that is explained: of one program, with the most recompute."""
-        order = {FULL: 0, NOTHING: 2}
-        return min(short, key=lambda own: (own.is_staged, order.get(own.recompute, 1)))
+        return min(short, key=self._order)
+
+    def _order(self, own: Configuration) -> tuple[bool, int]:
+        return own.is_staged, {FULL: 0, NOTHING: 2}.get(own.recompute, 1)
 
     def _explained(self, short: Sequence[Configuration]) -> IrcError | None:
         """Return what is in conflict, and the smallest budget, of the simplest configuration."""

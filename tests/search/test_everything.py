@@ -130,6 +130,15 @@ def test_nothing_fits_says_the_smallest_budget() -> None:
     assert smallest_budget(needs(123)) == 123
 
 
+def test_the_smallest_budget_is_the_least_of_all_that_was_tried() -> None:
+    def says(configuration: Configuration) -> Verdict:
+        raise needs(10**9 // configuration.micro_batches)
+
+    with pytest.raises(IrcError, match="nothing that was tried") as raised:
+        Search(Fake(says), CLUSTER).run(1)
+    assert f"{10**9 // 32} bytes do for one device, 32 micro-batches" in raised.value.help
+
+
 def test_an_error_of_the_model_ends_the_search() -> None:
     def says(configuration: Configuration) -> Verdict:
         raise IrcError("loss-unknown", "no loss")
