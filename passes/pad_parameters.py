@@ -11,7 +11,7 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
-from irc.constraints.layouts import parse_layout
+from irc.constraints.layouts import TENSOR, parse_layout
 from irc.constraints.padding import pad_pinned
 from irc.constraints.pins import constraint_text, module_pins, parse_constraints
 from irc.dialects.builder import arguments, entry
@@ -19,7 +19,7 @@ from irc.dialects.flow import tensor
 from irc.dialects.placement import Mesh
 from irc.sharding.mesh import parse_mesh
 from irc.sharding.padded_classes import is_vocabulary, use_padding
-from irc.sharding.padding import is_front, pad_argument, padded_rows
+from irc.sharding.padding import is_front, names_of_padded, pad_argument, padded_rows
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class PadParametersPass(ModulePass):
 
     Where a layout splits matrices, a vocabulary is padded for these axes: what embeddings look up,
     and what makes the logits of a cross-entropy. Ranks then have their parts of the classes, and a
-    bias keeps those that are padding out of the softmax (:mod:`irc.sharding.padded_classes`).
+    bias keeps those that are padding out of the softmax (:mod:`irc.sharding.padded_classes`). So it
+    is with a pin that splits the rows of a vocabulary over an axis for matrices.
 
     Run: pad-parameters{mesh="data=2" layout=fsdp}
 
@@ -88,8 +89,11 @@ class PadParametersPass(ModulePass):
         pinned = pad_pinned(op, mesh, statements)
         axes, matrices = self._axes(mesh), self._matrices(mesh)
         func = entry(op)
+        padded = names_of_padded(func)
         for number, (role, name, value) in enumerate(arguments(func)):
             shape = tensor(value).static_shape() if role == "parameter" else ()
+            if name in padded and set(pinned.get(name, ())) & {*TENSOR}:
+                use_padding(func, number)
             if not shape or name in pinned:
                 continue
             stored = _stored_rows(shape[:1], matrices)

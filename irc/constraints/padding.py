@@ -19,7 +19,9 @@ MOVED = ("state", "gradient")
 """Roles of results that are as large as a parameter of the same name."""
 
 
-def pad_pinned(module: ModuleOp, mesh: Mesh, statements: Sequence[Statement]) -> set[str]:
+def pad_pinned(
+    module: ModuleOp, mesh: Mesh, statements: Sequence[Statement]
+) -> dict[str, tuple[str, ...]]:
     """Pad the parameters whose first dim is pinned to axes that do not divide it; in place.
 
     A pin that asks for equal shards, one whose shards are no slices of the parameter, and one of a
@@ -31,11 +33,11 @@ def pad_pinned(module: ModuleOp, mesh: Mesh, statements: Sequence[Statement]) ->
         statements: in the order in which they count.
 
     Returns:
-        The names of all parameters that are pinned, padded or not.
+        Of all parameters that are pinned, padded or not, the axes that split the first dim.
     """
     func = entry(module)
     moved = {name for role, name in results(func) if role in MOVED}
-    pinned: set[str] = set()
+    pinned: dict[str, tuple[str, ...]] = {}
     for number, (role, name, value) in enumerate(arguments(func)):
         if role != "parameter" or not isinstance(value.type, TensorType):
             continue
@@ -43,10 +45,10 @@ def pad_pinned(module: ModuleOp, mesh: Mesh, statements: Sequence[Statement]) ->
         pin, _ = effective(own)
         if pin is None or not isinstance(pin.pattern, Pattern) or pin.verb != "pin":
             continue
-        pinned.add(name)
+        pinned[name] = axes = _axes_of_rows(pin.pattern, mesh, tensor(value).ndim)
         if pin.equal or name in moved or name in names_of_padded(func):
             continue
-        parts = _parts_of_rows(pin.pattern, mesh, tensor(value).ndim)
+        parts = [mesh.size(axis) for axis in axes]
         rows = tensor(value).shape[0] if tensor(value).ndim else 1
         if not parts or not isinstance(rows, int):
             continue
@@ -56,14 +58,14 @@ def pad_pinned(module: ModuleOp, mesh: Mesh, statements: Sequence[Statement]) ->
     return pinned
 
 
-def _parts_of_rows(pattern: Pattern, mesh: Mesh, ndim: int) -> list[int]:
-    """Return into how many parts axes split the first dim, in the order of the mesh."""
+def _axes_of_rows(pattern: Pattern, mesh: Mesh, ndim: int) -> tuple[str, ...]:
+    """Return the axes that split the first dim, in the order of the mesh."""
     try:
         axes = pattern.axes(mesh)
     except ValueError:
-        return []  # axes that the mesh lacks are refused where constraints are resolved
-    return [
-        mesh.size(axis)
+        return ()  # axes that the mesh lacks are refused where constraints are resolved
+    return tuple(
+        axis
         for axis, one in zip(mesh.names, axes, strict=True)
         if isinstance(one.placed, Split) and one.placed.dim in (0, -ndim)
-    ]
+    )

@@ -77,22 +77,29 @@ def is_vocabulary(func: FuncOp, number: int) -> bool:
     return True
 
 
-def use_padding(func: FuncOp, number: int) -> None:
+def use_padding(func: FuncOp, number: int) -> bool:
     """Let all that reads a padded argument read its padding, too; results stay as they are.
 
     Args:
-        func: level flow; :func:`is_vocabulary` was true of the argument before it was padded.
+        func: level flow.
         number: of the argument.
+
+    Returns:
+        Whether that was done: it is no vocabulary otherwise, and what reads it is as it was.
     """
     value = func.body.block.args[number]
     front = front_of(value)
-    uses = _uses_of(front.outputs[0])
+    try:
+        uses = _uses_of(front.outputs[0])
+    except MissError:
+        return False
     for lookup in uses.lookups:
         lookup.operands[0] = value
     stored = tensor(value).static_shape()[0]
     _Longer(func.body.block, uses, stored, {front.outputs[0]: value}).run()
     if front.outputs[0].first_use is None:
         Rewriter.erase_op(front)
+    return True
 
 
 def _uses_of(value: SSAValue) -> _Uses:

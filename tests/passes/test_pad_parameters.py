@@ -14,6 +14,7 @@ import irc
 from irc.dialects.builder import arguments, entry, results
 from irc.dialects.flow import tensor
 from irc.dialects.placement import Mesh, Split
+from irc.dialects.types import TensorType
 from irc.errors import IrcError
 from irc.interpret.check import check_plan
 from irc.interpret.flow import run_function
@@ -73,13 +74,14 @@ def step(module: nn.Module, passes: str = "") -> tuple[Program, list[torch.Tenso
     return program, program.bind(given)
 
 
-def check(module: nn.Module, mesh: str, layout: str) -> Program:
+def check(module: nn.Module, mesh: str, layout: str = "", pins: str = "") -> Program:
     """Hold a step on a mesh against the step of one device; return it, placed."""
     plain, given = step(module)
     wanted = run_function(plain.module, given, dtype=torch.float64)
-    program, given = step(module, f'pad-parameters{{mesh="{mesh}" layout={layout}}}')
+    chosen = f'mesh="{mesh}" layout="{layout}" pins="{pins}"'
+    program, given = step(module, f"pad-parameters{{{chosen}}}")
     given = padded_inputs(program.module, given)
-    more = f'mesh="{mesh}" layout={layout} cluster=demo-gpus report=false'
+    more = f"{chosen} cluster=demo-gpus report=false"
     run_passes(program.module, parse_passes(f"canonicalize,auto-shard{{{more}}},lower-boxing"))
     program.module.verify()
     made = run_spmd(program.module, given, Mesh.parse(mesh), dtype=torch.float64)
@@ -124,6 +126,13 @@ def test_a_vocabulary_is_split_over_an_axis_that_does_not_divide_it(
         if op.name == "flow.contract"
         for value in op.results
     )
+
+
+def test_a_vocabulary_that_is_pinned_to_an_axis_for_matrices_is_used_in_parts() -> None:
+    program = check(Words(36, 12), "tensor=2", pins="words.weight = [tensor = S(0)]")
+    assert splits(program, "words.weight")
+    rows = [v.type for op in program.module.walk() if op.name == "flow.slice" for v in op.results]
+    assert TensorType.of((25, 36), "f32") not in rows, "its own rows are not put together"
 
 
 def test_what_a_layout_does_not_divide_is_said() -> None:
