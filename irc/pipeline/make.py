@@ -82,11 +82,13 @@ def make_plan(
         extra: other files of the plan, by name.
     """
     texts: dict[str, str] = {}
-    printed, ranges = Texts(), dict[str, tuple[int, int]]()
+    # Before a vocabulary has padding, which is no word.
+    printed, ranges = Texts(), input_ranges(program.module)
 
     def keep(name: str, module: ModuleOp) -> None:
         if name == "capture":
-            ranges.update(input_ranges(module))
+            for own, bounds in input_ranges(module).items():
+                ranges[own] = min(ranges.get(own, bounds), bounds)
         if keep_ir and name not in MEMORY:  # the plan says what they decide
             texts[f"{len(texts):02}-{name}.mlir"] = f"{printed.of(module)}\n"
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
+from irc.exports import export_plan
 from irc.frontends.torch.capture import capture
 from irc.pipeline import Options, make_plan
+from irc.plan.load import load_plan
 from irc.plan.schema import Plan
 from irc.runtime.local_weights import LocalWeights
 from irc.runtime.parts import Parts
 from irc.runtime.rooms import room_of
+from tests.passes.test_pad_parameters import Words
 from tests.search.test_samples import Net
 
 MESH = Mesh.parse("data=2")
@@ -72,3 +76,13 @@ def test_a_part_without_room_is_read_with_a_copy_that_follows_it() -> None:
             assert torch.equal(read[: len(part)], part) and not read[len(part) :].any()
     with pytest.raises(IrcError, match="the plan takes"):
         LocalWeights(plan, {name: part[:-1] for name, part in own.items()})
+
+
+def test_the_padding_of_a_vocabulary_is_no_word(tmp_path: Path) -> None:
+    """Trial runs draw words and labels that the module knows."""
+    words = torch.zeros(6, 4, dtype=torch.int64)
+    folder, model = tmp_path / "plan", Words(8, 4, 25)
+    export_plan(model, (words, words), mesh="tensor=2", layout="tp", optimizer="sgd", out=folder)
+    plan = load_plan(folder).plan
+    assert 25 in {plan.buffers[index].rows for index in plan.weights}
+    assert {bounds for bounds in plan.ranges if bounds} == {(0, 24)}
