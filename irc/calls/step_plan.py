@@ -135,8 +135,11 @@ def training_plan(
         recompute=recipe.recompute,
         stream=True,
     )
-    # Means of rows and columns, which Adafactor keeps, would count the padding.
-    pad = None if OPTIMIZERS[recipe.kind].factors else padding(options)
+    # Means of rows and columns, which Adafactor keeps, would count the padding; and without an eps
+    # its zeros would be divided by zeros.
+    told = [recipe.numbers, *(group.numbers for group in recipe.groups)]
+    divides = any(numbers.get("eps") == 0 for numbers in told)
+    pad = None if OPTIMIZERS[recipe.kind].factors or divides else padding(options)
     training = replace(training, pad=pad)
     extra = training_files(recipe, forward) if keep_ir else None
     return make_plan(program, replace(options, training=training), keep_ir=keep_ir, extra=extra)

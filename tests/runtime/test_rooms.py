@@ -86,3 +86,11 @@ def test_the_padding_of_a_vocabulary_is_no_word(tmp_path: Path) -> None:
     plan = load_plan(folder).plan
     assert 25 in {plan.buffers[index].rows for index in plan.weights}
     assert {bounds for bounds in plan.ranges if bounds} == {(0, 24)}
+
+
+def test_what_would_be_divided_by_zero_is_not_padded(tmp_path: Path) -> None:
+    words, folder = torch.zeros(6, 4, dtype=torch.int64), tmp_path / "plan"
+    adam = {"kind": "adam", "lr": 1e-3, "eps": 0.0}
+    export_plan(Words(8, 4, 25), (words, words), mesh="tensor=2", layout="tp", optimizer=adam,
+                out=folder)  # fmt: skip
+    assert not any(buffer.rows for buffer in load_plan(folder).plan.buffers)
