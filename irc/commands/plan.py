@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=int,
         help="judge at most so many configurations on a number of "
-        "devices (default: 16); one that does not fit is tried again with everything recomputed",
+        "devices (default: 20); one that does not fit is tried again with everything recomputed",
     )
     add("--pin-config", metavar="FILE", action="append", default=[], help="hold the plan against "
         "what a torchtitan configuration (.toml) or a file of Megatron-LM's arguments states: "

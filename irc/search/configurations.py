@@ -145,6 +145,29 @@ def configurations(outline: Outline, devices: int) -> Iterator[Configuration]:
                     yield Configuration(mesh, count)
 
 
+def customary(outline: Outline, cluster: Cluster, devices: int) -> Iterator[Configuration]:
+    """Yield steps of one program as they are commonly laid out by hand.
+
+    The search of meshes adds up what a step overlaps, so that it passes over these where they
+    communicate much beside compute: replicas (``ddp``), the same with parameters in parts
+    (``fsdp``), and matrices divided inside of a node, samples and parameters over nodes.
+
+    >>> from irc.cluster.presets import PRESETS
+    >>> small = Outline(1.0, "f32", 1.0, 1.0, layers=2, samples=16, launches=1)
+    >>> [str(each) for each in customary(small, PRESETS["2x8xH100"], 16)]
+    ['data=16, ddp', 'data=16, fsdp', 'data=2,tensor=8, fsdp+tp+sp']
+    """
+    if devices < 2:
+        return
+    if outline.samples % devices == 0:
+        mesh = staged_mesh(1, devices, 1)
+        yield Configuration(mesh, layout="ddp")
+        yield Configuration(mesh, layout="fsdp")
+    node = cluster.links[0].devices if cluster.links else 1
+    if 1 < node < devices and devices % node == 0 and outline.samples % (devices // node) == 0:
+        yield Configuration(staged_mesh(1, devices // node, node), layout="fsdp+tp+sp")
+
+
 def neighbours(configuration: Configuration, outline: Outline) -> Iterator[Configuration]:
     """Yield configurations that differ in one choice, or in two axes."""
     mesh, pipe, count = configuration.mesh, configuration.pipe, configuration.micro_batches

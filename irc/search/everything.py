@@ -1,11 +1,11 @@
 """The search over everything that a user may choose of a step: the best configuration, judged.
 
-Meshes of one program are searched by the integer program (:mod:`irc.search.meshes`). Steps with
-stages or micro-batches are put in order by a closed form (:mod:`irc.search.configurations`), best
-of each mesh; the first few are planned, and the plan's simulated step says which is the best. Then
-configurations that differ from the best in one choice are tried as long as that helps. Where one
-does not fit into the memory, it is tried again with everything recomputed; where none fits, in the
-most micro-batches of each mesh.
+Meshes of one program are searched by the integer program (:mod:`irc.search.meshes`); what people
+lay out by hand is planned beside them. Steps with stages or micro-batches are put in order by a
+closed form (:mod:`irc.search.configurations`), best of each mesh; the first few are planned, and
+the plan's simulated step says which is the best. Then configurations that differ from the best in
+one choice are tried as long as that helps. Where one does not fit into the memory, it is tried
+again with everything recomputed; where none fits, in the most micro-batches of each mesh.
 
 Nothing depends on a clock but a time limit that the user sets, which ends the search between two
 plans with the best one so far; so does an interrupt where the caller says so.
@@ -28,6 +28,7 @@ from irc.search.configurations import (
     Configuration,
     Outline,
     configurations,
+    customary,
     divisors,
     estimated_s,
     neighbours,
@@ -46,7 +47,7 @@ OF_CONFIGURATION = OF_MEMORY | {
 SEEDS = 4
 """So many configurations with stages or micro-batches are planned in the order of the estimates."""
 
-MOST_JUDGED = 16
+MOST_JUDGED = 20
 """So many plans are made of steps on one number of devices."""
 
 HOPELESS = 2.0
@@ -246,7 +247,10 @@ class Search:
         if not self.is_training:
             return
         outline = self.judge.outline()
-        for seed in self._seeds(outline, devices):
+        hands = customary(outline, self.cluster, devices)
+        by_hand = [replace(each, recompute=recompute) for each in hands]
+        seeds = self._seeds(outline, devices)
+        for seed in (*seeds[:1], *by_hand, *seeds[1:]):
             if len(self._judged) < most:
                 self._try(seed)
         if not self._fits(devices):

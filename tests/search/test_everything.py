@@ -96,6 +96,17 @@ def test_the_best_is_the_least_of_all_that_was_asked_and_always_the_same() -> No
     assert all(each.schedule == "1f1b" for each in tried if each.pipe == 1)
 
 
+@pytest.mark.parametrize("layout", ["ddp", "fsdp", "fsdp+tp+sp"])
+def test_what_people_lay_out_by_hand_is_tried(layout: str) -> None:
+    """The search of meshes adds up what a step overlaps: it may miss what has most of that."""
+
+    def says(configuration: Configuration) -> Verdict:
+        seconds = by_estimate(configuration).step_s
+        return Verdict(seconds / (2 if configuration.layout == layout else 1), 10**9)
+
+    assert Search(Fake(says), CLUSTER).run(16).best.configuration.layout == layout
+
+
 def test_what_does_not_fit_is_tried_with_more_recompute() -> None:
     def says(configuration: Configuration) -> Verdict:
         if configuration.recompute != "full":
