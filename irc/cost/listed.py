@@ -7,7 +7,7 @@ them stay in registers.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import prod
 
 from xdsl.ir import Block, Operation, SSAValue
@@ -26,21 +26,39 @@ from irc.schedule.overlap import Task, list_schedule
 BY_ELEMENT = (PointwiseOp, ReduceOp)
 
 
-def unfused_seconds(op: FlowOp, device: Device, alone: Callable[[FlowOp], float]) -> float:
+def unfused_seconds(
+    op: FlowOp,
+    device: Device,
+    alone: Callable[[FlowOp], float],
+    known: dict[Hashable, float] | None = None,
+) -> float:
     """Return the seconds that an op adds to the kernels that there will be.
 
     Args:
         op: level spmd, not fused yet.
         device: that computes it.
         alone: the seconds of an op that is a kernel or a collective by itself.
+        known: of ops by element, filled in: steps of a program that repeats have equal ones.
     """
     if isinstance(op, BY_ELEMENT):
-        return _by_element(op, device)
+        if known is None:
+            return _by_element(op, device)
+        if (key := _alike(op)) not in known:
+            known[key] = _by_element(op, device)
+        return known[key]
     if isinstance(op, SliceOp) and _is_sent_strided(op):
         return _kernel_s(device, 2 * _bytes(op.outputs[0]))
     if op.name == "flow.constant" or op.name in VIEWS:
         return 0.0
     return alone(op)
+
+
+def _alike(op: FlowOp) -> Hashable:
+    """Return what the seconds of an op by element depend on."""
+    values = (*op.operands, *op.results)
+    apart = list(dict.fromkeys(values))
+    kinds, same = tuple(value.type for value in values), tuple(map(apart.index, values))
+    return op.name, tuple(op.properties.values()), kinds, same, tuple(map(_is_inner, values))
 
 
 def _by_element(op: FlowOp, device: Device) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
+from functools import cached_property
 from math import prod
 
 from xdsl.ir import Attribute, Block
@@ -55,14 +56,17 @@ class ClusterCost:
         self.mesh = mesh
         # Ranks that share a host's processors talk by gloo.
         self.boxing = Boxing(mesh, self, aside=cluster.device.cores > 0)
-        # Of irc.cost.rings: many signatures have one program of a ring.
-        self.rings: dict[Hashable, Mapping[str, float]] = {}
         self._links = {axis: self.cluster.axis_link(whole, axis) for axis in mesh.names}
         self._lines = {
             (kind, axis): lines(kind, self._links[axis], self.cluster.device.bytes_per_s)
             for axis in mesh.names
             for kind in COLLECTIVES
         }
+
+    @cached_property
+    def key(self) -> Hashable:
+        """What prices depend on: costs of equal keys say the same of everything."""
+        return repr(self.cluster), self._whole, self.mesh
 
     def op_seconds(
         self, op: FlowOp, signature: NdSignature, traffic: Traffic | None = None

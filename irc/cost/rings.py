@@ -6,7 +6,8 @@ takes the cores that compute, so that nothing may be promised, and its ops are a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from xdsl.dialects.func import ReturnOp
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 STEPS = 4
 """Of a ring that are built: those after cost what the last of these does."""
 
+MOST = 1 << 12
+"""Of rings that are remembered: signatures, stages of a pipeline and meshes have the same ones."""
+_SECONDS: dict[Hashable, Mapping[str, float]] = {}
+_LOCK = Lock()
+"""Of stages that are placed at one time, the second is to find what the first has priced."""
+
 
 def ring_seconds(cost: ClusterCost, op: FlowOp, signature: NdSignature) -> float:
     """Return the seconds of a ring in the way that the op says, or else in the best."""
@@ -42,11 +49,14 @@ def seconds_by_way(cost: ClusterCost, op: FlowOp, signature: NdSignature) -> Map
         signature: by strategy ``ring``.
     """
     axis = cost.mesh.names[signature.strategy.index(RING)]
-    key = axis, ring_key(op, signature, cost.mesh)
-    if key not in cost.rings:
-        ways = ways_of(op, signature, cost.mesh)
-        cost.rings[key] = {way: way_seconds(cost, op, signature, way) for way in ways}
-    return cost.rings[key]
+    key = cost.key, axis, ring_key(op, signature, cost.mesh)
+    with _LOCK:
+        if key not in _SECONDS:
+            if len(_SECONDS) >= MOST:
+                _SECONDS.clear()
+            ways = ways_of(op, signature, cost.mesh)
+            _SECONDS[key] = {way: way_seconds(cost, op, signature, way) for way in ways}
+        return _SECONDS[key]
 
 
 def way_seconds(cost: ClusterCost, op: FlowOp, signature: NdSignature, way: str) -> float:
@@ -75,10 +85,12 @@ def block_seconds(cost: ClusterCost, block: Block) -> float:
     """Return the seconds of a program of a rank, with its terminator."""
     device = cost.cluster.device
 
+    known: dict[Hashable, float] = {}
+
     def seconds(each: Operation) -> float:
         if not isinstance(each, FlowOp):
             return 0.0
-        return unfused_seconds(each, device, cost.local_seconds)
+        return unfused_seconds(each, device, cost.local_seconds, known)
 
     if device.cores:
         return sum(map(seconds, block.ops))

@@ -72,15 +72,17 @@ def test_long_attention_goes_from_sequence_to_heads() -> None:
 
 
 def test_long_attention_of_few_heads_splits_rows() -> None:
-    """Heads that no axis divides: rows of q stay split; what keys and values need is gathered."""
+    """Heads that no axis divides: rows stay split, and what is causal goes round in zigzag order.
+
+    Of gathered keys the last rank would see all: twice the mean.
+    """
     plan = sharded(
         Attention(512, 4), empty(1, 131072, 512), mesh="tensor=8", inputs="any",
         pins="x = [tensor = S(1)]",
     )  # fmt: skip
     plan.reason()
     (attention,) = plan.ops("flow.attention")
-    assert [placed(v) for v in attention.inputs] == [Split(2), B, B]
-    assert placed(attention.outputs[0]) == Split(2)
+    assert {placed(v) for v in (*attention.inputs, *attention.outputs)} == {Split(2)}
 
 
 class Scaled(nn.Module):
@@ -164,30 +166,30 @@ def few_heads() -> Plan:
     return trained(net, x, mesh="seq=8", inputs="any", pins="x = [seq = S(1)]")
 
 
-def test_long_training_of_few_heads_splits_rows_and_a_ring_holds_less(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_long_training_of_few_heads_goes_round_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads that no axis divides (trap T-27: not replicated): rows stay split in both directions.
 
-    With room for all keys, gathering them is the least; the ring (arXiv:2310.01889), hardly
-    dearer, is there for those who lack it: no key and no gradient of one is ever whole.
+    A ring (arXiv:2310.01889) in zigzag order has equal work on all ranks, and no key and no
+    gradient of one is ever whole; gathered keys leave rows split as well, but cost more of both.
     """
-    rich = few_heads()
-    forward, backward = attentions(rich)
-    assert placed(forward.outputs[0]) == placed(backward.outputs[0]) == Split(2)
-    monkeypatch.setitem(DECLARED, BACKWARD, _ring_only(BACKWARD))
-    monkeypatch.setitem(DECLARED, ATTENTION, _ring_only(ATTENTION))
     ring = few_heads()
-    ring.reason(rich)
+    ring.reason()
     for op in attentions(ring):
         assert {placed(v) for v in (*op.inputs, *op.outputs)} == {Split(2)}
-    assert rich.seconds < ring.seconds < 1.05 * rich.seconds
+    monkeypatch.setitem(DECLARED, BACKWARD, _without_rings(BACKWARD))
+    monkeypatch.setitem(DECLARED, ATTENTION, _without_rings(ATTENTION))
+    gathered = few_heads()
+    gathered.reason(ring)
+    forward, backward = attentions(gathered)
+    assert placed(forward.inputs[1]) == B
+    assert placed(forward.outputs[0]) == placed(backward.outputs[0]) == Split(2)
+    assert 0.5 * gathered.seconds < ring.seconds < gathered.seconds
     # Kernels write gradients where they are kept: what a ring spares is the keys that it lacks.
-    assert ring.report["bytes_held"] < 0.98 * rich.report["bytes_held"]
+    assert ring.report["bytes_held"] < 0.98 * gathered.report["bytes_held"]
 
 
-def _ring_only(target: str) -> Declaration:
+def _without_rings(target: str) -> Declaration:
     known = declaration(target)
     assert known is not None and known.strategies is not None
     every = known.strategies
-    return replace(known, strategies=lambda *call: [s for s in every(*call) if s.name == RING])
+    return replace(known, strategies=lambda *call: [s for s in every(*call) if s.name != RING])
