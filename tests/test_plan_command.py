@@ -86,6 +86,15 @@ def test_a_call_has_a_table(net: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert "chosen" in said
     assert "samples/s" in said
     assert "kernels are for CPUs" in said
+    assert "money" not in said
+
+
+def test_money_is_of_a_price(net: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", f"{net}:call", *DEMO, "--objective", "cost", "--price", "2.5"]
+    assert main([*words, "--json"]) == 0
+    for row in json.loads(capsys.readouterr().out)["rows"]:
+        assert row["money_per_step"] == pytest.approx(2.5 * row["devices"] * row["step_s"] / 3600)
+        assert row["money_per_billion"] == pytest.approx(row["money_per_step"] / 16 * 1e9)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +108,8 @@ def test_a_call_has_a_table(net: str, capsys: pytest.CaptureFixture[str]) -> Non
         (["--memory", "much"], "option-value", "GB"),
         (["--time-limit", "0"], "option-value", "above 0"),
         (["--most", "0"], "option-value", "1 or more"),
+        (["--price", "-2"], "option-value", "above 0"),
+        (["--price", "nan"], "option-value", "above 0"),
         (["--global-batch", "8"], "option-value", "whole batch"),
         (["--loss", "x"], "option-value", "--train"),
         (["--size", "N=4"], "option-value", "ONNX"),

@@ -28,6 +28,7 @@ from irc.search.configurations import Configuration, Outline
 from irc.search.everything import Verdict
 from irc.search.graph import Inputs, Wishes
 from irc.search.meshes import Ranking, search_meshes
+from irc.search.objections import objection
 from irc.search.on_mesh import MARGIN
 from irc.search.outline import outline_of
 from irc.simulate.choice import step_seconds
@@ -131,7 +132,7 @@ class StepJudge:
             recompute=recompute,
             stream=True,
         )
-        return best_meshes(program, self.options, devices)
+        return best_meshes(program, self.options, devices, is_training=True)
 
     @collection_held()
     def judge(self, configuration: Configuration, *, brief: bool = True) -> Verdict:
@@ -197,19 +198,26 @@ def _copy(program: Program) -> Program:
     return Program(program.module.clone(), dict(program.tensors), program.source)
 
 
-def best_meshes(program: Program, options: Options, devices: int) -> list[Mesh]:
+def best_meshes(
+    program: Program, options: Options, devices: int, *, is_training: bool = False
+) -> list[Mesh]:
     """Return the best meshes of a program on so many devices, best first.
 
     Args:
         program: level flow; changed.
         options: say the cluster and the budgets.
         devices: two or more.
+        is_training: a step, of which those come last that an expert would call wrong.
 
     Raises:
         IrcError: ``sharding-infeasible``.
     """
     ranking = rank_meshes(program.module, options, devices)
-    return [each.mesh for each in ranking.tried if isfinite(each.seconds)][:MESHES]
+    meshes = [each.mesh for each in ranking.tried if isfinite(each.seconds)]
+    if is_training:
+        cluster = find_cluster(options.cluster)
+        meshes.sort(key=lambda mesh: objection(Configuration(mesh), cluster) != "")
+    return meshes[:MESHES]
 
 
 def rank_meshes(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 from irc.calls.plan_judge import CallJudge, StepJudge
@@ -162,7 +163,10 @@ def devices_of(cluster: Cluster, devices: int | None) -> int:
 
 
 def limits_of(
-    objective: str, time_limit_s: float | None = None, most_judged: int | None = None
+    objective: str,
+    time_limit_s: float | None = None,
+    most_judged: int | None = None,
+    price_per_hour: float | None = None,
 ) -> Limits:
     """Return how far a search goes, checked.
 
@@ -177,7 +181,12 @@ def limits_of(
         )
     if time_limit_s is not None and not time_limit_s > 0:
         raise IrcError("option-value", f"a time limit of {time_limit_s:g} s: it is above 0")
-    limits = Limits(objective, time_limit_s)
+    if price_per_hour is not None and not 0 < price_per_hour < inf:
+        raise IrcError(
+            "option-value",
+            f"a price of {price_per_hour:g} for an hour of a device: it is above 0",
+        )
+    limits = Limits(objective, time_limit_s, price_per_hour=price_per_hour)
     return limits if most_judged is None else replace(limits, most_judged=most_judged)
 
 

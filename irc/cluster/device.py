@@ -30,6 +30,7 @@ class Device:
             counted; they count where ``units`` are known.
         interference: how much what runs at a time slows each other down; without rows, not at all.
             Of a host that is not known: its ranks share the cores.
+        price_per_hour: of one device, in the user's own money; 0: not known.
         stated_flops: what its vendor states for dense products, by dtype, which MFU is a part of;
             empty: not known.
     """
@@ -46,6 +47,7 @@ class Device:
     units: int = 0
     attention: float = 1.0
     attention_backward: float = 1.0
+    price_per_hour: float = 0.0
     stated_flops: Mapping[str, float] = field(default_factory=dict[str, float], compare=False)
 
     def flops(self, dtype: str) -> float:

@@ -15,6 +15,7 @@ A complete file, in which every key that is commented out is optional:
     # cores = 2             # ranks are processes that share a host: its cores
     # host_gb_per_s = 25    # to and from pinned memory of the host: prices offload="host"
     # disk_gb_per_s = 3     # of a disk, while all devices of a node use theirs: offload="disk"
+    # price_per_hour = 2.5  # of one device, in your money: what `irc plan` counts steps in
     # units = 84            # multiprocessors: products are priced in tiles that these share
     # attention = { forward = 0.9, backward = 0.7 }  # with units: parts of the peak it reaches
     # interference = [      # what runs at a time: how many times as long each takes as alone
@@ -185,6 +186,7 @@ def _kind(table: Fields) -> tuple[Device, int]:
     table.only(
         *("name", "peak_tflops", "memory_gb", "memory_gb_per_s", "launch_us", "cores", "count"),
         *("host_gb_per_s", "disk_gb_per_s", "interference", "units", "attention"),
+        "price_per_hour",
     )
     tflops = Fields(table.table("peak_tflops"), "peak_tflops.")
     peaks = {dtype: tflops.number(dtype) * 1e12 for dtype in tflops}
@@ -203,6 +205,7 @@ def _kind(table: Fields) -> tuple[Device, int]:
         _interference(table),
         table.whole("units", 0, MAX_UNITS),
         *attention,
+        table.number("price_per_hour", 0.0),
     )
     return device, table.whole("count", 0, MAX_DEVICES)
 

@@ -51,6 +51,8 @@ def _device(device: Device) -> Iterator[str]:
         yield f"cores = {device.cores}"
     moves = {"host_gb_per_s": device.host_bytes_per_s, "disk_gb_per_s": device.disk_bytes_per_s}
     yield from (f"{key} = {_number(speed / GB)}" for key, speed in moves.items() if speed)
+    if device.price_per_hour:
+        yield f"price_per_hour = {_number(device.price_per_hour)}"
     if device.units:
         parts = device.attention, device.attention_backward
         forward, backward = map(_number, parts)

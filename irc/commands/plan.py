@@ -60,7 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--backend", metavar="NAME", default="cpu", help="what writes the kernels (default: cpu)")
     add("--objective", metavar="NAME", default="throughput", help="throughput (the default): the "
         "shortest step on all devices; latency: on any number of them; memory: the fewest bytes on "
-        "a device; cost: the fewest seconds of devices for a step")  # fmt: skip
+        "a device; cost: the least money for a step, or without prices the fewest seconds of "
+        "devices")  # fmt: skip
+    add("--price", metavar="MONEY", type=float, help="of one device for an hour, in your money "
+        "(default: price_per_hour of the cluster's file): the table then has the money of a step "
+        "and of a billion tokens")  # fmt: skip
     add("--memory", metavar="BYTES", help="the most that a device may hold, as 40GB (default: what "
         "the cluster's have, less a margin)")  # fmt: skip
     add("--time-limit", metavar="S", type=float, help="begin no further plan after so many seconds")
@@ -103,11 +107,13 @@ def _searched(args: argparse.Namespace) -> tuple[Planned, Configuration, Any]:
     from irc.calls.plan_search import Asked, limits_of
 
     refuse_bare_file(args.model)
-    limits = limits_of(args.objective, args.time_limit, _at_least_one("--most", args.most))
+    limits = limits_of(
+        args.objective, args.time_limit, _at_least_one("--most", args.most), args.price
+    )
     asked = Asked(
         args.devices,
         replace(limits, keeps_interrupted=True),
-        progress=_Progress() if sys.stderr.isatty() or not args.json else None,
+        progress=_Progress(_note(args)) if sys.stderr.isatty() or not args.json else None,
     )
     if not is_named_object(args.model) and _is_onnx(args.model):
         return _of_file(args, asked)
@@ -142,7 +148,7 @@ def _of_file(args: argparse.Namespace, asked: Asked) -> tuple[Planned, Configura
     outcome, outline = searched_file(args.model, asked, **shared)
     found = planned(
         outcome, outline, _cluster(args), program=args.model, objective=args.objective,
-        training=False, note=_note(args.backend, args),
+        training=False, note=_note(args), price_per_hour=args.price,
     )  # fmt: skip
 
     def write(chosen: Configuration) -> str:
@@ -196,7 +202,7 @@ def _of_module(args: argparse.Namespace, asked: Asked) -> tuple[Planned, Configu
     found = planned(
         outcome, outline, _cluster(args), program=args.model, objective=args.objective,
         tokens=_tokens(example.args, example.kwargs), training=args.train is not None,
-        note=_note(args.backend, args),
+        note=_note(args), price_per_hour=args.price,
     )  # fmt: skip
 
     def write(chosen: Configuration) -> str:
@@ -249,14 +255,10 @@ def _cluster(args: argparse.Namespace) -> Any:
     return find_cluster(args.cluster)
 
 
-def _note(backend: str, args: argparse.Namespace) -> str:
-    device = _cluster(args).device
-    if device.cores or backend != "cpu":
-        return ""
-    return (
-        f"kernels are for CPUs, prices for {device.name}; --backend triton or cuda writes kernels "
-        "for GPUs"
-    )
+def _note(args: argparse.Namespace) -> str:
+    from irc.report.kernels_for import kernels_note
+
+    return kernels_note(args.backend, _cluster(args))
 
 
 def _memory(text: str | None) -> int | None:
@@ -286,11 +288,20 @@ def _at_least_one(option: str, number: int | None) -> int | None:
 
 @dataclass
 class _Progress:
-    """Says on stderr how far a search is that takes long, before each piece of work."""
+    """Says on stderr how far a search is that takes long, before each piece of work.
 
+    Attributes:
+        note: is said first, before any work.
+        began: when the search did.
+    """
+
+    note: str
     began: float = field(default_factory=time.monotonic)
 
     def __call__(self, number: int, best: Judged | None, doing: str) -> None:
+        if self.note:
+            print(f"note: {self.note}", file=sys.stderr, flush=True)
+            self.note = ""
         seconds = time.monotonic() - self.began
         if seconds < QUIET_S:
             return

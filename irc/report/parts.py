@@ -15,6 +15,7 @@ from irc.plan.load import LoadedPlan
 from irc.plan.parts import MICRO_BATCH_KINDS, SMALLER_KINDS, PartsPlan
 from irc.plan.schema import Buffer, Kernels, Start, placement_of
 from irc.plan.training import SEARCHED
+from irc.report.kernels_for import kernels_note
 from irc.report.streams import StreamFacts, streams_of, streams_table
 from irc.report.table import counted, pairs, percent, seconds, size, table
 from irc.search.by_function import FunctionSeconds
@@ -328,7 +329,10 @@ def parts_summary(plan: PartsPlan, source: str) -> str:
     facts = gather_parts(plan)
     lines = [*pairs([("program", source)]), *_head(facts), *_stages(facts)]
     carried = sum(channel.bytes for channel in facts.channels)
+    backend = next((p.plan.backend for part in plan.parts for p in part.values()), "")
+    note = kernels_note(backend, find_cluster(facts.cluster))
     lines += pairs([
+        *([("note", note)] if note else []),
         ("channels", f"{len(facts.channels)}, {size(carried)} a micro-batch"),
         ("predicted", f"{seconds(facts.predicted_s)} a step"),
         ("hash", facts.hash[:16]),

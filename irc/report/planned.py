@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from irc.cluster.topology import Cluster
+from irc.cost.money import HOUR_S, per_hour
+from irc.report.decisions import as_plain, difference_lines
 from irc.report.table import counted, pairs, percent, seconds, size, table
 from irc.search.configurations import Outline
+from irc.search.differences import Difference
 from irc.search.everything import Judged, Outcome, smallest_budget
 
 SHOWN = 6
@@ -23,6 +27,8 @@ class Row:
     Attributes:
         mesh: its axes.
         micro_batches: of a step.
+        micro_batch: samples of one on a rank of ``data``; times both it is the whole batch. None:
+            there is no such batch.
         schedule: of a pipeline; empty where there is none.
         recompute: what backward computes again.
         layout: what the axes are for, where the user stated it.
@@ -36,10 +42,14 @@ class Row:
         exposed: the share in which compute waits for collectives.
         needs_bytes: what would do, of one that does not fit; None: not known.
         why_not: why there is no plan.
+        money_per_step: in the money of the price of devices; None where none is given.
+        money_per_billion: for so many tokens, or samples.
+        objection: what an expert would call wrong: nothing else has a plan, or the user stated it.
     """
 
     mesh: str
     micro_batches: int
+    micro_batch: int | None
     schedule: str
     recompute: str
     layout: str
@@ -53,6 +63,9 @@ class Row:
     exposed: float | None = None
     needs_bytes: int | None = None
     why_not: str = ""
+    money_per_step: float | None = None
+    money_per_billion: float | None = None
+    objection: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,6 +81,7 @@ class Planned:
         considered: configurations that the closed form put in order.
         ended: why the search ended early; empty where it did not.
         note: what the user should know of the plan's kernels.
+        differences: of what the user stated and the chosen plan, decision by decision.
     """
 
     program: str
@@ -78,10 +92,12 @@ class Planned:
     considered: int
     ended: str
     note: str = ""
+    differences: tuple[Difference, ...] = ()
 
     def as_json(self) -> dict[str, object]:
         """Return all of it as plain data."""
-        return asdict(self)
+        plain = asdict(replace(self, differences=()))
+        return {**plain, "differences": [as_plain(each) for each in self.differences]}
 
 
 def planned(
@@ -94,6 +110,7 @@ def planned(
     tokens: int = 0,
     training: bool = True,
     note: str = "",
+    price_per_hour: float | None = None,
 ) -> Planned:
     """Put the outcome of a search into numbers.
 
@@ -106,11 +123,19 @@ def planned(
         tokens: of a batch; 0 where its samples are counted.
         training: a step of training, not a call.
         note: what is to be said of the plan's kernels.
+        price_per_hour: of a device, in the place of what the cluster states.
     """
     flops = outline.flops * (TRAINED if training else 1.0)
     peak = cluster.device.stated_flops.get(outline.dtype, 0.0)
     items = tokens or outline.samples
-    rows = tuple(_row(each, flops, peak, items) for each in outcome.judged)
+    rows = tuple(
+        _with_money(
+            _row(each, flops, peak, items, outline.samples),
+            per_hour(cluster, each.configuration.mesh.num_ranks, price_per_hour),
+            items,
+        )
+        for each in outcome.judged
+    )
     return Planned(
         program,
         cluster.name,
@@ -120,15 +145,19 @@ def planned(
         outcome.considered,
         outcome.ended,
         note,
+        outcome.differences,
     )
 
 
-def _row(judged: Judged, flops: float, peak: float, items: int) -> Row:
+def _row(judged: Judged, flops: float, peak: float, items: int, samples: int) -> Row:
     own, verdict = judged.configuration, judged.verdict
     devices = own.mesh.num_ranks
+    data = own.mesh.size("data") if "data" in own.mesh.names else 1
+    micro_batch, left = divmod(samples, own.micro_batches * data)
     row = Row(
         str(own.mesh),
         own.micro_batches,
+        None if left else micro_batch,
         own.schedule if own.pipe > 1 else "",
         own.recompute,
         own.layout,
@@ -136,6 +165,7 @@ def _row(judged: Judged, flops: float, peak: float, items: int) -> Row:
         judged.is_pinned,
         needs_bytes=smallest_budget(judged.error) if judged.error else None,
         why_not=judged.error.message if judged.error else "",
+        objection=judged.objection,
     )
     if verdict is None:
         return row
@@ -149,6 +179,13 @@ def _row(judged: Judged, flops: float, peak: float, items: int) -> Row:
         bubble=verdict.bubble,
         exposed=verdict.exposed_s / step if step else 0.0,
     )
+
+
+def _with_money(row: Row, hourly: float | None, items: int) -> Row:
+    if hourly is None or row.step_s is None:
+        return row
+    money = row.step_s * hourly / HOUR_S
+    return replace(row, money_per_step=money, money_per_billion=money / items * 1e9)
 
 
 def plan_table(found: Planned) -> str:
@@ -167,13 +204,21 @@ def plan_table(found: Planned) -> str:
         "", "mesh", "micro", "schedule", "recompute", "step", f"{found.items}/s", "MFU", "memory",
         "bubble", "exposed",
     )  # fmt: skip
+    if works[0].money_per_step is not None:
+        heads += ("money/step", f"1e9 {found.items}")
     shown = works[:SHOWN] + [row for row in works[SHOWN:] if row.pinned]
     lines += [
         "",
-        *table(heads, [_cells(row, row is works[0]) for row in shown], right="llrllrrrrrr"),
+        *table(
+            heads,
+            [_cells(row, row is works[0]) for row in shown],
+            right="llrllrrrrrrrr"[: len(heads)],
+        ),
     ]
     if len(works) > len(shown):
         lines.append(f"  and {len(works) - len(shown)} more that are slower or larger (--json)")
+    for each in found.differences:
+        lines += ["", *difference_lines(each)]
     if lacks:
         lines += ["", "no plan"]
         lines += table(
@@ -192,9 +237,19 @@ def plan_table(found: Planned) -> str:
         )
         if len(lacks) > SHOWN:
             lines.append(f"  and {len(lacks) - SHOWN} more (--json)")
-    if found.note:
-        lines += ["", f"note: {found.note}"]
+    notes = [*_objections(works), *([found.note] if found.note else [])]
+    lines += [text for note in notes for text in ("", f"note: {note}")]
     return "\n".join(lines)
+
+
+def _objections(works: Sequence[Row]) -> list[str]:
+    """Say what is wrong with the chosen plan, and with what the user stated."""
+    wrong = [row for row in works if row.objection and (row.pinned or row is works[0])]
+    return [
+        f"{row.objection}, "
+        + ("as it was stated" if row.pinned else "and of all that was tried nothing else fits")
+        for row in wrong
+    ]
 
 
 def _cells(row: Row, is_chosen: bool) -> tuple[str, ...]:
@@ -203,7 +258,7 @@ def _cells(row: Row, is_chosen: bool) -> tuple[str, ...]:
     return (
         f"{mark} pinned".strip() if row.pinned else mark,
         (row.mesh or "one device") + (f" as {row.layout}" if row.layout else ""),
-        f"{row.micro_batches}",
+        f"{row.micro_batches} x {row.micro_batch}" if row.micro_batch else f"{row.micro_batches}",
         row.schedule or "-",
         row.recompute,
         seconds(row.step_s),
@@ -212,4 +267,9 @@ def _cells(row: Row, is_chosen: bool) -> tuple[str, ...]:
         size(row.memory_bytes),
         percent(row.bubble or 0.0, 1.0),
         percent(row.exposed or 0.0, 1.0),
+        *(
+            ()
+            if row.money_per_step is None or row.money_per_billion is None
+            else (f"{row.money_per_step:.4g}", f"{row.money_per_billion:,.2f}")
+        ),
     )

@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from math import prod
 from typing import Protocol
 
+from irc.cluster.load import find_cluster
 from irc.dialects.types import ITEM_BYTES
 from irc.ops.custom import assumed
 from irc.plan.libraries import fall_backs, falls_back, library_steps, name_of
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Kernels, Plan, Start
+from irc.report.kernels_for import kernels_note
 from irc.report.sizes import open_line
 
 
@@ -45,6 +47,7 @@ def summary(loaded: LoadedPlan, cluster: str, program: Source) -> str:
             f"{len(plan.kernels)} for {plan.backend}, {len(launches)} launches"
             f" in {segments} segments",
         ),
+        *_note(plan.backend, cluster),
         (
             "library",
             _counted(name_of(a) for a in library_steps(plan) if not falls_back(a)),
@@ -66,6 +69,11 @@ def summary(loaded: LoadedPlan, cluster: str, program: Source) -> str:
         ("hash", loaded.hash[:16]),
     ]
     return "\n".join(f"{name:<12}{text}" for name, text in lines)
+
+
+def _note(backend: str, cluster: str) -> list[tuple[str, str]]:
+    text = kernels_note(backend, find_cluster(cluster))
+    return [("note", text)] if text else []
 
 
 def _split(plan: Plan) -> str:

@@ -20,6 +20,7 @@ from math import inf
 from typing import Literal, Protocol, TypeAlias
 
 from irc.cluster.topology import Cluster
+from irc.cost.money import per_hour
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.search.configurations import (
@@ -33,6 +34,8 @@ from irc.search.configurations import (
     estimated_s,
     neighbours,
 )
+from irc.search.differences import Difference, difference
+from irc.search.objections import absent_batch, objection
 
 Objective: TypeAlias = Literal["throughput", "latency", "memory", "cost"]
 OBJECTIVES: tuple[Objective, ...] = ("throughput", "latency", "memory", "cost")
@@ -80,12 +83,14 @@ class Judged:
         verdict: None where there is no plan.
         error: why there is none.
         is_pinned: the user stated it, for comparison.
+        objection: what is wrong with it, for which any other plan is preferred; empty: nothing.
     """
 
     configuration: Configuration
     verdict: Verdict | None = None
     error: IrcError | None = None
     is_pinned: bool = False
+    objection: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,12 +102,14 @@ class Outcome:
         judged: all, best first; those without a plan last, in the order in which they were tried.
         considered: configurations that were priced by the closed form.
         ended: why it ended early; empty where it did not.
+        differences: of what the user stated and the best, decision by decision.
     """
 
     best: Judged
     judged: tuple[Judged, ...]
     considered: int
     ended: str = ""
+    differences: tuple[Difference, ...] = ()
 
 
 Progress: TypeAlias = Callable[[int, Judged | None, str], None]
@@ -143,18 +150,20 @@ class Limits:
 
     Attributes:
         objective: ``throughput`` is the shortest step on all devices, ``latency`` that on any
-            number of them, ``memory`` the fewest bytes on a device, ``cost`` the fewest seconds of
-            devices for a step, on any number of them.
+            number of them, ``memory`` the fewest bytes on a device, ``cost`` the least money for a
+            step, on any number of them: without prices, the fewest seconds of devices.
         time_limit_s: no plan is begun after so long; None: as long as it takes.
         most_judged: plans on one number of devices.
         keeps_interrupted: an interrupt ends the search with the best plan so far, where there is
             one; otherwise it is raised.
+        price_per_hour: of a device, in the place of what the cluster states.
     """
 
     objective: Objective = "throughput"
     time_limit_s: float | None = None
     most_judged: int = MOST_JUDGED
     keeps_interrupted: bool = False
+    price_per_hour: float | None = None
 
 
 class _Ended(Exception):  # noqa: N818 - no fault: the time is up
@@ -193,12 +202,13 @@ class Search:
         Raises:
             IrcError: ``plan-infeasible`` where nothing has a plan; what is wrong with the model.
         """
-        ended = ""
+        ended, differences = "", ()
         try:
             for configuration in pinned:
                 self._try(configuration, is_pinned=True)
             for count in self._counts(devices):
                 self._on(count)
+            differences = self._differences()
         except _Ended:
             ended = f"the time limit of {self.limits.time_limit_s:g} s"
         except KeyboardInterrupt:
@@ -209,26 +219,50 @@ class Search:
         if best is None:
             raise self._nothing(devices, ended)
         order = sorted(self._judged.values(), key=self._cost)
-        return Outcome(best, tuple(order), self._considered, ended)
+        return Outcome(best, tuple(order), self._considered, ended, differences)
+
+    def _differences(self) -> tuple[Difference, ...]:
+        """Explain by how much the best is better than what the user stated.
+
+        What is judged on the way from one to the other may be better still.
+        """
+        while (best := self._best()) is not None:
+            stated = [own for own in self._judged.values() if own.is_pinned and own.verdict]
+            found = [difference(own, best, self.judged) for own in stated if own is not best]
+            if self._best() is best:
+                return tuple(found)
+        return ()
+
+    def judged(self, configuration: Configuration) -> Judged:
+        """Return what comes of a configuration, which is planned unless it was."""
+        known = self._judged.get(configuration)
+        return known or self._judge(configuration, is_pinned=False)
 
     def _counts(self, devices: int) -> list[int]:
         if self.limits.objective in ("throughput", "memory"):
             return [devices]
         return divisors(devices)[::-1]
 
-    def _cost(self, judged: Judged) -> tuple[float, int, int]:
+    def _cost(self, judged: Judged) -> tuple[bool, float, int, int]:
         """Return what is least for the best."""
-        own = judged.verdict
+        own, wrong = judged.verdict, judged.objection != ""
         devices, count = judged.configuration.mesh.num_ranks, judged.configuration.micro_batches
         if own is None:
-            return inf, 0, 0
+            return True, inf, 0, 0
         match self.limits.objective:
             case "memory":
-                return float(own.num_bytes), devices, count
+                return wrong, float(own.num_bytes), devices, count
             case "cost":
-                return own.step_s * devices, devices, count
+                hourly = per_hour(self.cluster, devices, self.limits.price_per_hour) or devices
+                return wrong, own.step_s * hourly, devices, count
             case _:
-                return own.step_s, devices, count
+                return wrong, own.step_s, devices, count
+
+    def _objection(self, configuration: Configuration, *, is_pinned: bool = False) -> str:
+        """Return what is wrong with a step; a call has no stages to choose instead."""
+        if not self.is_training:
+            return ""
+        return objection(configuration, self.cluster, is_pinned=is_pinned)
 
     def _best(self) -> Judged | None:
         planned = [each for each in self._judged.values() if each.verdict is not None]
@@ -238,12 +272,19 @@ class Search:
         """Search on one number of devices."""
         most = len(self._judged) + self.limits.most_judged
         recompute, meshes = self._meshes(devices)
-        for place, mesh in enumerate(meshes):
+        ones = [Configuration(mesh, recompute=recompute) for mesh in meshes]
+        # What an expert would not do is left for where nothing else fits.
+        late = [each for each in ones if self._objection(each)]
+        for place, each in enumerate(own for own in ones if own not in late):
             if place == 0 or len(self._judged) < most:
-                self._try(Configuration(mesh, recompute=recompute))
+                self._try(each)
         if devices > 1 and self._are_indivisible(meshes, recompute):
             # Its samples are whole on every device, so that any batch will do.
-            self._try(Configuration(Mesh((("tensor", devices),)), recompute=recompute))
+            whole = Configuration(Mesh((("tensor", devices),)), recompute=recompute)
+            if self._objection(whole):
+                late.append(whole)
+            else:
+                self._try(whole)
         if not self.is_training:
             return
         outline = self.judge.outline()
@@ -254,13 +295,18 @@ class Search:
             if len(self._judged) < most:
                 self._try(seed)
         if not self._fits(devices):
-            for least in self._smallest(outline, devices):
+            smallest = self._smallest(outline, devices)
+            late += [each for each in smallest if self._objection(each)]
+            for least in (each for each in smallest if each not in late):
                 if len(self._judged) < most and not self._fits(devices):
                     self._try(least)
+            for last in late[:SEEDS]:
+                if not self._fits(devices):
+                    self._try(last)
         best = self._best()
         while best is not None and best.configuration.mesh.num_ranks == devices:
             for other in neighbours(best.configuration, outline):
-                if len(self._judged) < most:
+                if len(self._judged) < most and (best.objection or not self._objection(other)):
                     self._try(other)
             if (now := self._best()) is best:
                 return
@@ -298,6 +344,8 @@ class Search:
         best: dict[Mesh, tuple[float, Configuration]] = {}
         for each in configurations(outline, devices):
             self._considered += 1
+            if self._objection(each):
+                continue
             seconds = estimated_s(outline, self.cluster, each)
             if each.mesh not in best or seconds < best[each.mesh][0]:
                 best[each.mesh] = seconds, each
@@ -338,8 +386,11 @@ class Search:
         self._check_time()
         self._tell(f"planning {configuration}")
         try:
+            if self.is_training:
+                absent_batch(configuration, self.judge.outline())
             verdict = self.judge.judge(configuration)
-            judged = Judged(configuration, verdict, is_pinned=is_pinned)
+            wrong = self._objection(configuration, is_pinned=is_pinned)
+            judged = Judged(configuration, verdict, is_pinned=is_pinned, objection=wrong)
         except IrcError as error:
             if error.code not in OF_CONFIGURATION:
                 raise

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import pytest
 
 from irc.cluster.load import find_cluster
+from irc.cluster.topology import Cluster
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.search.configurations import (
@@ -192,6 +193,23 @@ def test_a_batch_that_nothing_divides_is_tried_whole_on_every_device() -> None:
 
     outcome = Search(Fake(says), CLUSTER).run(16)
     assert outcome.best.configuration == Configuration(Mesh.parse("tensor=16"))
+
+
+def test_the_least_money_is_what_the_devices_that_are_used_cost() -> None:
+    cheap = replace(CLUSTER.device, price_per_hour=1.0)
+    dear = replace(cheap, price_per_hour=50.0)
+    priced = replace(CLUSTER, unequal=((cheap, 4), (dear, 12)))
+
+    def says(configuration: Configuration) -> Verdict:
+        return Verdict(1.0 / configuration.mesh.num_ranks**1.2, 10**9)
+
+    def chosen(cluster: Cluster) -> int:
+        limits = Limits("cost")
+        best = Search(Fake(says), cluster, limits, is_training=False).run(16).best
+        return best.configuration.mesh.num_ranks
+
+    assert chosen(CLUSTER) == 16  # without prices: seconds of devices
+    assert chosen(priced) == 4
 
 
 def test_a_time_limit_ends_the_search_after_a_plan() -> None:
