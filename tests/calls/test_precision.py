@@ -146,3 +146,13 @@ def test_what_a_step_does_not_train_in(option: Any, says: str) -> None:
     with pytest.raises(IrcError, match=says) as caught:
         asked()
     assert caught.value.code == "option-value"
+
+
+def test_what_computes_in_half_on_the_meta_device_is_refused() -> None:
+    with torch.device("meta"):
+        model = torch.nn.Linear(8, 8)
+        x = torch.zeros(2, 8)
+    step = {"optimizer": "sgd", "loss": lambda y: y.sum(), "precision": "bfloat16"}
+    with pytest.raises(IrcError, match="meta device") as caught:
+        irc.export_plan(model, (x,), out="unused", **step)
+    assert "parameters=bfloat16,masters=float32" in caught.value.help

@@ -8,13 +8,27 @@ from typing import Any
 import torch
 from torch import nn
 
+from irc.errors import IrcError
 from irc.training.precision import Precision
 
 
 def computing(module: nn.Module, precision: Precision) -> nn.Module:
-    """Return a second face of a module, which computes under autocast where that is asked for."""
+    """Return a second face of a module, which computes under autocast where that is asked for.
+
+    Raises:
+        IrcError: ``option-value`` for float32 parameters on the meta device that would stay so: no
+            autocast of torch knows that device, and the program would compute in float32.
+    """
     if not precision.computes:
         return module
+    if any(p.is_meta and p.dtype == torch.float32 for p in module.parameters()):
+        raise IrcError(
+            "option-value",
+            f"precision {precision.computes}: the module's float32 parameters are on the meta "
+            "device, where torch.autocast changes nothing",
+            help=f"store them so, with precision='parameters={precision.computes},masters=float32'"
+            ", or give the module values",
+        )
     cls, dtype = type(module), getattr(torch, precision.computes)
 
     @wraps(cls.forward)
