@@ -2,8 +2,9 @@
 
 Run it with ``python examples/elastic.py``. It starts four launchers, as four machines would
 (``torchrun --nnodes 1:4``); two of them die on the way. Torchrun then starts the others again: the
-step is planned for as many ranks as there are, and goes on from the last checkpoint. The losses are
-those of one process that nothing happened to.
+step is planned for as many ranks as there are, and goes on behind the last step, from what those
+that are left kept in memory; where that is not all, from the last checkpoint. The losses are those
+of one process that nothing happened to.
 """
 
 import os
@@ -39,8 +40,10 @@ def train(folder: Path) -> dict[int, float]:
     sampler = irc.data_sampler(step, data, batch_size=BATCH)
     loader = DataLoader(data, batch_size=sampler.batch_size, sampler=sampler, drop_last=True)
     more = {"sampler": sampler, "schedule": schedule}
-    step.load(folder, more=more, missing_ok=True)
+    resumed = step.load(folder, more=more, missing_ok=True)
     rank, ranks = (int(os.environ.get(key, "0")) for key in ("RANK", "WORLD_SIZE"))
+    if rank == 0 and ranks:
+        print(f"{ranks} ranks: {resumed}", flush=True)
     losses: dict[int, float] = {}
     for epoch in range(sampler.epoch, STEPS):
         sampler.set_epoch(epoch)
@@ -52,7 +55,8 @@ def train(folder: Path) -> dict[int, float]:
                 sys.stdout.flush()
             if step.count == STEPS:
                 return losses
-            if step.count % 2 == 0:
+            step.keep(folder, more=more)
+            if step.count % 4 == 0:
                 step.save(folder, keep=2, more=more)
             if (step.count, ranks) in LOST and rank == ranks - 1:
                 lose_machine()
@@ -93,7 +97,7 @@ def main() -> None:
         print(said[0], end="")
         print(f"launchers {ended.count(0)} of 4 went on to the end")
         alone = train(Path(name, "alone"))
-    lines = [line.split() for line in "".join(said).splitlines()]
+    lines = [line.split() for line in "".join(said).splitlines() if line.startswith("step")]
     far = max(abs(float(words[-1]) - alone[int(words[1])]) for words in lines)
     print(f"error     {far:.1e} at most in a loss, against one process")
 

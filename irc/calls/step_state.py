@@ -13,12 +13,15 @@ import torch
 from torch import nn
 
 from irc.calls.evaluation import Evaluation, evaluating
+from irc.calls.resuming import Resumed, stored_state
 from irc.errors import IrcError
 from irc.pipeline import Options
 from irc.runtime.eager_optimizer import EagerOptimizer
 from irc.runtime.given_optimizer import GivenOptimizer
+from irc.runtime.host_memory import shelf_of
 from irc.runtime.initialisers import Init
 from irc.runtime.join import join_processes, own_rank
+from irc.runtime.kept import Keeping
 from irc.runtime.loss_scale import LossScale, check_scale
 from irc.runtime.pace import Pace, SlowRankWarning, Stopwatch, slowness
 from irc.runtime.replicas import check_copies
@@ -59,6 +62,7 @@ class StepState:
         self._eager = optimizer if isinstance(optimizer, EagerOptimizer) else None
         self._state = TrainingState(module, recipe, options.mesh, seed, init, self._eager)
         self._writes: Saving | None = None
+        self._kept: dict[Path, Keeping] = {}
         self._evaluation: Evaluation | None = None
         self._stopwatch = Stopwatch()
 
@@ -138,6 +142,41 @@ class StepState:
         state = self._stored(more, copied=True)
         return self._saving().save_async(state, self._target(folder), keep)
 
+    def keep(self, folder: str | Path, *, more: Mapping[str, Any] | None = None) -> None:
+        """Keep what a run goes on from in the memory of the machines; every rank calls it.
+
+        It is much faster than :meth:`save`, so that it can be called after each step. Where
+        torchrun starts the processes again, since one failed or a machine was lost, :meth:`load` of
+        the same folder goes on behind that step: on as many ranks as there are then, which send
+        each other what they lack. What a lost machine held is lost unless others hold copies of it
+        (they do where data parallelism alone divides the work); then the last checkpoint counts, so
+        go on saving those. A process that torchrun did not start keeps nothing::
+
+            print(step.load("run", more=more, missing_ok=True))
+            for x, y in loader:
+                step(x, y)
+                step.keep("run", more=more)
+                if step.count % 1000 == 0:
+                    step.save("run", more=more)
+
+        It takes the memory of what a rank holds twice, in ``/dev/shm``, until the process ends by
+        itself.
+
+        Args:
+            folder: of the run's checkpoints, by which :meth:`load` knows it.
+            more: as of :meth:`save`.
+
+        Raises:
+            IrcError: ``checkpoint-failed`` where the machine has no such memory; ``option-value``
+                for a name in ``more``.
+        """
+        self.join()
+        place = Path(folder).absolute()
+        if place not in self._kept and (shelf := shelf_of(place)) is not None:
+            self._kept[place] = Keeping(shelf)
+        if (kept := self._kept.get(place)) is not None:
+            kept.keep(self._stored(more, copied=False), self.count, self._state.parts.stage)
+
     def load(
         self,
         folder: str | Path,
@@ -145,13 +184,14 @@ class StepState:
         optimizer: bool = True,
         more: Mapping[str, Any] | None = None,
         missing_ok: bool = False,
-    ) -> None:
+    ) -> Resumed:
         """Go on from a checkpoint in parts, of any mesh; every rank calls it.
 
-        What ranks have no parts of yet is read when they take them. The groups of an optimiser of
-        torch get the rates and other numbers that they had, from which a scheduler among ``more``
-        goes on. Loading runs the pickle that
-        torch has in its checkpoints: load those alone that you would run.
+        Under torchrun what :meth:`keep` left in memory for the same folder is gone on from instead
+        where it is of as late a step, and all of it is on ranks that are left. What ranks have no
+        parts of yet is read when they take them. The groups of an optimiser of torch get the rates
+        and other numbers that they had, from which a scheduler among ``more`` goes on. Loading runs
+        the pickle that torch has in its checkpoints: load those alone that you would run.
 
         Args:
             folder: a checkpoint, or a folder of several, of which it is the one of the last step;
@@ -162,20 +202,19 @@ class StepState:
             missing_ok: do nothing where there is no checkpoint yet, as in a script that begins and
                 goes on with the same lines. A folder of weights alone is refused all the same.
 
+        Returns:
+            From what the run goes on, which prints as a sentence. Where a later state was kept and
+            is lost in part, rank 0 warns of it (``StateLostWarning``).
+
         Raises:
             IrcError: ``checkpoint-missing``, ``checkpoint-corrupt``, ``state-mismatch``; nothing is
                 written then.
         """
-        from irc.runtime.checkpoint import Checkpoint
-
         self.join()
         self._state.hide()
-        try:
-            checkpoint = Checkpoint(Path(folder))
-        except IrcError as error:
-            if missing_ok and error.code == "checkpoint-missing":  # on every rank, or on none
-                return
-            raise
+        checkpoint, place, where = stored_state(Path(folder), kept=optimizer, missing_ok=missing_ok)
+        if checkpoint is None:
+            return Resumed(self.count, place, f"begins: '{folder}' holds no checkpoint")
         sections = {name: checkpoint.section(name) for name in _named(more)}
         for name, section in sections.items():
             if section is None:
@@ -187,6 +226,7 @@ class StepState:
         self._restore(groups, scale)
         for name, each in _named(more).items():
             each.load_state_dict(sections[name])
+        return Resumed(self.count, place, f"goes on behind step {self.count}, from {where}")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state_dict` gave, on any mesh; every rank is given all of it.

@@ -19,13 +19,15 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from irc.errors import IrcError
-from irc.runtime.agreement import fail_together
+from irc.runtime.agreement import fail_together, texts
 from irc.runtime.boxes import Box
 from irc.runtime.checkpoint_files import (
     CheckpointWriter,
     check_files,
     checkpoint_at,
+    checkpoints_in,
     partial_of,
+    step_of,
 )
 from irc.runtime.watch import naming_lost_ranks
 
@@ -212,6 +214,16 @@ class Checkpoint:
     def _advice(self) -> str:
         others = [p for p in self.path.parent.glob("step-*") if p != self.path]
         return f"load '{sorted(others)[-1]}'" if others else "load another one"
+
+
+def last_step(folder: Path) -> int:
+    """Return how many steps the last checkpoint in a folder has, as rank 0 sees it; -1 for none.
+
+    Every rank calls it.
+    """
+    held = checkpoints_in(folder)
+    own = str(step_of(held[-1]) if held else -1)
+    return int(texts(own)[0] if _world() > 1 else own)
 
 
 @contextmanager

@@ -101,10 +101,15 @@ def checkpoints_in(folder: Path) -> list[Path]:
         return []
     whole: dict[int, Path] = {}
     for path in sorted(folder.iterdir()):  # names that begin with a dot come first
-        match = NAME.fullmatch(path.name)
-        if match and (path / MANIFEST).is_file():
-            whole[int(match[1] or match[2])] = path
+        if (step := step_of(path)) >= 0 and (path / MANIFEST).is_file():
+            whole[step] = path
     return [whole[step] for step in sorted(whole)]
+
+
+def step_of(path: Path) -> int:
+    """Return how many steps the checkpoint of a name has; -1 for another name."""
+    match = NAME.fullmatch(path.name)
+    return int(match[1] or match[2]) if match else -1
 
 
 def checkpoint_at(folder: Path) -> Path:

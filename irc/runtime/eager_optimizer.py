@@ -15,7 +15,7 @@ true; on a mesh they get a rank's parts, or whole values, as data.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -38,12 +38,10 @@ from irc.runtime.eager_work import (
 )
 from irc.runtime.parts import Parts
 from irc.runtime.spread_parts import SpreadParts
+from irc.runtime.stored import StoredState
 from irc.runtime.torch_optimizer import state_name
 from irc.training.optimizers import GRADIENT
 from irc.training.recipe import Recipe
-
-if TYPE_CHECKING:
-    from irc.runtime.checkpoint import Checkpoint
 
 CLASS = "class"
 """Where a state says the name of the optimiser's class."""
@@ -69,7 +67,7 @@ class EagerOptimizer:
         # Some classes make states with the optimiser, and look for them in each step.
         self._early = {n: set(own) for n, p in self._own.items()
                        if (own := optimizer.state.get(p, {}))}  # fmt: skip
-        self._later: tuple[Checkpoint, str] | None = None
+        self._later: tuple[StoredState, str] | None = None
         self._parts: Parts | None = None
         self._mesh, self._place, self._rank = Mesh(()), 0, 0
         self._elsewhere: set[str] = set()
@@ -321,7 +319,7 @@ class EagerOptimizer:
             for name, own in states.items()
         })  # fmt: skip
 
-    def check_stored(self, checkpoint: Checkpoint, prefix: str) -> None:
+    def check_stored(self, checkpoint: StoredState, prefix: str) -> None:
         """Refuse a checkpoint's states of what the optimiser does not have; every rank calls it.
 
         Args:
@@ -375,7 +373,7 @@ class EagerOptimizer:
                 for key, value in own.items()
             }
 
-    def take(self, checkpoint: Checkpoint, prefix: str, *, is_alone: bool) -> None:
+    def take(self, checkpoint: StoredState, prefix: str, *, is_alone: bool) -> None:
         """Take the states of a checkpoint, at once or when this rank knows its parts.
 
         Args:
@@ -393,7 +391,7 @@ class EagerOptimizer:
             (checkpoint, prefix), self._later = self._later, None
             self._read(checkpoint, prefix)
 
-    def _read(self, checkpoint: Checkpoint, prefix: str) -> None:
+    def _read(self, checkpoint: StoredState, prefix: str) -> None:
         from irc.runtime.boxes import Box
 
         every = self._places(checkpoint, prefix).items()
@@ -416,7 +414,7 @@ class EagerOptimizer:
         for name, own in fresh.items():
             self._optimizer.state[self._own[name]] = own
 
-    def _places(self, checkpoint: Checkpoint, prefix: str) -> dict[str, tuple[str, str]]:
+    def _places(self, checkpoint: StoredState, prefix: str) -> dict[str, tuple[str, str]]:
         """Return names of the parameter and of the state by what a checkpoint calls them."""
         stored = [n for n in (*checkpoint.shapes, *checkpoint.objects) if n.startswith(prefix)]
         places = {n: n.removeprefix(prefix).rpartition(".") for n in stored}

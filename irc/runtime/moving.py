@@ -3,6 +3,7 @@
 # pyright: basic
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ import torch.distributed as dist
 
 from irc.dialects.placement import Mesh, Placement
 from irc.runtime.dtypes import dtype_name, dtypes
-from irc.sharding.between import Channel, Side
+from irc.sharding.between import Channel, Message, Side
+from irc.sharding.exchange import Moved
 from irc.sharding.shards import slices
 
 
@@ -32,9 +34,41 @@ def move(channel: Channel, rank: int, own: torch.Tensor | None) -> torch.Tensor 
     if position is not None:
         where = slices(channel.shape, channel.after.placement, channel.after.mesh, position)
         needed = torch.empty([s.stop - s.start for s in where], dtype=dtype)
+    parts = [(m, own, needed) for m in channel.messages(rank)]
+    _carry(parts, rank)
+    return needed
+
+
+def exchange(
+    every: Sequence[Moved], rank: int, own: Sequence[torch.Tensor], needed: Sequence[torch.Tensor]
+) -> None:
+    """Fill what this rank needs of a value; all ranks call it, with the same messages.
+
+    Args:
+        every: what all ranks tell each other.
+        rank: of this process.
+        own: on the host, its boxes in the order of the exchange.
+        needed: on the host, of the same dtype, what it needs, which is written.
+    """
+    parts = [
+        (
+            moved.message,
+            own[moved.source_box] if moved.message.source == rank else None,
+            needed[moved.target_box] if moved.message.target == rank else None,
+        )
+        for moved in every
+        if rank in (moved.message.source, moved.message.target)
+    ]
+    _carry(parts, rank)
+
+
+def _carry(
+    parts: Iterable[tuple[Message, torch.Tensor | None, torch.Tensor | None]], rank: int
+) -> None:
+    """Send, receive and copy slices of what messages come from and go to."""
     works: list[Any] = []
     arriving: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for message in channel.messages(rank):
+    for message, own, needed in parts:
         if message.is_copy:
             assert own is not None
             assert needed is not None
@@ -45,7 +79,7 @@ def move(channel: Channel, rank: int, own: torch.Tensor | None) -> torch.Tensor 
         else:
             assert needed is not None
             part = needed[message.target_part]
-            packed = part if part.is_contiguous() else torch.empty(part.shape, dtype=dtype)
+            packed = part if part.is_contiguous() else torch.empty(part.shape, dtype=part.dtype)
             works.append(dist.irecv(_bytes(packed), message.source))
             if packed is not part:
                 arriving.append((part, packed))
@@ -53,7 +87,6 @@ def move(channel: Channel, rank: int, own: torch.Tensor | None) -> torch.Tensor 
         work.wait()
     for part, packed in arriving:
         part.copy_(packed)
-    return needed
 
 
 def to_first(held: Side, shape: tuple[int, ...], dtype: torch.dtype, num_ranks: int) -> Channel:

@@ -82,6 +82,11 @@ class Parts:
         return memory_of(plan.backend) if self.world > 1 else None
 
     @property
+    def stage(self) -> tuple[int, int]:
+        """The place of this rank on the axis of stages, and how many places there are."""
+        return 0, 1
+
+    @property
     def mesh_ranks(self) -> Sequence[int]:
         """The ranks of the mesh in its order, as the run numbers them."""
         return range(self.mesh.num_ranks)

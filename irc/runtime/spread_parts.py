@@ -96,6 +96,11 @@ class SpreadParts(Parts):
         return self._placed[name]
 
     @property
+    def stage(self) -> tuple[int, int]:
+        """The place of this rank on the axis of stages, and how many places there are."""
+        return self.place, len(self._ranks_by_place)
+
+    @property
     def mesh_ranks(self) -> Sequence[int]:
         """The ranks of this rank's stages."""
         return self._ranks_by_place[self.place]

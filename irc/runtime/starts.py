@@ -9,17 +9,14 @@ initialisers of a module on the meta device.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
 from irc.errors import IrcError
 from irc.runtime.boxes import Box
 from irc.runtime.parts import Parts
-
-if TYPE_CHECKING:
-    # Its import takes a second.
-    from irc.runtime.checkpoint import Checkpoint
+from irc.runtime.stored import StoredState
 
 
 class Start(Protocol):
@@ -78,7 +75,7 @@ class CheckpointStart(StoredStart):
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, stored: Mapping[str, str], lacking: Collection[str] = ()
+        self, checkpoint: StoredState, stored: Mapping[str, str], lacking: Collection[str] = ()
     ) -> None:
         super().__init__(stored)
         self._checkpoint, self._lacking = checkpoint, lacking

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -28,14 +28,12 @@ from irc.runtime.parts import Parts
 from irc.runtime.replicas import Copies
 from irc.runtime.spread_parts import SpreadParts
 from irc.runtime.starts import CheckpointStart, Start
+from irc.runtime.stored import StoredState
 from irc.runtime.torch_optimizer import CLASSES, STEP, from_torch, state_name, to_torch
 from irc.runtime.weight_files import WeightFilesStart
 from irc.training.entry import globs, matches
 from irc.training.optimizers import GRADIENT, OPTIMIZERS, REMAINDER
 from irc.training.recipe import Recipe
-
-if TYPE_CHECKING:
-    from irc.runtime.checkpoint import Checkpoint
 
 Form: TypeAlias = Callable[[Parts, str], Any]
 """Makes of a tensor what a state in parts has of it; None for one that another stage has."""
@@ -289,7 +287,7 @@ class TrainingState:
             COUNT: self.step,
         }
 
-    def take(self, checkpoint: Checkpoint, *, optimizer: bool) -> None:
+    def take(self, checkpoint: StoredState, *, optimizer: bool) -> None:
         """Go on from a checkpoint; parts that are not taken yet are read when they are.
 
         Args:
@@ -416,7 +414,7 @@ class TrainingState:
                 "load the parameters alone: step.load(folder, optimizer=False)",
             )
 
-    def _check_stored_states(self, checkpoint: Checkpoint, wanted: Mapping[str, str]) -> None:
+    def _check_stored_states(self, checkpoint: StoredState, wanted: Mapping[str, str]) -> None:
         for name, key in wanted.items():
             parameter, _, moment = key.removeprefix(STATE).rpartition(".")
             expected = () if name == STEP else self._states_of(parameter)[moment]

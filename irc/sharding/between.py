@@ -6,9 +6,10 @@ receives, a slice of each block from one of the block's holders. So it receives 
 none that it has: max(0, needed - held), the least there can be. The holders of a block share its
 readers evenly; where that is as even, a reader is served by the holder with its own coordinates.
 
-Stage boundaries of a pipeline, checkpoints read on another mesh and plans made anew for other ranks
-are this one function. All is arithmetic on the coordinates of the rank that is asked about:
-no pair of ranks is listed that has nothing to say to each other.
+Stage boundaries of a pipeline and values put together are this one function; of what is left of a
+mesh that lost ranks, which has no placement, :mod:`irc.sharding.exchange` gives the same messages.
+All is arithmetic on the coordinates of the rank that is asked about: no pair of ranks is listed
+that has nothing to say to each other.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Side:
 
     def largest(self, shape: Sequence[int]) -> int:
         """Return the elements that the rank with the largest part holds, which is the first."""
-        return _volume(self.box(shape, dict.fromkeys(self.mesh.names, 0)))
+        return volume(self.box(shape, dict.fromkeys(self.mesh.names, 0)))
 
     def parts(self, dim: int, length: int, low: int, high: int) -> Iterator[tuple[Place, int, int]]:
         """Yield the parts of a dim that meet an interval: coordinates, start and stop within it."""
@@ -169,8 +170,8 @@ class Channel:
         if rank not in self.before.positions or rank not in self.after.positions:
             return None
         held, needed = (s.box(self.shape, s.place(rank)) for s in (self.before, self.after))
-        where = _meet(held, needed)
-        return self._message(rank, rank, where, held, needed) if _volume(where) else None
+        where = meet(held, needed)
+        return message_of(rank, rank, where, held, needed, self.dtype) if volume(where) else None
 
     def receives(self, rank: int) -> Iterator[Message]:
         """Yield what a rank receives, in no particular order."""
@@ -183,7 +184,8 @@ class Channel:
             if block != has:
                 source = {**self._readers(block).holder(place), **block}
                 held = self.before.box(self.shape, source)
-                yield self._message(self.before.rank(source), rank, where, held, needed)
+                source_rank = self.before.rank(source)
+                yield message_of(source_rank, rank, where, held, needed, self.dtype)
 
     def sends(self, rank: int) -> Iterator[Message]:
         """Yield what a rank sends, in no particular order."""
@@ -194,16 +196,17 @@ class Channel:
         held = self.before.box(self.shape, place)
         for target in self._readers(block).served_by(place):
             needed = self.after.box(self.shape, target)
-            where = _meet(held, needed)
-            yield self._message(rank, self.after.rank(target), where, held, needed)
+            where = meet(held, needed)
+            target_rank = self.after.rank(target)
+            yield message_of(rank, target_rank, where, held, needed, self.dtype)
 
     def bytes_received(self, rank: int) -> int:
         """Return the bytes that a rank receives: what it needs and does not hold."""
         if rank not in self.after.positions:
             return 0
-        needed = _volume(self.after.box(self.shape, self.after.place(rank)))
+        needed = volume(self.after.box(self.shape, self.after.place(rank)))
         if rank in self.before.positions:
-            needed -= _volume(self._held(rank))
+            needed -= volume(self._held(rank))
         return needed * ITEM_BYTES[self.dtype]
 
     def bytes_sent(self, rank: int) -> int:
@@ -214,7 +217,7 @@ class Channel:
     def total_bytes(self) -> int:
         """The bytes that all ranks receive: only ranks on both sides are looked at one by one."""
         copies = prod(self.after.mesh.size(axis) for axis in self.after.copies)
-        kept = sum(_volume(self._held(rank)) for rank in self.shared)
+        kept = sum(volume(self._held(rank)) for rank in self.shared)
         return (copies * prod(self.shape) - kept) * ITEM_BYTES[self.dtype]
 
     @cached_property
@@ -229,7 +232,7 @@ class Channel:
     def _held(self, rank: int) -> Box:
         """Return what a rank of both sides needs and holds."""
         sides = (side.box(self.shape, side.place(rank)) for side in (self.before, self.after))
-        return _meet(*sides)
+        return meet(*sides)
 
     def _block_of(self, rank: int) -> Place | None:
         """Return the block that a rank holds, by the coordinates that tell blocks apart."""
@@ -243,7 +246,7 @@ class Channel:
         dims = enumerate(zip(self.shape, needed, strict=True))
         along = [tuple(self.before.parts(i, n, *interval)) for i, (n, interval) in dims]
         order = [axis for axis in self.before.mesh.names if axis not in self.before.copies]
-        if not _volume(needed):
+        if not volume(needed):
             return
         for parts in cartesian(*along):
             place = {axis: i for part in parts for axis, i in part[0].items()}
@@ -263,15 +266,17 @@ class Channel:
             self._by_block[key] = Readers(self, block, whole)
         return self._by_block[key]
 
-    def _message(self, source: int, target: int, where: Box, held: Box, needed: Box) -> Message:
-        return Message(
-            source,
-            target,
-            tuple(slice(start, stop) for start, stop in where),
-            _within(where, held),
-            _within(where, needed),
-            _volume(where) * ITEM_BYTES[self.dtype],
-        )
+
+def message_of(source: int, target: int, where: Box, held: Box, needed: Box, dtype: str) -> Message:
+    """Return the message of a slice, of the box that its source holds and that its target needs."""
+    return Message(
+        source,
+        target,
+        tuple(slice(start, stop) for start, stop in where),
+        within(where, held),
+        within(where, needed),
+        volume(where) * ITEM_BYTES[dtype],
+    )
 
 
 def _check(name: str, side: Side, num_dims: int) -> None:
@@ -302,18 +307,19 @@ def _check(name: str, side: Side, num_dims: int) -> None:
             )
 
 
-def _volume(box: Box) -> int:
+def volume(box: Box) -> int:
+    """Return how many elements a box has."""
     return prod(stop - start for start, stop in box)
 
 
-def _meet(a: Box, b: Box) -> Box:
+def meet(a: Box, b: Box) -> Box:
     """Return what is in both; a dim without anything has its start for its stop."""
     pairs = zip(a, b, strict=True)
     meets = ((max(p[0], q[0]), min(p[1], q[1])) for p, q in pairs)
     return tuple((start, max(start, stop)) for start, stop in meets)
 
 
-def _within(where: Box, part: Box) -> Slices:
+def within(where: Box, part: Box) -> Slices:
     """Return where a box lies in the local tensor that holds ``part``."""
     pairs = zip(where, part, strict=True)
     return tuple(slice(a - origin, b - origin) for (a, b), (origin, _) in pairs)

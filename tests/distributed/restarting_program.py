@@ -1,7 +1,8 @@
-"""A training script as torchrun starts it again: ``MESH FOLDER KILLED_AT``.
+"""A training script as torchrun starts it again: ``MESH FOLDER KILLED_AT [keep]``.
 
-It saves every third step, and goes on from what is there. Before the first restart the last rank is
-killed behind step KILLED_AT. Rank 0 prints the number and the loss of each step.
+It saves every third step, and goes on from what is there; with ``keep`` each step is kept in
+memory. Before the first restart the last rank is killed behind step KILLED_AT. Rank 0 prints the
+number and the loss of each step.
 """
 
 # pyright: basic
@@ -24,7 +25,7 @@ RANK, LAST = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]) - 1
 IS_FIRST = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 
 
-def main(mesh: str, folder: Path, killed_at: int) -> None:
+def main(mesh: str, folder: Path, killed_at: int, *, keeps: bool) -> None:
     """Train with dropout, a scheduler, groups and a sampler."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(24, 32), nn.Dropout(0.2), nn.GELU(), nn.Linear(32, 8))
@@ -40,8 +41,7 @@ def main(mesh: str, folder: Path, killed_at: int) -> None:
     sampler = irc.data_sampler(step, data, seed=4)
     loader = DataLoader(data, batch_size=4, sampler=sampler)
     more = {"sampler": sampler, "scheduler": scheduler}
-    if folder.exists():
-        step.load(folder, more=more)
+    step.load(folder, more=more, missing_ok=True)
     for epoch in range(sampler.epoch, 2):
         sampler.set_epoch(epoch)
         for x, y in loader:
@@ -49,6 +49,8 @@ def main(mesh: str, folder: Path, killed_at: int) -> None:
             scheduler.step()
             if RANK == 0:
                 print(step.count, repr(loss), flush=True)
+            if keeps:
+                step.keep(folder, more=more)
             if step.count % 3 == 0:
                 step.save(folder, keep=2, more=more)
             if step.count == killed_at and IS_FIRST and RANK == LAST:
@@ -58,4 +60,4 @@ def main(mesh: str, folder: Path, killed_at: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), keeps=sys.argv[4:] == ["keep"])

@@ -13,11 +13,11 @@ ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def run(folder: Path, mesh: str, killed_at: int, world: int) -> list[tuple[int, float]]:
+def run(folder: Path, mesh: str, killed_at: int, world: int, *more: str) -> list[tuple[int, float]]:
     """Return numbers and losses of the steps that were made."""
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"]
     program = ["--nproc-per-node", f"{world}", "-m", "tests.distributed.restarting_program"]
-    given = [mesh, f"{folder}", f"{killed_at}"]
+    given = [mesh, f"{folder}", f"{killed_at}", *more]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "IRC_CACHE_DIR": f"{folder.parent}/cache"}
     done = subprocess.run(
         [*words, *program, *given],
@@ -41,3 +41,11 @@ def test_a_run_that_is_started_again(tmp_path: Path, mesh: str, world: int) -> N
     assert [number for number, _ in made] == [*range(1, 8), *range(7, 12)]
     assert dict(made) == dict(wanted)
     assert dict(made[:7]) == dict(wanted[:7])
+
+
+def test_what_ranks_kept_in_memory(tmp_path: Path) -> None:
+    wanted = run(tmp_path / "whole", "data=2", 0, 2)
+    made = run(tmp_path / "broken", "data=2", 7, 2, "keep")
+    assert made == wanted  # each step once, the eighth behind the seventh
+    left = Path("/dev/shm") / f"irc-{os.getuid()}"
+    assert not left.exists() or not [*left.glob("*/*/*-*.data")]
