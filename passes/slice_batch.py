@@ -124,7 +124,12 @@ class SliceBatchPass(ModulePass):
     ways: int = 0
     is_part: bool = False
 
-    def apply(self, ctx: Context, op: ModuleOp) -> None:
+    def check(self) -> None:
+        """Refuse a number of slices that no program has.
+
+        Raises:
+            IrcError: ``option-value``.
+        """
         if self.ways < 0 or self.ways == 1:
             raise _refused(self.ways, "2 slices or more", "leave it out for what is best by price")
         if self.ways and self.is_part:
@@ -133,6 +138,9 @@ class SliceBatchPass(ModulePass):
                 "a step in micro-batches is not sliced further",
                 "choose more micro-batches, or leave the pass out",
             )
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        self.check()
         if self.is_part:
             return
         if self.ways:

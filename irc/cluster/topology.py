@@ -173,10 +173,24 @@ class Cluster:
         >>> [PRESETS["2x8xH100"].crosses_nodes(mesh, axis) for axis in mesh.names]
         [True, False]
         """
-        node = max((link.devices for link in self.links if not link.tree), default=1)
+        node = self._node
         if self.graph is not None or mesh.num_ranks <= node or mesh.size(axis) == 1:
             return False
         return node % (_stride(mesh, axis) * mesh.size(axis)) != 0
+
+    def joins_nodes(self, device: int, other: int) -> bool:
+        """Return whether two devices are on different nodes, as :meth:`crosses_nodes` has them.
+
+        >>> from irc.cluster.presets import PRESETS
+        >>> [PRESETS["2x8xH100"].joins_nodes(0, device) for device in (7, 8)]
+        [False, True]
+        """
+        return self.graph is None and device // self._node != other // self._node
+
+    @property
+    def _node(self) -> int:
+        """How many devices a node has."""
+        return max((link.devices for link in self.links if not link.tree), default=1)
 
     def _members(self, stride: int, ranks: int, used: int) -> list[int] | None:
         """Return how many ranks of a group lie in one group of each level.

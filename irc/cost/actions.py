@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import ceil, log2, prod
+from typing import TypeAlias
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
@@ -156,16 +157,17 @@ def kernel_work(kernel: KernelOp, device: Device) -> dict[str, float]:
     """
     full, tasks = prod(kernel.space_extents), prod(kernel.space_extents[: kernel.num_parallel])
     work: dict[str, float] = {}
+    dims = _dims(kernel)
 
     def add(value: SSAValue, amount: float) -> None:
         dtype = _dtype(value)
         work[dtype] = work.get(dtype, 0) + amount
 
     for op in kernel.body.block.ops:
-        if device.units and (shape := _shape(op)):
+        if device.units and (shape := _shape(op, dims)):
             add(op.operands[0], shape_work(device, shape, _dtype(op.operands[0])))
         elif isinstance(op, KernelContractOp):
-            add(op.inputs[0], 2 * full)
+            add(op.inputs[0], 2 * full * op.plain.get("fill", 1.0))
         elif isinstance(op, KernelAttentionOp):
             add(op.operands[0], full * (_products(op.form) + SOFTMAX_FLOPS))
         elif isinstance(op, KernelAttentionBackwardOp):
@@ -174,9 +176,20 @@ def kernel_work(kernel: KernelOp, device: Device) -> dict[str, float]:
             steps = ceil(log2(max(kernel.space_extents[-1], 2))) if op.form.fn == "sort" else 1
             add(op.operands[0], full * steps)
         elif isinstance(op, KernelPointwiseOp):
-            count = POINTWISE[op.fn.data].flops * (full if op.value.is_full else tasks)
-            add(op.results[0], count)
+            times = _times_computed(kernel, dims[op.results[0]]) if op.value.is_full else tasks
+            add(op.results[0], POINTWISE[op.fn.data].flops * times)
     return work
+
+
+TILE_COLUMNS = 128
+"""What does not depend on some dims of a product is computed again for each tile of those."""
+
+
+def _times_computed(kernel: KernelOp, own: frozenset[int]) -> int:
+    """Return how often a value of a kernel's whole space is computed, given the dims it is of."""
+    space, parallel = kernel.space_extents, range(kernel.num_parallel)
+    others = prod(space[dim] for dim in parallel if dim not in own)
+    return prod(space[dim] for dim in own) * ceil(others / TILE_COLUMNS)
 
 
 def _dtype(value: SSAValue) -> str:
@@ -186,10 +199,10 @@ def _dtype(value: SSAValue) -> str:
     return kind.dtype
 
 
-def _shape(op: Operation) -> Product | Attention | None:
+def _shape(op: Operation, dims: _Dims) -> Product | Attention | None:
     """Return the shape of an op of a kernel that has one."""
     if isinstance(op, KernelContractOp):
-        return _product(op)
+        return _product(op, dims)
     if not isinstance(op, KernelAttentionOp | KernelAttentionBackwardOp):
         return None
     form, backward = op.form, isinstance(op, KernelAttentionBackwardOp)
@@ -199,34 +212,35 @@ def _shape(op: Operation) -> Product | Attention | None:
     return Attention(heads, form.rows, form.keys, products, form.causal, shifted, backward)
 
 
-def _product(op: KernelContractOp) -> Product | None:
-    """Return the sizes of a contraction: a dim of one operand alone is of its rows or columns."""
+def _product(op: KernelContractOp, dims: _Dims) -> Product | None:
+    """Return the sizes of a contraction: a dim of one operand alone is of its rows or columns.
+
+    Of a grouped sum, k is what is expected to be of the group of a row of the result.
+    """
     space, parallel = op.kernel.space_extents, op.kernel.num_parallel
-    rows, columns = map(_dims_of, op.inputs)
+    rows, columns = (dims[value] for value in op.inputs)
     sizes = {(True, True): 1, (True, False): 1, (False, True): 1, (False, False): 1}
     for dim, size in enumerate(space[:parallel]):
         sizes[dim in rows, dim in columns] *= size
     batch, m, n, _ = sizes.values()
-    return product(batch, m, n, prod(space[parallel:]))
+    return product(batch, m, n, ceil(prod(space[parallel:]) * op.plain.get("fill", 1.0)))
 
 
-def _dims_of(value: SSAValue) -> frozenset[int]:
-    """Return the dims of the space that a value of a kernel depends on."""
-    dims: set[int] = set()
-    seen: set[SSAValue] = set()
-    left = [value]
-    while left:
-        each = left.pop()
-        op = each.owner
-        if each in seen or not isinstance(op, FlowOp):
-            continue
-        seen.add(each)
+_Dims: TypeAlias = Mapping[SSAValue, frozenset[int]]
+
+
+def _dims(kernel: KernelOp) -> _Dims:
+    """Return the dims of the space that each value of a kernel depends on."""
+    dims: dict[SSAValue, frozenset[int]] = {arg: frozenset() for arg in kernel.args}
+    for op in kernel.body.block.ops:
+        own = frozenset[int]()
         if isinstance(op, IndexOp):
-            dims.add(op.plain["dim"])
+            own = frozenset({op.plain["dim"]})
         elif isinstance(op, LoadOp):
-            dims |= {dim for dim, stride in enumerate(op.plain["strides"]) if stride}
-        left += op.inputs
-    return frozenset(dims)
+            own = frozenset(dim for dim, stride in enumerate(op.plain["strides"]) if stride)
+        every = own.union(*(dims[value] for value in op.operands))
+        dims.update(dict.fromkeys(op.results, every))
+    return dims
 
 
 def _products(form: AttentionForm) -> int:

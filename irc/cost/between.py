@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from irc.cluster.graph import Graph
 from irc.cluster.links import Link, Protocol
@@ -69,6 +69,12 @@ def crossing(channel: Channel, cluster: Cluster) -> Crossing:
 
 
 NOTHING = Crossing(0.0, 0.0)
+
+
+def port_of(channel: Channel, cluster: Cluster) -> Literal["link", "nic"]:
+    """Return which port of its ranks a channel takes: to the links of a node, or to the network."""
+    leaves = any(cluster.joins_nodes(each.source, each.target) for each in _moved(channel))
+    return "nic" if leaves else "link"
 
 
 def _moved(channel: Channel) -> Iterator[Message]:

@@ -6,7 +6,7 @@ them stay in registers.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import prod
 
@@ -14,6 +14,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from irc.cluster.device import Device
 from irc.cluster.interference import NO_INTERFERENCE, Interference
+from irc.cluster.ports import COMPUTE, Ports
 from irc.cost.kernels import computed_in, op_work
 from irc.cost.roofline import roofline_s
 from irc.dialects.comm import CollectiveOp
@@ -108,7 +109,7 @@ def listed_seconds(
     """Return after how many seconds compute and all links are done with a block.
 
     Ops are issued as pass ``order`` will (:func:`irc.schedule.overlap.list_schedule`). A link
-    carries its collectives one behind the other.
+    carries its collectives one behind the other; two axes of one kind share a port.
 
     Args:
         block: with its terminator.
@@ -124,7 +125,7 @@ class _Streams:
     def __init__(
         self, tasks: Sequence[Task], kinds: Mapping[str, str], interference: Interference
     ) -> None:
-        self._tasks, self._kinds, self._interference = tasks, kinds, interference
+        self._tasks, self._kinds, self._ports = tasks, kinds, Ports(interference)
         self._links: dict[str, deque[list[float]]] = {}
         self._ended: set[int] = set()
         self._now = 0.0
@@ -149,8 +150,8 @@ class _Streams:
     def _pass(self, compute_s: float) -> float:
         """Go on to when compute or a link is next done, and return how much compute that was."""
         heads = {axis: waiting[0] for axis, waiting in self._links.items() if waiting}
-        running = {self._kinds.get(axis, "link") for axis in heads}
-        rates = self._interference.rates(running | ({"compute"} if compute_s else set[str]()))
+        running = Counter(self._kinds.get(axis, "link") for axis in heads)
+        rates = self._ports.rates(running | (Counter({COMPUTE: 1}) if compute_s else Counter()))
         rate = {axis: rates[self._kinds.get(axis, "link")] for axis in heads}
         spans = [head[1] / rate[axis] for axis, head in heads.items()]
         if compute_s:

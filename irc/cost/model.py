@@ -26,7 +26,15 @@ from irc.dialects.flow import FlowOp, tensor
 from irc.dialects.placement import Mesh, Placement
 from irc.dialects.types import ITEM_BYTES, TensorType
 from irc.ops.strategies import RING
-from irc.ops.work import VIEWS, Traffic, bytes_moved, local_bytes
+from irc.ops.work import (
+    VIEWS,
+    Traffic,
+    bytes_moved,
+    factors,
+    kernels_of,
+    local_bytes,
+    local_factors,
+)
 from irc.sharding.boxing import Boxing, LocalShape, Step
 from irc.sharding.local import build_local, local_type
 from irc.sharding.signatures import RULE, NdSignature
@@ -83,6 +91,8 @@ class ClusterCost:
             held = sum(_num_bytes(local_type(v.type, p, self.mesh)) for v, p in placed)
             return VIEW_PART * held / self.cluster.device.bytes_per_s
         if set(signature.strategy) <= {RULE}:
+            if several := kernels_of(op, lambda: local_factors(op, signature, self.mesh)[1]):
+                return sum(self._seconds(op, *each) for each in several)
             num_bytes = local_bytes(op, signature, self.mesh, traffic)
             work = local_work(self.cluster.device, op, signature, self.mesh)
             seconds = self._seconds(op, work, num_bytes)
@@ -136,6 +146,8 @@ class ClusterCost:
             return VIEW_PART * held / self.cluster.device.bytes_per_s
         if op.name.startswith("comm."):
             return 0.0
+        if several := kernels_of(op, lambda: factors(op)[1]):
+            return sum(self._seconds(op, *each) for each in several)
         return self._seconds(op, op_work(self.cluster.device, op), bytes_moved(op))
 
     def _seconds(self, op: FlowOp, work: float, num_bytes: float) -> float:

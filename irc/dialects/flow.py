@@ -293,10 +293,12 @@ class GroupedContractOp(FlowOp):
     """Rows times one matrix of several each: ``sum over k of x[r, k] w[index[r], n, k]``.
 
     x [R, K] floats, w [E, P, K/q, 64, q] (element [e, p, i, c, j] is of n = 64p + c, k = qi + j),
-    index [R] integers; the result is [R, 64 P], zeros where an index names no matrix.
+    index [R] integers; the result is [R, 64 P], zeros where an index names no matrix. ``fill`` is
+    the part of the rows that is expected to name one, for prices; all where it is not said.
     """
 
     name = "flow.grouped_contract"
+    fill = opt_prop_def(FloatAttr)
 
 
 @irdl_op_definition
@@ -304,11 +306,13 @@ class GroupedOuterOp(FlowOp):
     """Products of rows, summed by group: ``sum over r where index[r] = e of  x[r, m] g[r, n]``.
 
     x [R, M] and g [R, N] floats, index [R] i64; the result is [E, M, N], E the ``count``.
-    A row whose index names no group counts nothing (the gradient of experts' matrices).
+    A row whose index names no group counts nothing (the gradient of experts' matrices). ``fill``
+    is the part of the rows that is expected to name one, for prices; all where it is not said.
     """
 
     name = "flow.grouped_outer"
     count = prop_def(IntegerAttr)
+    fill = opt_prop_def(FloatAttr)
 
 
 @irdl_op_definition

@@ -29,6 +29,7 @@ from xdsl.dialects.builtin import (
     ArrayAttr,
     DictionaryAttr,
     FlatSymbolRefAttr,
+    FloatAttr,
     IntegerAttr,
     StringAttr,
     SymbolNameConstraint,
@@ -288,10 +289,12 @@ class KernelReduceOp(KernelBodyOp):
 class KernelContractOp(KernelBodyOp):
     """sum over the reduced dims of a * b, accumulated in f32 (f64 for f64, i64 for integers): row.
 
-    The last two parallel dims are m and n; a has stride 0 along n, b stride 0 along m.
+    The last two parallel dims are m and n; a has stride 0 along n, b stride 0 along m. ``fill`` is
+    the part of the space in which a grouped product is expected to compute, for prices.
     """
 
     name = "task.contract"
+    fill = opt_prop_def(FloatAttr)
 
     def verify_(self) -> None:
         if len(self.inputs) != 2 or self.value.is_full:

@@ -46,10 +46,13 @@ def summed_outer(b: FlowBuilder, op: ExternOp) -> SSAValue | None:
 
 
 def grouped_outer(
-    b: FlowBuilder, x: SSAValue, g: SSAValue, index: SSAValue, count: int
+    b: FlowBuilder, x: SSAValue, g: SSAValue, index: SSAValue, count: int, fill: float | None = None
 ) -> SSAValue:
-    """Append ``result[e, m, n] = sum over r where index[r] = e of x[r, m] g[r, n]``."""
-    return b.op(GroupedOuterOp, [x, g, b.cast(index, "i64")], count=count)
+    """Append ``result[e, m, n] = sum over r where index[r] = e of x[r, m] g[r, n]``.
+
+    ``fill`` is the part of the rows whose index is expected to name a group, None for all.
+    """
+    return b.op(GroupedOuterOp, [x, g, b.cast(index, "i64")], count=count, fill=fill)
 
 
 def expert_derivative(b: FlowBuilder, op: ExternOp, fixed: IsFixed) -> list[SSAValue] | None:
@@ -61,7 +64,7 @@ def expert_derivative(b: FlowBuilder, op: ExternOp, fixed: IsFixed) -> list[SSAV
     if attrs["target"] in GROUPED_MM and not keywords and count == 3:
         return _of_product(b, op, wanted, fixed)
     if attrs["target"] == EXPERTS:
-        return _of_layer(b, op, positional[ACT], wanted, fixed)
+        return _of_layer(b, op, positional, wanted, fixed)
     return None
 
 
@@ -80,11 +83,11 @@ def _of_product(
 
 
 def _of_layer(
-    b: FlowBuilder, op: ExternOp, act: str, wanted: list[int], fixed: IsFixed
+    b: FlowBuilder, op: ExternOp, call: list[Any], wanted: list[int], fixed: IsFixed
 ) -> list[SSAValue] | None:
     """The derivative of a layer: its forward pass again, then each product's."""
     *operands, g = op.inputs
-    layer = Layer.of(b, operands, act, fixed)
+    layer = Layer.of(b, operands, call, fixed)
     if layer is None or 1 in wanted:
         return None
     tokens, choices, width = layer.tokens, layer.choices, shape_of(operands[DOWN])[1]
@@ -94,20 +97,20 @@ def _of_layer(
     scales = b.reshape(b.cast(operands[2], wide), (tokens, choices, 1))
     weighed = b.pointwise("mul", b.cast(spread, wide), scales)
     dy = b.reshape(b.cast(weighed, dtype), (tokens * choices, width))
-    dmade = grouped_product(b, dy, turned(b, operands[DOWN]), layer.chosen)
-    parts = [slope(b, act, layer.gate, dmade if layer.up is None else
+    dmade = layer.product(dy, turned(b, operands[DOWN]))
+    parts = [slope(b, call[ACT], layer.gate, dmade if layer.up is None else
                    b.pointwise("mul", dmade, layer.up))]  # fmt: skip
     if layer.up is not None:
         parts.append(b.pointwise("mul", dmade, layer.activated))
     both = parts[0] if len(parts) == 1 else b.op(ConcatOp, parts, dim=1)
     found: dict[int, Any] = {
-        0: lambda: layer.summed(grouped_product(b, both, turned(b, layer.matrices), layer.chosen)),
+        0: lambda: layer.summed(layer.product(both, turned(b, layer.matrices))),
         2: lambda: _of_weights(b, layer, spread, operands),
         GATE_UP: lambda: b.reshape(
-            grouped_outer(b, both, layer.rows, layer.chosen, layer.count),
+            grouped_outer(b, both, layer.rows, layer.chosen, layer.count, layer.fill),
             shape_of(operands[GATE_UP]),
         ),
-        DOWN: lambda: grouped_outer(b, dy, layer.made, layer.chosen, layer.count),
+        DOWN: lambda: grouped_outer(b, dy, layer.made, layer.chosen, layer.count, layer.fill),
     }
     return [found[operand]() for operand in wanted]
 
@@ -117,7 +120,7 @@ def _of_weights(
 ) -> SSAValue:
     """The gradient of how much each chosen expert counts: its result times the gradient."""
     shape = shape_of(spread)
-    y = b.reshape(grouped_product(b, layer.made, operands[DOWN], layer.chosen), shape)
+    y = b.reshape(layer.product(layer.made, operands[DOWN]), shape)
     dtype = tensor(operands[2]).dtype
     wide = "f32" if tensor(y).dtype in ("f16", "bf16") else tensor(y).dtype
     both = b.pointwise("mul", b.cast(y, wide), b.cast(spread, wide))

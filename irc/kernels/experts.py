@@ -19,6 +19,7 @@ from irc.dialects.types import TensorType
 from irc.kernels.grouped import grouped_product
 from irc.kernels.holds import shape_of
 from irc.kernels.weights.panels import PAIRED
+from irc.ops.experts import NUM_EXPERTS, expected_part
 
 ACT = 5
 """Position of the argument ``act`` of ``irc::experts``."""
@@ -37,6 +38,7 @@ class Layer:
     Attributes:
         b: where its ops stand.
         tokens, choices, count: of hidden rows, of experts for each, of all experts.
+        fill: part of the rows that is expected to go to experts that are held.
         rows: each token once for each of its experts, [tokens * choices, i].
         chosen: the expert of each row.
         matrices: the first matrices, gate above up, [count, parts * f, i].
@@ -48,6 +50,7 @@ class Layer:
     tokens: int
     choices: int
     count: int
+    fill: float
     rows: SSAValue
     chosen: SSAValue
     matrices: SSAValue
@@ -57,8 +60,11 @@ class Layer:
     made: SSAValue
 
     @staticmethod
-    def of(b: FlowBuilder, operands: Sequence[SSAValue], act: str, fixed: IsFixed) -> Layer | None:
-        """Append a layer; None where it stays in the library."""
+    def of(
+        b: FlowBuilder, operands: Sequence[SSAValue], call: Sequence[Any], fixed: IsFixed
+    ) -> Layer | None:
+        """Append a layer with the positional arguments of a call; None: it stays in the library."""
+        act = call[ACT]
         hidden, index, _, gate_up, down = operands
         (tokens, width), choices = shape_of(hidden), shape_of(index)[1]
         count, parts, inner, _ = shape_of(gate_up)
@@ -71,12 +77,19 @@ class Layer:
         apart = b.reshape(hidden, (tokens, 1, width))
         x = b.reshape(b.broadcast(apart, (tokens, choices, width)), (rows, width))
         matrices = b.reshape(gate_up, (count, parts * inner, width))
-        both = grouped_product(b, x, matrices, chosen)
+        fill = expected_part(count, int(call[NUM_EXPERTS]))
+        both = grouped_product(b, x, matrices, chosen, fill)
         gate = _columns(b, both, 0, inner)
         activated = b.pointwise(act, gate)
         up = _columns(b, both, inner, 2 * inner) if parts == 2 else None
         made = activated if up is None else b.pointwise("mul", activated, up)
-        return Layer(b, tokens, choices, count, x, chosen, matrices, gate, up, activated, made)
+        return Layer(
+            b, tokens, choices, count, fill, x, chosen, matrices, gate, up, activated, made
+        )
+
+    def product(self, x: SSAValue, w: SSAValue) -> SSAValue:
+        """Append the product of rows with the matrix [n, k] of their expert in w [count, n, k]."""
+        return grouped_product(self.b, x, w, self.chosen, self.fill)
 
     def summed(self, y: SSAValue, weights: SSAValue | None = None) -> SSAValue:
         """Sum rows [t k, o] over k, by weights [t, k], in the wider dtype of both."""
@@ -95,10 +108,10 @@ def layer_of_experts(b: FlowBuilder, op: ExternOp, fixed: IsFixed) -> SSAValue |
     """Append a layer of experts (`irc.ops.experts`); None where it stays in the library."""
     if not fits(op):
         return None
-    layer = Layer.of(b, op.inputs, _call(op)[0][ACT], fixed)
+    layer = Layer.of(b, op.inputs, _call(op)[0], fixed)
     if layer is None:
         return None
-    return layer.summed(grouped_product(b, layer.made, op.inputs[4], layer.chosen), op.inputs[2])
+    return layer.summed(layer.product(layer.made, op.inputs[4]), op.inputs[2])
 
 
 def grouped_matmul(b: FlowBuilder, op: ExternOp, fixed: IsFixed) -> SSAValue | None:

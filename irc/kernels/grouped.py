@@ -39,7 +39,7 @@ def grouped_contract(walk: Trace, op: FlowOp) -> Term:
     dims = (rows.dims[0], (*panel, *lane))
     product = walk.node(
         "contract", rows.node.dtype, flat(dims), operands=(rows.node, weight),
-        attrs={"packed": True, "grouped": True},
+        attrs={"packed": True, "grouped": True, "fill": op.plain.get("fill")},
     )  # fmt: skip
     walk.reductions.append((product, (*step, *pair)))
     zero = walk.node("constant", product.dtype, (), attrs={"value": 0})
@@ -69,9 +69,11 @@ def grouped_outer(walk: Trace, op: FlowOp) -> Term:
     own = _apply(walk, "eq", "i1", found.node, number)
     taken = _apply(walk, "where", left.node.dtype, own, left.node, zero)
     dims = (group, left.dims[1], right.dims[1])
+    # A row is of one group at most.
+    fill = op.plain.get("fill", 1.0) / op.plain["count"]
     product = walk.node(
         "contract", left.node.dtype, flat(dims), operands=(taken, right.node),
-        attrs={"packed": True, "outer": True},
+        attrs={"packed": True, "outer": True, "fill": fill},
     )  # fmt: skip
     walk.reductions.append((product, left.dims[0]))
     return Term(product, dims)
@@ -114,7 +116,12 @@ def matrix_panels(b: FlowBuilder, w: SSAValue) -> SSAValue:
     return b.op(TransposeOp, [apart], perm=(0, 1, 3, 2, 4))
 
 
-def grouped_product(b: FlowBuilder, x: SSAValue, w: SSAValue, index: SSAValue) -> SSAValue:
-    """Append ``result[r, n] = sum over k of x[r, k] w[index[r], n, k]``, zeros outside of w."""
-    found = b.op(GroupedContractOp, [x, matrix_panels(b, w), index])
-    return cut_to(b, found, shape_of(w)[1])
+def grouped_product(
+    b: FlowBuilder, x: SSAValue, w: SSAValue, index: SSAValue, fill: float | None = None
+) -> SSAValue:
+    """Append ``result[r, n] = sum over k of x[r, k] w[index[r], n, k]``, zeros outside of w.
+
+    ``fill`` is the part of the rows whose index is expected to name a matrix, None for all.
+    """
+    product = b.op(GroupedContractOp, [x, matrix_panels(b, w), index], fill=fill)
+    return cut_to(b, product, shape_of(w)[1])

@@ -156,7 +156,8 @@ class _Body:
             case "contract":
                 if not self.nest.is_packed:
                     given = [self.values[operand] for operand in contract_operands(self.nest)]
-                value = self.add(KernelContractOp, given, node.dtype, node)
+                fill = node.attrs.get("fill")
+                value = self.add(KernelContractOp, given, node.dtype, node, fill=fill)
         self.values[node] = value
 
     def _load(self, node: Node, index: Sequence[SSAValue]) -> SSAValue:

@@ -74,6 +74,8 @@ class Declaration:
         derivative: gives the gradients of its tensor operands from those of its results, or
             ``module:function``; None: torch's autograd of the reference, else of the op.
         strategies: ways to shard it that the rule cannot say (`irc.ops.strategies`).
+        kernels: FLOPs and bytes of each kernel that computes it, one behind the other; None: it is
+            one, of ``flops`` and ``bytes``.
     """
 
     target: str
@@ -85,6 +87,7 @@ class Declaration:
     strategies: (
         Callable[[Attrs, Sequence[Signature], Sequence[Signature]], list[Strategy]] | None
     ) = None
+    kernels: Callable[[Call], Sequence[tuple[float, float]]] | None = None
 
     @property
     def left_out(self) -> tuple[str, ...]:

@@ -39,10 +39,19 @@ NUM_EXPERTS = 6
 RULE = "(t i, t k, t k, e c f i, e o f) -> (t o) sum(f) whole(k e c i) linear(2)"
 
 
+def expected_part(held: int, num_experts: int) -> float:
+    """Return the part of a layer's rows that go to the experts that are held: all are as likely.
+
+    >>> expected_part(2, 8)
+    0.25
+    """
+    return min(held / max(num_experts, 1), 1.0)
+
+
 def _rows(call: Call) -> float:
-    """Rows that go through the experts that are held: all are equally likely."""
-    held = call["e"] / max(int(call.arguments[0][NUM_EXPERTS]), 1)
-    return call["t"] * call["k"] * min(held, 1.0)
+    """Rows that go through the experts that are held."""
+    num_experts = int(call.arguments[0][NUM_EXPERTS])
+    return call["t"] * call["k"] * expected_part(call["e"], num_experts)
 
 
 def _flops(call: Call) -> int:
@@ -57,6 +66,24 @@ def _bytes(call: Call) -> int:
     weights = min(call["e"], rows) * call["f"] * (call["c"] * call["i"] + call["o"])
     moved = rows * (2 * call["i"] + (2 * call["c"] + 2) * call["f"] + 3 * call["o"])
     return round(call.item_bytes * (weights + moved + call["t"] * (call["i"] + call["o"])))
+
+
+def _kernels(call: Call) -> list[tuple[float, float]]:
+    """Both products, the activation between them, and the sum of a token's experts.
+
+    Products are of the rows that are expected. Between kernels lie all rows that may come: those
+    of no expert that is held are zeros, which are written and read as others.
+    """
+    rows, inner, item = call["t"] * call["k"], call["f"], call.item_bytes
+    going, held = _rows(call), min(call["e"], _rows(call)) * call["f"]
+    first, both, second = call["c"] * call["i"], call["c"] * inner, call["o"]
+    up_bytes = held * first + call["t"] * call["i"] + rows * both
+    return [
+        (2 * going * inner * first, item * up_bytes),
+        (13 * rows * inner, item * rows * (both + inner)),
+        (2 * going * inner * second, item * (held * second + rows * (inner + second))),
+        (2 * rows * second, item * second * (rows + call["t"])),
+    ]
 
 
 def _split_experts(
@@ -158,6 +185,7 @@ DECLARATIONS: tuple[Declaration, ...] = (
         _bytes,
         reference="irc.runtime.experts:experts",
         strategies=_split_experts,
+        kernels=_kernels,
     ),
     Declaration("irc::vjp", flops=_vjp_flops, bytes=_vjp_bytes, strategies=_split_vjp),
 )

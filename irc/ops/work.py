@@ -113,6 +113,21 @@ def local_factors(op: FlowOp, signature: Sharded, mesh: Mesh) -> tuple[Rule, dic
     return rule, local
 
 
+def kernels_of(
+    op: FlowOp, sizes: Callable[[], Mapping[str, int]]
+) -> Sequence[tuple[float, float]] | None:
+    """Return FLOPs and bytes of each kernel of an op that is declared to be several, else None.
+
+    Args:
+        op: of level flow or spmd.
+        sizes: gives those of its rule's factors, of the whole op or of one rank.
+    """
+    known = declaration(op.plain["target"]) if op.name == "flow.extern" else None
+    if known is None or known.kernels is None:
+        return None
+    return known.kernels(call_of(op.plain, sizes(), _item_bytes(op)))
+
+
 def bytes_moved(op: FlowOp) -> int:
     """Return the bytes that the whole op reads and writes; views move none."""
     if declared := _declared_bytes(op, lambda: factors(op)[1]):
@@ -217,15 +232,17 @@ def _packed_contract(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int:
 
 
 def _grouped_contract(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int:
-    """Each row meets one matrix."""
+    """Each row that is expected to name a matrix meets one."""
     x, panels = rule.operands[0], rule.operands[1][1::2]
-    return 2 * prod(sizes[name] for dim in (*x, *panels) for name in dim)
+    each = 2 * attrs.get("fill", 1.0)
+    return round(each * prod(sizes[name] for dim in (*x, *panels) for name in dim))
 
 
 def _grouped_outer(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int:
-    """Each row is of one group."""
+    """Each row that is expected to be of a group is of one."""
     x, (_, n) = rule.operands[:2]
-    return 2 * prod(sizes[name] for dim in (*x, n) for name in dim)
+    each = 2 * attrs.get("fill", 1.0)
+    return round(each * prod(sizes[name] for dim in (*x, n) for name in dim))
 
 
 def _convolution(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int:

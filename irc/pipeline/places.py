@@ -10,7 +10,7 @@ from irc.dialects.levels import LEVELS
 from irc.errors import IrcError, did_you_mean
 from irc.pipeline.levels import left_level, level, taken_levels
 from irc.pipeline.memory import MEMORY
-from irc.pipeline.order import OPTIONAL
+from irc.pipeline.order import OPTIONAL, ORDER
 from irc.plugin import package_of
 
 NO = "no-"
@@ -38,6 +38,16 @@ def chosen(texts: Sequence[str]) -> tuple[list[str], frozenset[str]]:
                 help=did_you_mean(name, OPTIONAL) or f"those that can: {', '.join(OPTIONAL)}",
             )
     return [text for text in texts if text not in left_out], frozenset(left_out.values())
+
+
+def of_one_rank(texts: Sequence[str]) -> list[str]:
+    """Return the passes that are asked for without those of irc's that a mesh alone has.
+
+    >>> of_one_rank(["my-pass", "slice-batch{ways=2}", "no-order"])
+    ['my-pass', 'no-order']
+    """
+    of_mesh = {row.name for row in ORDER if row.when.startswith("a mesh")}
+    return [text for text in texts if text.partition("{")[0] not in of_mesh]
 
 
 def insert_all(passes: list[ModulePass], plugins: Sequence[ModulePass]) -> None:

@@ -11,6 +11,7 @@ from xdsl.dialects.builtin import ModuleOp
 from irc.dialects.builder import arguments, entry
 from irc.dialects.placement import Mesh, Placement
 from irc.errors import IrcError
+from irc.passes.slice_batch import SliceBatchPass
 from irc.pipeline import Options, run_passes
 from irc.pipeline.default import passes_by_part
 from irc.pipeline.make import (
@@ -20,9 +21,11 @@ from irc.pipeline.make import (
     lowered_plan,
     named_to_cut,
 )
+from irc.pipeline.places import chosen, of_one_rank
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import placement_of
 from irc.plan.training import SPLIT
+from irc.plugin import parse_passes
 from irc.programs.equal_stages import Names, Renaming
 from irc.programs.placing import Placing, Stage, placed
 from irc.programs.stage_memory import budget_of, too_small
@@ -96,9 +99,12 @@ def plan_stages(
         budgets: bytes that a rank may hold of each; None: all that it may hold.
 
     Raises:
-        IrcError: ``pipeline-memory``; what the passes raise.
+        IrcError: ``pipeline-memory``; ``option-value`` where micro-batches are to be sliced; what
+            the passes raise.
     """
-    plain, alone = replace(options, pins=""), replace(options, mesh=Mesh(()), pins="")
+    _refuse_slices(options)
+    plain = replace(options, pins="")
+    alone = replace(plain, mesh=Mesh(()), passes=tuple(of_one_rank(options.passes)))
     known: dict[object, list[_Known]] = {}
     lying: dict[str, str] = {}
     found: list[StagePlan] = []
@@ -138,6 +144,18 @@ def plan_stages(
         ids = {name for plan in found for own in plan.lowered.values() for name in own.collectives}
         refuse_unknown(only, ids, ids)
     return found
+
+
+def _refuse_slices(options: Options) -> None:
+    """Refuse slices of a batch: a step of stages goes in micro-batches, each of which stays whole.
+
+    Raises:
+        IrcError: ``option-value``.
+    """
+    own, _ = chosen(options.passes)
+    for each in (each for text in own for each in parse_passes(text)):
+        if isinstance(each, SliceBatchPass):
+            replace(each, is_part=True).check()
 
 
 def _renamed(plan: StagePlan, names: Renaming, options: Options) -> StagePlan:

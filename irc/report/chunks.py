@@ -19,14 +19,8 @@ def chunks(evidence: Evidence) -> list[str]:
 
     Empty where nothing was cut, and for a plan without its IR texts.
     """
-    if not evidence.passes:
-        return []
-    told = evidence.last.attributes.get(CHUNKS)
-    if not isinstance(told, ArrayAttr):
-        return []
     cells: list[tuple[str, ...]] = []
-    facts: dict[str, Any]
-    for facts in to_python(cast("ArrayAttr[Attribute]", told)):
+    for facts in chunk_facts(evidence):
         saved = facts.get("saved_s")
         cells.append(
             (
@@ -38,8 +32,19 @@ def chunks(evidence: Evidence) -> list[str]:
                 facts["loc"],
             )
         )
+    if not cells:
+        return []
     heads = ("pieces", "along dim", "saves a call", "cut with what it feeds", "id", "line")
     return ["", *table(heads, cells, right="rrr")]
+
+
+def chunk_facts(evidence: Evidence) -> list[dict[str, Any]]:
+    """Return what was cut: id, op, axis, degree, dim, line, and ``saved_s`` where a price chose.
+
+    Empty where nothing was cut, and for a plan without its IR texts.
+    """
+    told = evidence.last.attributes.get(CHUNKS) if evidence.passes else None
+    return to_python(cast("ArrayAttr[Attribute]", told)) if isinstance(told, ArrayAttr) else []
 
 
 def batch_slices(evidence: Evidence) -> list[str]:
@@ -47,10 +52,9 @@ def batch_slices(evidence: Evidence) -> list[str]:
 
     Empty where the batch is whole, and for a plan without its IR texts.
     """
-    told = evidence.last.attributes.get(SLICES) if evidence.passes else None
-    if not isinstance(told, DictionaryAttr):
+    facts = slice_facts(evidence)
+    if facts is None:
         return []
-    facts: dict[str, Any] = to_python(told)
     ways, rows = facts["ways"], facts["rows"]
     saved = facts.get("saved_s")
     why = "as asked" if saved is None else f"saves {seconds(saved)} a call"
@@ -60,3 +64,12 @@ def batch_slices(evidence: Evidence) -> list[str]:
         f"batch in {ways} slices of {counted(rows // ways, 'sample')} of '{facts['input']}',"
         f" computed in turns: {why}; {sent} in {ways} parts",
     ]
+
+
+def slice_facts(evidence: Evidence) -> dict[str, Any] | None:
+    """Return into how many slices a batch was cut (``ways``), of what, and ``saved_s`` by price.
+
+    None where the batch is whole, and for a plan without its IR texts.
+    """
+    told = evidence.last.attributes.get(SLICES) if evidence.passes else None
+    return to_python(told) if isinstance(told, DictionaryAttr) else None

@@ -9,10 +9,10 @@ from typing import Any
 from irc.cluster.load import THIS_HOST, find_cluster
 from irc.plan.load import load_plan
 from irc.plan.schema import Plan, Start, Wait
-from irc.report.chunks import batch_slices, chunks
+from irc.report.chunks import batch_slices, chunk_facts, chunks, slice_facts
 from irc.report.evidence import Evidence
 from irc.report.launches import launches, num_layers
-from irc.report.rings import rings
+from irc.report.rings import ring_facts, rings
 from irc.report.table import counted, seconds, size, table
 from irc.simulate.plan import Contention, predict, steps
 
@@ -81,13 +81,21 @@ def explain_overlap(folder: str, *, as_json: bool = False) -> str:
 
     Args:
         folder: a plan of one program.
-        as_json: the collectives as a list, in the order in which they begin.
+        as_json: ``collectives`` in the order in which they begin, ``chunks`` that were cut,
+            ``rings`` of attention, and ``batch_slices``, None where the batch is whole. Times are
+            in seconds, sizes in bytes.
     """
     loaded = load_plan(folder)
     plan = loaded.plan
     rows, evidence = collectives(plan), Evidence(loaded)
     if as_json:
-        return json.dumps([_facts(row) for row in rows], indent=1)
+        facts: dict[str, Any] = {
+            "collectives": [_facts(row) for row in rows],
+            "chunks": chunk_facts(evidence),
+            "rings": ring_facts(evidence),
+            "batch_slices": slice_facts(evidence),
+        }
+        return json.dumps(facts, indent=1)
     if not rows:
         return "nothing is sent: the plan has no collectives"
     lines: list[str] = []
@@ -119,7 +127,6 @@ def explain_overlap(folder: str, *, as_json: bool = False) -> str:
         "Collectives of one bucket are one launch. One that was packed stands for those that were"
         " joined; its line is that of the first."
     )
-    evidence = Evidence(loaded)
     return "\n".join(
         [
             *lines, "", *_launches(plan), "", *table(heads, cells, right="rrrr"), "", said,

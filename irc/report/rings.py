@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from irc.report.evidence import Evidence
 from irc.report.table import seconds, size, table
@@ -38,6 +39,27 @@ def rings(evidence: Evidence) -> list[str]:
         " rank; sent back: results to whom they belong, and to bring chunks in order."
     )
     return ["", *table(heads, cells, right=""), "", said]
+
+
+def ring_facts(evidence: Evidence) -> list[dict[str, Any]]:
+    """Return each ring: its way, the seconds of each way, and FLOPs and bytes of each rank.
+
+    Empty where there is none, and for a plan without its IR texts.
+    """
+    return [
+        {
+            "id": ring.name,
+            "way": ring.way,
+            "axis": ring.axis,
+            "loc": ring.loc,
+            "seconds": dict(ring.seconds),
+            "flops": ring.work.flops,
+            "on_bytes": ring.work.on_bytes,
+            "back_bytes": ring.work.back_bytes,
+            "received_bytes": ring.work.received_bytes,
+        }
+        for ring in (rings_of(evidence.last) if evidence.passes else [])
+    ]
 
 
 def _spread(values: Sequence[str]) -> str:

@@ -24,6 +24,8 @@ class SimAction:
         weight: how many things alike it stands for, each of which wants a core.
         lag: seconds from its end until what waits for it knows; its stream is free meanwhile.
         kind: what of the resource it uses.
+        beside: of what has two ends, as a transfer: the resource of the other, and what it uses
+            there.
     """
 
     name: str
@@ -38,6 +40,13 @@ class SimAction:
     weight: int = 1
     lag: float = 0.0
     kind: str = "compute"
+    beside: tuple[str, str] | None = None
+
+    @property
+    def shares(self) -> tuple[tuple[str, str], ...]:
+        """What it shares with others, and as what."""
+        own = () if self.resource is None else ((self.resource, self.kind),)
+        return own if self.beside is None else (*own, self.beside)
 
 
 class Resource(Protocol):

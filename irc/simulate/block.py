@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Block, Operation
 
-from irc.cost.listed import unfused_seconds
 from irc.cost.model import ClusterCost
+from irc.cost.prices import Prices
 from irc.dialects.flow import FlowOp
 from irc.dialects.placement import Mesh
 from irc.schedule.blocks import tasks_of
@@ -30,7 +30,7 @@ class BlockTimes:
     def __init__(
         self, cost: ClusterCost, known: Mapping[str, FuncOp], within: Mesh | None = None
     ) -> None:
-        self._cost, self._known, self._mesh = cost, known, cost.mesh
+        self._prices, self._known, self._mesh = Prices(cost), known, cost.mesh
         self._called: dict[str, float] = {}
         self._contention = Contention.of(cost.cluster, within or cost.mesh)
 
@@ -38,13 +38,14 @@ class BlockTimes:
         """Return the seconds after which compute and all links are done with a block."""
         tasks = tasks_of(block, self.seconds)
         ranks, kinds = self._mesh.num_ranks, self._contention.kinds
+        weigh = self._contention.weight
         actions: list[SimAction] = []
         on_link: dict[int, int] = {}
         for position in list_schedule(tasks):
             task = tasks[position]
             if task.axis is not None:
                 issued = SimAction("", "compute", 0.0)
-                weight = ranks // self._mesh.size(task.axis)
+                weight = weigh(ranks // self._mesh.size(task.axis))
                 kind = kinds.get(task.axis, "link")
                 stream, after = f"link {task.axis}", (len(actions),)
                 on_link[position] = len(actions) + 1
@@ -55,7 +56,8 @@ class BlockTimes:
                 after = () if waited is None else (waited,)
                 actions.append(SimAction("", "compute", 0.0, after))
             elif task.seconds:
-                actions.append(SimAction("", "compute", task.seconds, (), SHARED, weight=ranks))
+                weight = weigh(ranks)
+                actions.append(SimAction("", "compute", task.seconds, (), SHARED, weight=weight))
         shared = self._contention.resource
         return simulate(actions, {} if shared is None else {SHARED: shared}).seconds
 
@@ -68,4 +70,4 @@ class BlockTimes:
             return self._called[name]
         if not isinstance(op, FlowOp):
             return 0.0
-        return unfused_seconds(op, self._cost.cluster.device, self._cost.local_seconds)
+        return self._prices(op)

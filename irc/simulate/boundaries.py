@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from irc.cluster.topology import Cluster
-from irc.cost.between import crossing
+from irc.cost.between import crossing, port_of
 from irc.dialects.items import ITEM_BYTES
 from irc.sharding.between import Channel
 from irc.simulate.costs import Transfer
@@ -22,4 +22,5 @@ def transfer_of(channel: Channel, cluster: Cluster, slots: int | None = None) ->
     """
     seconds, latency = crossing(channel, cluster)
     largest = max(side.largest(channel.shape) for side in (channel.before, channel.after))
-    return Transfer(seconds, latency, largest * ITEM_BYTES[channel.dtype], slots)
+    num_bytes = largest * ITEM_BYTES[channel.dtype]
+    return Transfer(seconds, latency, num_bytes, slots, port_of(channel, cluster))

@@ -61,6 +61,7 @@ class Transfer:
     Attributes:
         seconds: for which it has the link between the two ranks to itself.
         latency_s: until it has arrived after that; the link is free meanwhile.
+        port: that it takes of both ranks: to the links of a node, or to the network (``nic``).
         num_bytes: that it takes on either rank: from the start of what makes it until it is sent,
             and from then until the end of what reads it.
         slots: places for it on either rank; None for as many as the schedule wants.
@@ -70,6 +71,7 @@ class Transfer:
     latency_s: float = 0.0
     num_bytes: float = 0.0
     slots: int | None = None
+    port: str = "link"
 
 
 Way: TypeAlias = tuple[int, int]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from math import inf
 
 from irc.simulate.actions import DeadlockError, Resource, SimAction, Timeline, Waiting
@@ -72,10 +72,17 @@ class _Engine:
             for before in set(action.after):
                 self.readers[before].append(i)
         self.busy: set[str] = set()
-        # Ends of actions by position, and by its complement when those that wait are told.
-        self.fixed: list[tuple[float, int]] = []
-        # Seconds of work that are left of what runs on each resource.
-        self.shared: dict[str, dict[int, float]] = {name: {} for name in resources}
+        # Ends of actions by position, and by its complement when those that wait are told. Of one
+        # on a resource, which gets on faster or slower, that of the newest version counts.
+        self.coming: list[tuple[float, int, int]] = []
+        self.versions: dict[int, int] = {}
+        # What runs on each resource, as what, and how fast.
+        self.shared: dict[str, dict[int, str]] = {name: {} for name in resources}
+        self.rates: dict[int, dict[str, float]] = {}
+        self.known: dict[Hashable, Mapping[str, float]] = {}
+        # Seconds of work that were left of it, when that was, and its rate since.
+        self.left: dict[int, tuple[float, float, float]] = {}
+        self.changed: dict[str, None] = {}
         self.alive: dict[str, float] = {}
         self.peak: dict[str, float] = {}
         self.taken: dict[str, int] = {}
@@ -86,7 +93,8 @@ class _Engine:
     def run(self) -> Timeline:
         for stream in self.queues:
             self._try(stream)
-        while self.fixed or any(self.shared.values()):
+        self._settle()
+        while self.coming:
             self._advance()
         if stuck := self.ends.count(inf):
             raise DeadlockError(self._cycle(), stuck)
@@ -106,10 +114,15 @@ class _Engine:
         for pool, size in action.allocates:
             self.alive[pool] = self.alive.get(pool, 0.0) + size
             self.peak[pool] = max(self.peak.get(pool, 0.0), self.alive[pool])
-        if action.resource is None or action.resource not in self.resources:
-            heapq.heappush(self.fixed, (self.now + action.seconds, index))
-        else:
-            self.shared[action.resource][index] = action.seconds
+        shares = [each for each in action.shares if each[0] in self.resources]
+        if not shares:
+            heapq.heappush(self.coming, (self.now + action.seconds, index, 0))
+            return
+        self.left[index], self.versions[index] = (action.seconds, self.now, 0.0), 0
+        self.rates[index] = {}
+        for resource, kind in shares:
+            self.shared[resource][index] = kind
+            self.changed[resource] = None
 
     def _take(self, stream: str, action: SimAction) -> bool:
         """Take all the slots that an action wants, or have its stream woken when there may be."""
@@ -131,36 +144,54 @@ class _Engine:
                 return register
         return None
 
-    def _ends(self, resource: str) -> dict[int, tuple[float, float]]:
-        """Return the rate of each action that runs on a resource, and when it ends at that."""
-        running = self.shared[resource]
+    def _settle(self) -> None:
+        """Find anew how fast everything gets on that runs where something began or ended."""
+        changed, self.changed = self.changed, {}
+        touched: dict[int, None] = {}
+        for resource in changed:
+            running = self.shared[resource]
+            rates = self._rates_on(resource, running)
+            for index, kind in running.items():
+                self.rates[index][resource] = rates[kind]
+                touched[index] = None
+        for index in touched:
+            left, since, before = self.left[index]
+            rate = min(self.rates[index].values())
+            if rate != before:
+                left = max(0.0, left - (self.now - since) * before)
+                self.left[index] = left, self.now, rate
+                self.versions[index] += 1
+                end = self.now + left / rate
+                heapq.heappush(self.coming, (end, index, self.versions[index]))
+
+    def _rates_on(self, resource: str, running: Mapping[int, str]) -> Mapping[str, float]:
+        """Return the rate of each kind that runs on a resource."""
         weights: dict[str, float] = {}
-        for index in running:
-            action = self.actions[index]
-            weights[action.kind] = weights.get(action.kind, 0.0) + action.weight
-        rates = self.resources[resource].rates(weights)
-        own = ((index, rates[self.actions[index].kind]) for index in running)
-        return {index: (rate, self.now + running[index] / rate) for index, rate in own}
+        for index, kind in running.items():
+            weights[kind] = weights.get(kind, 0.0) + self.actions[index].weight
+        if not weights:
+            return weights
+        shared = self.resources[resource]
+        key = id(shared), *sorted(weights.items())
+        if key not in self.known:
+            self.known[key] = shared.rates(weights)
+        return self.known[key]
 
     def _advance(self) -> None:
         """Go to the next end, and do what follows from it."""
-        sharing = {name: self._ends(name) for name, running in self.shared.items() if running}
-        at = self.fixed[0][0] if self.fixed else inf
-        at = min([at, *(end for ends in sharing.values() for _, end in ends.values())])
         done: list[int] = []
-        for name, ends in sharing.items():
-            running = self.shared[name]
-            for index, (rate, end) in ends.items():
-                left = running[index] - (at - self.now) * rate
-                # Rounding must not leave a sliver of work: what ends now does so by comparison.
-                if end <= at or left <= 0.0:
-                    del running[index]
-                    done.append(index)
-                else:
-                    running[index] = left
-        while self.fixed and self.fixed[0][0] <= at:
-            done.append(heapq.heappop(self.fixed)[1])
-        self.now = at
+        while self.coming:
+            end, index, version = self.coming[0]
+            is_stale = self.versions.get(index, 0) != version
+            if done and end > self.now and not is_stale:
+                break
+            heapq.heappop(self.coming)
+            if is_stale:
+                continue
+            self.now = end
+            done.append(index)
+            if version:
+                self._leave(index)
         ready: list[str] = []
         for index in sorted(done):
             if index >= 0:
@@ -170,6 +201,15 @@ class _Engine:
         woken, self.woken = self.woken, []
         for stream in dict.fromkeys((*woken, *ready)):
             self._try(stream)
+        self._settle()
+
+    def _leave(self, index: int) -> None:
+        """Give free what an action shared."""
+        for resource in self.rates.pop(index):
+            del self.shared[resource][index]
+            self.changed[resource] = None
+        del self.left[index]
+        self.versions[index] = -1
 
     def _end(self, index: int) -> str:
         """Free what an action holds, and return its stream."""
@@ -182,7 +222,7 @@ class _Engine:
             self.taken[register] = self.taken.get(register, 0) - count
             self.woken += self.waiting.pop(register, ())
         if action.lag:
-            heapq.heappush(self.fixed, (self.now + action.lag, ~index))
+            heapq.heappush(self.coming, (self.now + action.lag, ~index, 0))
         return action.stream
 
     def _release(self, index: int) -> Iterator[str]:

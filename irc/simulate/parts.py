@@ -12,9 +12,11 @@ from irc.dialects.items import ITEM_BYTES
 from irc.plan.parts import MICRO_BATCH_KINDS, SMALLER_KINDS, PartsPlan
 from irc.simulate.boundaries import transfer_of
 from irc.simulate.costs import Costs, StageCosts, Transfer
+from irc.simulate.mixes import Mix, MixedPorts, mix_of
 from irc.simulate.plan import Contention, StepSeconds, predict, stated_seconds
 from irc.simulate.schedule import Simulation
 from irc.simulate.tapes import STREAMS, Moves, simulate_tapes
+from irc.simulate.update import UPDATE, kind_of
 
 NORM = "norm"
 OF_MICRO_BATCHES = (*MICRO_BATCH_KINDS, *SMALLER_KINDS)
@@ -27,8 +29,9 @@ def predict_step(
 
     A function is simulated once and is one action then. All ranks of a part run it in lock step
     (their collectives are inside), so that one stands for them. On a device what overlaps slows
-    each other down by its table: kernels and collectives inside of a function, and a function and
-    the values that are moved to the host and back meanwhile.
+    each other down by its table, and what goes over one port shares it: kernels and collectives
+    inside of a function, and a function and what is sent to other stages, or moved to the host and
+    back, meanwhile.
 
     Args:
         plan: of several programs.
@@ -53,8 +56,33 @@ def predict_step(
         between,
         sizes,
         moves=_moves(plan, cluster, sizes),
-        interference=cluster.device.interference,
+        device=_device(plan, seconds, cluster),
     )
+
+
+def _device(plan: PartsPlan, seconds: StepSeconds, cluster: Cluster) -> MixedPorts | None:
+    """Return what a rank's functions, messages and moves share; on a host nothing is shared."""
+    if cluster.device.cores:
+        return None
+    contention = contention_of(plan, cluster)
+
+    @cache
+    def mixed(part: int, kinds: tuple[str, ...]) -> Mix:
+        functions = (plan.parts[part][kind].plan for kind in kinds)
+        return mix_of([predict(each, seconds, contention) for each in functions])
+
+    mixes: dict[str, Mix] = {}
+    for place in range(len(plan.ranks)):
+        for stage, part in plan.parts_at(place).items():
+            functions = plan.parts[part]
+            mixes |= {
+                kind_of(kind, stage): mixed(part, (kind,))
+                for kind in functions
+                if kind in OF_MICRO_BATCHES
+            }
+            rest = tuple(kind for kind in functions if kind not in OF_MICRO_BATCHES)
+            mixes[kind_of(UPDATE, stage)] = mixed(part, rest)
+    return MixedPorts.of(mixes, cluster.device.interference)
 
 
 def contention_of(plan: PartsPlan, cluster: Cluster) -> Contention:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from irc.cluster.ports import Ports
 from irc.cluster.topology import Cluster
 from irc.dialects.placement import Mesh
 from irc.plan.schema import Call, Kernels, Library, Plan, Start, Step, Wait, touched
@@ -31,7 +32,8 @@ class Contention:
 
     Attributes:
         resource: of all of them; None where each runs as if alone.
-        kinds: of what a collective uses, by mesh axis: ``link`` or ``nic``.
+        kinds: of what a collective uses, by mesh axis: ``link`` or ``nic``; two axes of one kind
+            share a port of the device.
     """
 
     resource: Resource | None = None
@@ -53,7 +55,14 @@ class Contention:
         kinds = {
             axis: "nic" if cluster.crosses_nodes(mesh, axis) else "link" for axis in mesh.names
         }
-        return Contention(device.interference or None, kinds)
+        return Contention(Ports(device.interference), kinds)
+
+    def weight(self, alike: int) -> int:
+        """Return for how many an action counts that as many ranks or groups do at a time.
+
+        Each wants cores of a host; a device has only its own.
+        """
+        return alike if isinstance(self.resource, Cores) else 1
 
 
 @dataclass(frozen=True)
@@ -113,7 +122,7 @@ class _Builder:
     def __init__(
         self, plan: Plan, seconds: StepSeconds, contention: Contention, ranks: int | None
     ) -> None:
-        self.plan, self.seconds, self.kinds = plan, seconds, contention.kinds
+        self.plan, self.seconds, self.contention = plan, seconds, contention
         self.ranks = plan.device_mesh.num_ranks if ranks is None else ranks
         self.actions: list[SimAction] = []
         # Actions on links that a wait comes after, by position of the start: all of a bucket.
@@ -141,7 +150,7 @@ class _Builder:
                 SHARED if seconds else None,
                 (("arena", self.born.get(time, 0)),),
                 (("arena", self.dies.get(time, 0)),),
-                weight=self.ranks,
+                weight=self.contention.weight(self.ranks),
             )
         )
         return len(self.actions) - 1
@@ -156,8 +165,8 @@ class _Builder:
                 self.seconds(start),
                 (issued,),
                 SHARED,
-                weight=self.ranks // self.plan.device_mesh.size(axis),
-                kind=self.kinds.get(axis, "link"),
+                weight=self.contention.weight(self.ranks // self.plan.device_mesh.size(axis)),
+                kind=self.contention.kinds.get(axis, "link"),
             )
         )
         self.collectives[position] = self._together(start, len(self.actions) - 1)

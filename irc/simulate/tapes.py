@@ -2,9 +2,10 @@
 
 A rank does what its tape says (:mod:`irc.schedule.tapes`): it begins to receive, waits, calls a
 function, begins to send. A message is on its way once both its ends have begun, and those of one
-link follow each other as they get ready. All slots are set aside from the start, so what a rank
-holds is known without running anything: slots x bytes, weights, and the largest arena. Values
-that leave their slots do so on streams of their own, in the order in which the rank begins.
+link follow each other as they get ready; each takes a port of both its ranks. All slots are set
+aside from the start, so what a rank holds is known without running anything: slots x bytes,
+weights, and the largest arena. Values that leave their slots do so on streams of their own, in the
+order in which the rank begins.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from irc.cluster.interference import NO_INTERFERENCE, Interference
+from irc.cluster.ports import COMPUTE, IN, OUT
 from irc.schedule.actions import Action, Schedule, computed
 from irc.schedule.tapes import MOVES, Event, Place, Tape
-from irc.simulate.actions import SimAction
+from irc.simulate.actions import Resource, SimAction
 from irc.simulate.columns import Column, folded
 from irc.simulate.costs import Costs, Transfer
 from irc.simulate.engine import simulate
 from irc.simulate.ranks import Register
 from irc.simulate.schedule import Places, Simulation
-from irc.simulate.update import append_updates, stream_of
+from irc.simulate.update import append_updates, kind_of, stream_of
 
 Ways: TypeAlias = Callable[[str, int, int], Transfer]
 """What a value takes, by the name of its route, from a stage to another."""
@@ -58,7 +59,7 @@ def simulate_tapes(
     slot_bytes: Mapping[tuple[int, str], float],
     columns: Sequence[Column] = (Column(),),
     moves: Moves | None = None,
-    interference: Interference = NO_INTERFERENCE,
+    device: Resource | None = None,
 ) -> Simulation:
     """Simulate a step of tapes.
 
@@ -70,11 +71,12 @@ def simulate_tapes(
         slot_bytes: of a slot, by stage of the schedule and name of the register.
         columns: those that are alike are taken together.
         moves: of values that leave their slots; None where none does.
-        interference: by how much functions and moves slow each other down.
+        device: what functions (:func:`irc.simulate.update.kind_of`), moves and the two ends of
+            transfers share on a rank; None: each runs as if alone.
     """
     step = _Step(schedule, tapes, costs, ways, slot_bytes, folded(columns), moves)
     actions = tuple(step.actions)
-    devices = dict.fromkeys(step.devices, interference) if interference else {}
+    devices = {} if device is None else dict.fromkeys(step.devices, device)
     timeline = simulate(actions, devices, as_ready=step.links)
     return Simulation(
         schedule, costs, step.columns, actions, timeline, step.places(), step.registers
@@ -132,7 +134,11 @@ class _Step:
                 seconds = self.costs.seconds(event.action) * slow
                 stage = self.costs.stage(event.action.stage)
                 arena = ((stream, stage.arena(event.action.kind)),)
-                run = SimAction(str(event.action), stream, seconds, moved, stream, arena, arena)
+                own = event.action
+                kind = COMPUTE if own.parts else kind_of(own.kind, own.stage)
+                run = SimAction(
+                    str(event.action), stream, seconds, moved, stream, arena, arena, kind=kind
+                )
                 last = self._runs[column, event.action] = self._add(run, waits)
                 waits, moved = (), ()
             else:
@@ -202,11 +208,13 @@ class _Step:
         is_copy = source == target
         way = Transfer() if is_copy else self.ways(name, event.action.stage, event.peer)
         factor = self.columns[column].slow_links.get((source, target), 1.0)
-        link = f"link from {stream_of(source, column, self.columns)} to rank {target}"
+        sender, receiver = (stream_of(rank, column, self.columns) for rank in (source, target))
+        link = f"link from {sender} to rank {target}"
         self.links[link] = None
         return SimAction(
-            f"{name} of micro-batch {micro_batch}", link, way.seconds * factor, after,
-            lag=way.latency_s * factor,
+            f"{name} of micro-batch {micro_batch}", link, way.seconds * factor, after, sender,
+            lag=way.latency_s * factor, kind=f"{way.port}{OUT}",
+            beside=(receiver, f"{way.port}{IN}"),
         )  # fmt: skip
 
     def _gradients(self) -> dict[int, list[int]]:

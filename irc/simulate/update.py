@@ -27,6 +27,18 @@ def link_between(source: str, rank: int) -> str:
     return f"link from {source} to rank {rank}"
 
 
+UPDATE = "update"
+
+
+def kind_of(kind: str, stage: int) -> str:
+    """Return the kind by which a device knows a function of a stage.
+
+    >>> kind_of("F", 2)
+    'F of stage 2'
+    """
+    return f"{kind} of stage {stage}"
+
+
 def append_updates(
     actions: list[SimAction],
     schedule: Schedule,
@@ -59,4 +71,7 @@ def append_updates(
             stream = stream_of(rank, number, columns)
             seconds = own.update_seconds * column.slow.get(rank, 1.0)
             arena = ((stream, own.arena("update")),)
-            actions.append(SimAction(f"{stage}update", stream, seconds, after, None, arena, arena))
+            kind = kind_of(UPDATE, stage)
+            actions.append(
+                SimAction(f"{stage}update", stream, seconds, after, stream, arena, arena, kind=kind)
+            )

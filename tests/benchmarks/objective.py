@@ -1,4 +1,4 @@
-"""The search's objective against the simulator's prediction of the same plan, for 20 plans.
+"""The search's objective against the simulator's prediction of the same plan, for 23 plans.
 
     python -m tests.benchmarks.objective [--quick] [--json FILE]
 
@@ -36,7 +36,9 @@ from irc.sharding.mesh import parse_mesh
 from irc.train import add_training
 from tests.models.cnn import CNN
 from tests.models.gpt import GPT, GPTConfig
+from tests.models.mixture import Mixture, travelling
 from tests.search.plans import BF16, Layers, Model, tokens
+from tests.search.test_judgement_long import Body
 
 CLOSE = 0.03
 
@@ -77,6 +79,22 @@ def images(batch: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return CnnLoss(), (torch.empty(batch, 3, 224, 224), labels)
 
 
+def experts(rows: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Return two layers of eight experts between linear ones, and tokens for them."""
+    return Mixture(2, 2048, 7168, 8).to(BF16), (torch.empty(rows, 2048, dtype=BF16),)
+
+
+def long(rows: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Return a layer of four heads, which no eight ranks share, and one long sequence."""
+    return Body(1, 1024, 4), (torch.empty(1, rows, 1024, dtype=BF16),)
+
+
+SEQUENCE = "x = [seq = S(1)]"
+"""Ranks share a sequence from the start on."""
+TRAVEL = "travel"
+"""Tokens travel to the ranks of their experts: ops are pinned by name."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A plan: a model, machines, and how it is to be placed."""
@@ -88,6 +106,7 @@ class Case:
     layout: str = ""
     trains: bool = True
     is_quick: bool = False
+    pins: str = ""
 
     def __str__(self) -> str:
         """Return what the table calls it."""
@@ -117,6 +136,9 @@ CASES = (
     Case("language", lambda: language(4, 2048, 32), "2x8xA100", "data=16", "ddp"),
     Case("gpt", lambda: gpt(32), "8xH100", "data=8", "ddp"),
     Case("images", lambda: images(64), "8xA100", "data=8", "ddp"),
+    Case("experts", lambda: experts(65536), "8xH100", "expert=8", trains=False, pins=TRAVEL),
+    Case("experts", lambda: experts(65536), "8xH100", "expert=8", pins=TRAVEL),
+    Case("long", lambda: long(131072), "8xH100", "seq=8", pins=SEQUENCE),
 )
 # fmt: on
 
@@ -125,10 +147,15 @@ def figures(case: Case) -> dict[str, Any]:
     """Plan a case, and return its objective and what is predicted, in seconds."""
     with torch.device("meta"):
         model, args = case.model()
+    pins, optimizer = case.pins, "adamw" if case.trains else None
+    if pins == TRAVEL:
+        pins = travelling(model, *args, optimizer=optimizer)
     program = capture(model, args).program
-    if case.trains:
-        add_training(program, optimizer="adamw")
-    options = Options(mesh=parse_mesh(case.mesh), cluster=case.cluster, layout=case.layout)
+    if optimizer is not None:
+        add_training(program, optimizer=optimizer)
+    options = Options(
+        mesh=parse_mesh(case.mesh), cluster=case.cluster, layout=case.layout, pins=pins
+    )
     begin = time.perf_counter()
     lower(program, options)
     plan, _ = planned(program.module, options, {}, known={})
@@ -160,13 +187,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; return 1 where a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two of the plans")
+    parser.add_argument("--only", metavar="TEXT", default="", help="plans whose line has that")
     parser.add_argument("--json", metavar="FILE", help="write the figures there too")
     args = parser.parse_args(arguments)
     heads = ("objective", "added up", "predicted", "compute", "commun.", "bare ms")
     print(f"{'plan':<51}{''.join(f'{h:>11}' for h in heads)}   ratio")
     rows: list[dict[str, Any]] = []
     for case in CASES:
-        if args.quick and not case.is_quick:
+        if (args.quick and not case.is_quick) or args.only not in str(case):
             continue
         rows.append(figures(case))
         print(shown(case, rows[-1]), f"{rows[-1]['compile_s']:6.1f} s", flush=True)

@@ -9,7 +9,8 @@ its link carries, and "over" the step in parts of the longer of the two; "predic
 the simulated step. A row without a pass has ``--pass no-NAME``. Stages of a pipeline send each
 other values: there, "compute" has the bubbles of the schedule, and the row without ``filler`` has
 the schedule 1f1b, whose backward leaves no weight gradients to compute while values are on their
-way. ``--quick`` has two of the layouts, of four layers, on 2 processes, once.
+way. "experts" are layers of a mixture, whose tokens travel to the ranks of their experts and back.
+``--quick`` has two of the layouts, of four layers, on 2 processes, once.
 
 Targets (issue 23): over at most 1.1 where all passes are on, and no pass makes a step longer by
 more than 3 %.
@@ -41,6 +42,7 @@ from irc.simulate.parts import predict_step
 from irc.simulate.plan import predict
 from irc.simulate.schedule import Simulation
 from tests.models.gpt import GPT, GPTConfig
+from tests.models.mixture import Mixture, travelling
 
 LIMIT, WORSE = 1.1, 1.03
 RUNS, MICRO_BATCHES = 3, 8
@@ -80,6 +82,7 @@ CASES = (
     Case("fsdp, slow", "fsdp", 0.3, 100, ("order",)),
     Case("tp+sp, slow", "tp+sp", 0.3, 100, ("order", "chunk-collectives")),
     Case("tp, slow", "tp", 0.3, 100, ("order", "slice-batch")),
+    Case("experts, slow", "experts", 0.1, 100, ("order", "chunk-experts")),
     Case("pipe, slow", "pipe", 0.01, 100, (FILLER,)),
 )
 QUICK = ("tp, slow", "pipe, slow")
@@ -97,9 +100,16 @@ def export(case: Case, ranks: int, without: Sequence[str], folder: Path, layers:
         irc.export_plan(model, (tokens, tokens), mesh=f"pipe={ranks}", micro_batches=MICRO_BATCHES,
                         schedule="1f1b" if FILLER in without else "zb-h1", **common)  # fmt: skip
         return
+    passes = [f"no-{name}" for name in without]
+    if case.layout == "experts":
+        mixture, rows = Mixture(layers // 2, width=256, inner=512, count=8), torch.randn(2048, 256)
+        pins = travelling(mixture, rows, optimizer="adamw")
+        irc.export_plan(mixture, (rows,), mesh=f"expert={ranks}", pins=pins, passes=passes,
+                        **common)  # fmt: skip
+        return
     axis = "tensor" if case.layout.startswith("tp") else "data"
     irc.export_plan(model, (tokens, tokens), mesh=f"{axis}={ranks}", layout=case.layout,
-                    passes=[f"no-{name}" for name in without], **common)  # fmt: skip
+                    passes=passes, **common)  # fmt: skip
 
 
 class Predicted(NamedTuple):
@@ -171,7 +181,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    print("case        ranks  without             compute ms  link ms  step ms  over  predicted")
+    print("case          ranks  without             compute ms  link ms  step ms  over  predicted")
     with tempfile.TemporaryDirectory() as folder:
         for ranks in (2,) if args.quick else (2, 4):
             for case in CASES:
@@ -182,7 +192,7 @@ def main() -> int:
                 for without in ((), *((name,) for name in passes)):
                     each = row(case, ranks, without, Path(folder), is_quick=args.quick)
                     rows.append(each)
-                    print(f"{each['case']:<11} {ranks:>5}  {each['without']:<18}"
+                    print(f"{each['case']:<13} {ranks:>5}  {each['without']:<18}"
                           f"{each['compute'] * 1e3:>12.1f}{each['link'] * 1e3:>9.1f}"
                           f"{each['step'] * 1e3:>9.1f}{each['over']:>6.2f}"
                           f"{each['predicted']:>11.2f}", flush=True)  # fmt: skip

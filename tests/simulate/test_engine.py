@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irc.cluster.interference import Interference
+from irc.cluster.ports import Ports
 from irc.errors import InternalError
 from irc.simulate.actions import Cores, DeadlockError, SimAction
 from irc.simulate.engine import simulate
@@ -57,6 +58,19 @@ def test_kinds_of_work_slow_each_other_down_by_the_set_that_runs() -> None:
     twice = [*actions[:1], SimAction("other", "t", 4.0, resource="gpu")]
     assert simulate(twice, {"gpu": table}).ends == (4.0, 4.0)
     assert simulate(actions).ends == (4.0, 1.0, 3.25)
+
+
+def test_what_has_two_ends_goes_by_the_slower_of_them() -> None:
+    """A transfer of 2 s meets another of 1 s where it ends, and none where it begins."""
+    actions = [
+        SimAction("a to c", "s", 2.0, resource="a", kind="nic out", beside=("c", "nic in")),
+        SimAction("b to c", "t", 1.0, resource="b", kind="nic out", beside=("c", "nic in")),
+        SimAction("c to a", "u", 2.0, resource="c", kind="nic out", beside=("a", "nic in")),
+    ]
+    devices = dict.fromkeys("abc", Ports())
+    # Half of c's port each until b's ends at 2; what leaves c has the other direction.
+    assert simulate(actions, devices).ends == (3.0, 2.0, 2.0)
+    assert simulate(actions[:1], devices).ends == (2.0,)
 
 
 def test_memory_is_counted_from_start_to_free() -> None:

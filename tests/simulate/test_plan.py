@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irc.cluster.interference import Interference
+from irc.cluster.ports import Ports
 from irc.cluster.presets import PRESETS
 from irc.dialects import comm
 from irc.dialects.placement import Mesh
@@ -50,6 +51,23 @@ def test_what_overlaps_on_a_device_slows_each_other_down() -> None:
     assert predict(plan, contention=between).seconds == pytest.approx(3 + 1 + 1)
     # Without a row, they run as alone.
     assert predict(plan, contention=Contention(table, {"data": "d2h"})).seconds == 4.0
+
+
+@pytest.mark.parametrize(
+    ("kinds", "seconds"),
+    [({}, 5.0), ({"data": "nic"}, 3.0), ({"data": "nic", "tensor": "nic"}, 5.0)],
+)
+def test_two_axes_share_a_port(kinds: dict[str, str], seconds: float) -> None:
+    """Collectives of 3 s and 2 s: over links of a node, over two ports, and both over a network."""
+    t = Task("data=2,tensor=2")
+    x = t.argument("input", "x", (16,))
+    pending = [
+        t.start(comm.AllReduceOp, x, (16,), axis=axis, fn="sum") for axis in ("data", "tensor")
+    ]
+    z = t.pointwise("add", *map(t.wait, pending))
+    takes = {"data": 3.0, "tensor": 2.0}
+    plan = build_plan(t.finish(z), seconds=lambda op: takes.get(op.plain.get("axis", ""), 0.0))
+    assert predict(plan, contention=Contention(Ports(), kinds)).seconds == pytest.approx(seconds)
 
 
 def test_contention_of_a_cluster() -> None:

@@ -17,7 +17,9 @@ from irc.schedule.tapes import Function, Route, Tape, Wiring
 from irc.schedule.timeline import Times, play
 from irc.simulate.columns import columns_of
 from irc.simulate.costs import Costs, StageCosts, Transfer
+from irc.simulate.mixes import MixedPorts
 from irc.simulate.tapes import simulate_tapes
+from irc.simulate.update import kind_of
 
 SECONDS = st.sampled_from([0.5, 1.0, 1.25, 3.0])
 NAMES = ["gpipe", "1f1b", "zb-h1", "zb-v", "interleaved:2", "v-half"]
@@ -122,6 +124,26 @@ def test_tapes_with_slots_enough_take_what_the_schedule_takes(name: str, latency
     found = simulate_tapes(schedule, tapes, costs, lambda *_: way, {})
     times = Times((1.0,), (1.25,), (0.75,), transfer=latency)
     assert found.played().spans == play(schedule, times).spans
+
+
+def test_a_value_shares_the_ports_that_functions_hold() -> None:
+    """Between two stages of one micro-batch, F of 1 s, its result on its way for 1 s, F of 1 s.
+
+    A collective that goes over the network all the time that a function runs does not meet the
+    value of one micro-batch, and of two it meets the first one's, at half of the speed.
+    """
+    costs, way = Costs([StageCosts({"F": 1.0})]), Transfer(1.0, port="nic")
+    held = {kind_of("F", stage): ((("compute", "nic"), 1.0),) for stage in (0, 1)}
+    ends: list[float] = []
+    for micro_batches in (1, 2):
+        schedule = generate("gpipe", ranks=2, micro_batches=micro_batches)
+        tapes = tapes_of(schedule, wiring(2, splits=schedule.splits_backward), ahead=100)
+        for device in (None, MixedPorts(), MixedPorts(held)):
+            found = simulate_tapes(schedule, tapes, costs, lambda *_: way, {}, device=device)
+            (span,) = (s for s, a in zip(found.played().spans[1], schedule.ranks[1], strict=True)
+                       if str(a) == f"1F{micro_batches - 1}")  # fmt: skip
+            ends.append(span[1])
+    assert ends == [3.0, 3.0, 3.0, 4.0, 4.0, pytest.approx(5.0)]
 
 
 def every_rank(case: Case, mesh: Mesh, slow: Mapping[tuple[int, int], float]) -> float:

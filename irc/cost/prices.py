@@ -1,0 +1,56 @@
+"""Seconds of ops of level spmd before kernels are fused: those of one form are priced once.
+
+Passes try many programs, of which each has the ops of the others but for a few: to look a price up
+by the form of an op takes a tenth of what its rule does. A price depends on nothing but the form
+and the cluster, so all passes of a process share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from irc.cost.listed import unfused_seconds
+from irc.cost.model import ClusterCost
+from irc.dialects.flow import FlowOp
+from irc.ops.attention_ops import ATTENTION, BACKWARD
+from irc.ops.work import VIEWS
+
+MOST = 16
+"""So many clusters and meshes are remembered; then all are forgotten."""
+BY_PLACE = frozenset({"flow.attention", "flow.slice"})
+"""Ops whose price depends on what is around them."""
+
+_KNOWN: dict[Hashable, tuple[dict[Hashable, float], dict[Hashable, float]]] = {}
+
+
+class Prices:
+    """Prices ops of level spmd on a cluster.
+
+    Args:
+        cost: of its mesh.
+    """
+
+    def __init__(self, cost: ClusterCost) -> None:
+        self._cost, self._device = cost, cost.cluster.device
+        if cost.key not in _KNOWN and len(_KNOWN) >= MOST:
+            _KNOWN.clear()
+        self._alone, self._by_element = _KNOWN.setdefault(cost.key, ({}, {}))
+
+    def __call__(self, op: FlowOp) -> float:
+        """Return the seconds that an op adds to the kernels that there will be."""
+        return unfused_seconds(op, self._device, self._of_form, self._by_element)
+
+    def _of_form(self, op: FlowOp) -> float:
+        if op.name in BY_PLACE or op.name in VIEWS or _is_attention(op):
+            return self._cost.local_seconds(op)
+        kinds = tuple(value.type for value in (*op.operands, *op.results))
+        form = (op.name, len(op.operands), tuple(op.properties.items()), kinds)
+        if form not in self._alone:
+            self._alone[form] = self._cost.local_seconds(op)
+        return self._alone[form]
+
+
+def _is_attention(op: FlowOp) -> bool:
+    """Return whether an op is attention: where its first row stands may be a constant."""
+    target = op.properties.get("target")
+    return target is not None and getattr(target, "data", "") in (ATTENTION, BACKWARD)
