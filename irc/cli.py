@@ -71,13 +71,12 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose complaints are registered errors."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.options: set[str] = set()
         super().__init__(*args, allow_abbrev=False, **kwargs)
 
-    def add_argument(self, *args: Any, **kwargs: Any) -> argparse.Action:
-        action = super().add_argument(*args, **kwargs)
-        self.options.update(action.option_strings)
-        return action
+    @property
+    def options(self) -> set[str]:
+        """The options that it has, those of groups too."""
+        return set(self._option_string_actions)
 
     def error(self, message: str) -> NoReturn:
         usage = " ".join(self.format_usage().split())

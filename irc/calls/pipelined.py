@@ -26,9 +26,10 @@ from irc.frontends.torch.guards import Guards
 from irc.pipeline import Options
 from irc.plan.parts import PIPE, PartsPlan
 from irc.plan.parts_packing import pack_parts, unpack_parts
+from irc.programs.held_pins import names_by_stage, stage_pins
 from irc.programs.make import make_parts_plan
 from irc.programs.schedules import schedule_for
-from irc.programs.uneven import make_uneven_plan, stage_pins
+from irc.programs.uneven import make_uneven_plan
 from irc.runtime.eager_optimizer import EagerOptimizer
 from irc.runtime.given_optimizer import GivenOptimizer
 from irc.runtime.initialisers import Init
@@ -195,7 +196,7 @@ class PipelinedStep(TrainingStep):
                 made = make_uneven_plan(captured.program, smaller, samples, *how, cut=self._cut)
             if not self.pipelining.stages:
                 # The best cut for a further kind of batch may be another; weights stay.
-                self._cut = self._cut or stage_pins(captured.program.module)
+                self._cut = self._cut or stage_pins(names_by_stage(captured.program.module))
             return made
 
         if mesh.num_ranks == 1:

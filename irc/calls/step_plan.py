@@ -112,7 +112,7 @@ def training_plan(
     program: Program,
     recipe: Recipe,
     options: Options,
-    module: nn.Module,
+    module: nn.Module | str,
     *,
     keep_ir: bool = False,
 ) -> LoadedPlan:
@@ -122,7 +122,7 @@ def training_plan(
         program: as captured.
         recipe: how the module is trained.
         options: of the pipeline.
-        module: says which parameters require a gradient.
+        module: says which parameters require a gradient, or globs of their names do.
         keep_ir: keep the text after every pass, and the model, which ``irc run`` trains eagerly.
     """
     forward = dump(program.module) if keep_ir else ""

@@ -62,7 +62,70 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify", action="store_true", help="compare weights with their digests, again if need be"
     )
+    _add_rehearsal(parser)
     add_code_options(parser)
+
+
+def _add_rehearsal(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "rehearsal of one rank",
+        "--comm fake runs one rank of a plan of any size here, without the others: its kernels,"
+        " registers and arena are real, collectives have the right shapes and bring its own data,"
+        " weights that the folder lacks are drawn. Peak memory and compute time stand beside the"
+        " prediction; exit status 1 where the peak is more than 10 % above it. Where the plan is"
+        " for GPUs and none is here, its kernels are compiled for this CPU. With --links,"
+        " collectives and messages take as long as predicted",
+    )
+    group.add_argument("--comm", choices=("fake",), help="the other ranks are not there")
+    group.add_argument("--rank", metavar="R", type=int, help="which rank (default: 0)")
+    group.add_argument(
+        "--layers",
+        metavar="N",
+        type=int,
+        help="plan the model with N of its equal layers (of a plan of stages, in each stage), laid"
+        " out as in the plan",
+    )
+    group.add_argument(
+        "--micro-batches", metavar="N", type=int, help="run N of a step's (default: all)"
+    )
+    group.add_argument(
+        "--json", action="store_true", help="print everything as JSON, times of each action too"
+    )
+
+
+REHEARSED = ("rank", "layers", "micro_batches", "json")
+"""Options of a rehearsal alone."""
+TOGETHER = ("inputs", "nproc", "outputs", "steps", "check", "size", "verify")
+"""Options of a run of all ranks alone."""
+
+
+def _rehearse(args: argparse.Namespace) -> int:
+    """Rehearse one rank, print what it took, and return 1 where that is more than predicted."""
+    import json
+
+    from irc.calls.rehearse import rehearse_plan
+    from irc.errors import IrcError
+
+    for name in TOGETHER:
+        if getattr(args, name):
+            raise IrcError(
+                "option-value",
+                f"--{name} is of a run of all ranks, and --comm fake runs one",
+                help="leave out one of the two",
+            )
+    report = rehearse_plan(
+        args.plan,
+        args.rank or 0,
+        layers=args.layers,
+        micro_batches=args.micro_batches,
+        seed=args.seed,
+        links=args.links,
+        trust=args.trust,
+        imports=args.imports,
+        trace=args.trace,
+    )
+    print(json.dumps(report.as_json(), indent=1) if args.json else report)
+    return report.exit_code
 
 
 def run(args: argparse.Namespace) -> int:
@@ -71,6 +134,15 @@ def run(args: argparse.Namespace) -> int:
     from irc.plan.open_sizes import parse_sizes
     from irc.runtime.launch import run_plan
 
+    if args.comm is not None:
+        return _rehearse(args)
+    for name in REHEARSED:
+        if getattr(args, name) not in (None, False):
+            raise IrcError(
+                "option-value",
+                f"--{name.replace('_', '-')} is of a rehearsal of one rank",
+                help="add --comm fake, which runs one rank without the others",
+            )
     if args.steps is not None and args.steps < 1:
         raise IrcError("option-value", f"--steps {args.steps}: a run has 1 step or more")
 

@@ -12,20 +12,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp
-
 from irc.constraints.pins import constraint_text
-from irc.dialects.builder import arguments, entry
-from irc.dialects.placement import Placement
 from irc.errors import IrcError
 from irc.pipeline import Options
 from irc.plan.load import LoadedPlan
 from irc.plan.parts import PartsPlan, make_parts, micro_batch_sizes, smaller_kind, with_files
 from irc.plan.parts_facts import ChannelFacts
 from irc.plan.parts_verify import OF_MICRO_BATCHES, verify_parts
-from irc.plan.schema import placement_of
 from irc.plan.training import smaller_file
 from irc.program import Program
+from irc.programs.held_pins import names_by_stage, stage_pins, weight_pins
 from irc.programs.make import make_parts_plan
 from irc.programs.offload import with_offload
 from irc.schedule.actions import Schedule
@@ -63,45 +59,21 @@ def make_uneven_plan(
     large = make_parts_plan(
         program, recipe, options, schedule, stages, part=sizes[0] / samples, cut=cut
     )
-    cut = stage_pins(program.module)
+    cut = stage_pins(names_by_stage(program.module))
     placed = replace(options, pins="\n".join([constraint_text(options.pins)[0], *_placed(large)]))
     own = placed if large.part_mesh.axes else options
     small = make_parts_plan(smaller, recipe, own, schedule, part=sizes[-1] / samples, cut=cut)
     return _joined(large, small, samples)
 
 
-def stage_pins(module: ModuleOp) -> str:
-    """Return constraints by which another program's stages have the parameters of these.
-
-    Args:
-        module: of which a plan was made: the pass that cuts leaves its marks.
-    """
-    names = {v: n for role, n, v in arguments(entry(module)) if role in ("parameter", "buffer")}
-    stages: dict[int, list[str]] = {}
-    read: set[str] = set()
-    for op in entry(module).body.block.ops:
-        if not isinstance(stage := op.attributes.get("stage"), IntegerAttr):
-            continue
-        for value in op.operands:
-            if (name := names.get(value, "")) and name not in read:
-                read.add(name)
-                stages.setdefault(stage.value.data, []).append(f'"{name}"')
-    return "\n".join(f"stage {', '.join(own)} = {stage}" for stage, own in stages.items())
-
-
 def _placed(plan: PartsPlan) -> list[str]:
     """Return constraints by which weights, states and accumulators lie as they do in a plan."""
-    whole = Placement.replicated(plan.part_mesh.names)
-    found: dict[str, Placement] = {}
-    for part in plan.parts:
-        for kind, loaded in part.items():
-            if kind in OF_MICRO_BATCHES or kind == "step":
-                for index in loaded.plan.weights:
-                    buffer = loaded.plan.buffers[index]
-                    if buffer.role != "constant" and loaded.plan.device_mesh.axes:
-                        placement = placement_of(buffer)
-                        found[buffer.name] = placement if placement.axes else whole
-    return [f'"{name}" = {placement}' for name, placement in found.items()]
+    return weight_pins(
+        loaded.plan
+        for part in plan.parts
+        for kind, loaded in part.items()
+        if kind in OF_MICRO_BATCHES or kind == "step"
+    )
 
 
 def _joined(large: PartsPlan, small: PartsPlan, samples: int) -> PartsPlan:

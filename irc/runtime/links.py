@@ -128,9 +128,12 @@ class Links:
     def message(self, channel: Channel, rank: int) -> Callable[[Callable[[], Finish]], Finish]:
         """Return what carries a rank's messages of a channel, given what begins them.
 
-        They take as long as all messages of the channel together, as in a simulation.
+        They take as long as all messages of the channel together, as in a simulation. A rank that
+        only receives, from others that are not there, has them carried to it.
         """
-        link = self.of(tuple(sorted(message.target for message in channel.sends(rank))))
+        there = [message.target for message in channel.sends(rank)]
+        sources = [] if there else [("from", each.source) for each in channel.receives(rank)]
+        link = self.of((*sorted(there), *sorted(sources)))
         seconds, latency_s = crossing(channel, self._cluster)
         return lambda begin: link.carry(seconds, latency_s, begin)
 

@@ -63,6 +63,7 @@ class PipelineExecutor:
         moves: of values that leave their slots; by default to where the plan says.
         links: as slow as those of the plan's cluster; by default messages take what they take.
         recorder: notes what steps do; by default nobody does.
+        most: micro-batches that steps work on, of a rank whose peers are not there; by default all.
     """
 
     def __init__(
@@ -78,8 +79,10 @@ class PipelineExecutor:
         moves: Moves | None = None,
         links: Links | None = None,
         recorder: Recorder | None = None,
+        most: int | None = None,
     ) -> None:
         self.plan, self.rank, self._held = plan, rank, parts
+        self._most = plan.num_micro_batches if most is None else most
         self._recorded = None if recorder is None else RecordedStep(plan, rank, recorder)
         self._divided, self._axes = divided, axes
         self.place = next(p for p, ranks in enumerate(plan.ranks) if rank in ranks)
@@ -147,6 +150,14 @@ class PipelineExecutor:
     def register_bytes(self) -> int:
         """Bytes of all slots of this rank."""
         return sum(t.numel() * t.element_size() for t in self._registers.values())
+
+    @property
+    def held(self) -> dict[str, list[torch.Tensor]]:
+        """The memory that the functions of this rank share, by what it is for."""
+        found = {"registers": [*self._registers.values()]}
+        if self._driver.arena is not None:
+            found["arena"] = [self._driver.arena]
+        return found
 
     @property
     def outside_bytes(self) -> int:
@@ -245,7 +256,8 @@ class PipelineExecutor:
     def _all_steps(self) -> Iterator[Run]:
         """Yield what does the events of the tape, moves that follow each other at once."""
         recorded = self._recorded
-        for what, events in groupby(self._tape.events, key=lambda event: event.what):
+        chosen = [e for e in self._tape.events if e.action.micro_batch < self._most]
+        for what, events in groupby(chosen, key=lambda event: event.what):
             if what in MOVES:
                 moved = [(event, self._registers[event.place]) for event in events if event.place]
                 run = self._moves.step(moved)

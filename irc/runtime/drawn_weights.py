@@ -1,0 +1,84 @@
+"""Weights of a rank that is rehearsed: drawn where the plan's folder has none, each its own part.
+
+Of a model of 70 billion parameters nobody has the values here, and a rehearsal needs none: it is
+about memory and time. What is no parameter (positions, masks, tables) is read where it is there.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from safetensors import safe_open
+
+from irc.plan.files import WEIGHTS
+from irc.plan.load import LoadedPlan
+from irc.plan.schema import Buffer, placement_of
+from irc.plan.weights import local_slices
+from irc.runtime.arguments import whole_shape
+from irc.runtime.dtypes import dtypes
+from irc.runtime.weights import load_weights
+
+PARAMETER_STD = 0.02
+"""Standard deviation of drawn parameters, as language models are initialised."""
+READ = ("buffer", "constant")
+"""Roles of what is read where the folder has it: indices among them have to be valid."""
+
+
+def drawn_weights(
+    loaded: LoadedPlan,
+    rank: int,
+    device: torch.device,
+    held: Mapping[str, torch.Tensor] | None = None,
+) -> dict[str, torch.Tensor]:
+    """Return a rank's parts of what a plan loads, on a device.
+
+    Args:
+        loaded: the plan; its folder may hold some values.
+        rank: on the plan's mesh.
+        device: where they lie.
+        held: what is here already, by name; of a plan that is one function of several.
+    """
+    plan, found = loaded.plan, dict[str, torch.Tensor]()
+    named = _names_in(loaded)
+    generator = torch.Generator(device).manual_seed(rank)
+    for index in plan.weights:
+        buffer = plan.buffers[index]
+        if held is not None and buffer.name in held:
+            found[buffer.name] = held[buffer.name]
+        elif buffer.role not in READ or buffer.name not in named:
+            found[buffer.name] = _drawn(loaded, index, buffer, rank, device, generator)
+    if len(found) == len(plan.weights):
+        return found
+    read = load_weights(loaded, rank, held=found)
+    return {name: each.to(device) for name, each in read.items()}
+
+
+def _names_in(loaded: LoadedPlan) -> frozenset[str]:
+    """Return the names of the tensors that the plan's folder has; parts have them two above."""
+    if loaded.folder is None:
+        return frozenset()
+    for path in (loaded.folder / WEIGHTS, loaded.folder.parents[2] / WEIGHTS):
+        if path.is_file():
+            with safe_open(path, framework="pt") as opened:
+                return frozenset(opened.keys())
+    return frozenset()
+
+
+def _drawn(
+    loaded: LoadedPlan,
+    index: int,
+    buffer: Buffer,
+    rank: int,
+    device: torch.device,
+    generator: torch.Generator,
+) -> torch.Tensor:
+    room = torch.zeros(buffer.shape, dtype=dtypes()[buffer.dtype], device=device)
+    if buffer.role in ("parameter", *READ) and room.is_floating_point():
+        room.normal_(std=PARAMETER_STD, generator=generator)
+    if not buffer.rows:
+        return room
+    plan = loaded.plan
+    rows = local_slices(placement_of(buffer), plan.device_mesh, rank, whole_shape(plan, index))[0]
+    return room[: rows.stop - rows.start]
