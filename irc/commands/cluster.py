@@ -3,13 +3,14 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from irc.commands import cluster_order
 from irc.commands.tune import ANYWAY
 from irc.errors import IrcError
 
 if TYPE_CHECKING:
     from irc.tune.calibrate import Calibration
 
-HELP = "show a cluster, detect this machine, calibrate it, or fit a device's interference"
+HELP = "show a cluster, detect or calibrate this machine, order ranks, fit interference"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "name",
         metavar="NAME|FILE",
         nargs="?",
-        help="show: a cluster, without one, list all; "
+        help="show: a cluster, without one, list all; order: the cluster; "
         "interference: a CSV file of measurements, each a line of milliseconds: those that each "
         "kind of work takes alone (columns compute, link, nic, d2h, h2d: some of them), and until "
         "all had ended that began at the same time (column together)",
@@ -27,11 +28,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--toml", action="store_true", help="show: as a file that can be edited")
     parser.add_argument("--example", action="store_true", help="show: a complete file, explained")
     parser.add_argument(
-        "--mesh", metavar="AXES", help="show: what collectives of a mesh's axes cost"
+        "--mesh",
+        metavar="AXES",
+        help="show: what collectives of a mesh's axes cost; order: whose ranks are put on devices",
     )
     parser.add_argument(
-        "-o", "--output", metavar="FILE.toml", help="calibrate, show of one cluster: write it there"
+        "-o",
+        "--output",
+        metavar="FILE.toml",
+        help="calibrate, show of one cluster, order: write it there",
     )
+    cluster_order.add_arguments(parser)
     parser.add_argument("--quick", action="store_true", help="calibrate: take less than 20 s")
     parser.add_argument("--anyway", action="store_true", help=f"calibrate: {ANYWAY}")
 
@@ -44,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
                 "option-value",
                 f"--{name} is for irc cluster {' and '.join(actions)}, not for {args.action}",
             )
-    if args.name is not None and args.action not in ("show", "interference"):
+    if args.name is not None and args.action not in ("show", "interference", "order"):
         raise IrcError(
             "option-value",
             f"{args.action} looks at this machine and takes no name: '{args.name}'",
@@ -87,6 +94,13 @@ def _show(args: argparse.Namespace) -> int:
         from irc.sharding.mesh import parse_mesh
 
         print(axis_table(cluster, parse_mesh(args.mesh)))
+    return 0
+
+
+def _order(args: argparse.Namespace) -> int:
+    text = cluster_order.order(args)
+    if args.output is not None:
+        _write_file(args.output, text)
     return 0
 
 
@@ -176,11 +190,12 @@ def _write_file(output: str, text: str) -> None:
 
 
 TAKEN_BY = {
-    "toml": ("show",), "example": ("show",), "mesh": ("show",), "quick": ("calibrate",),
+    "toml": ("show",), "example": ("show",), "mesh": ("show", "order"), "quick": ("calibrate",),
     "anyway": ("calibrate",),
-    "output": ("show", "calibrate"),
+    "output": ("show", "calibrate", "order"), "traffic": ("order",),
 }  # fmt: skip
 """Which actions take an option."""
 ACTIONS = {
     "show": _show, "detect": _detect, "calibrate": _calibrate, "interference": _interference,
+    "order": _order,
 }  # fmt: skip
