@@ -9,6 +9,7 @@ import torch
 from irc.frontends.torch import (
     adaptive_pools,
     annotations,
+    bags,
     creation,
     diagonals,
     einsum,
@@ -29,7 +30,7 @@ from irc.frontends.torch import (
 from irc.frontends.torch.lowering import TABLE, Row
 
 MODULES = (
-    adaptive_pools, annotations, creation, diagonals, einsum, indexing, linear, losses, norms,
+    adaptive_pools, annotations, bags, creation, diagonals, einsum, indexing, linear, losses, norms,
     padding, pointwise, reductions, shapes, varlen, vector_norms, view_writes,
     window_gradients, windows,
 )  # fmt: skip
