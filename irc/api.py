@@ -26,6 +26,7 @@ from irc.choices import (
     recipe_option,
 )
 from irc.constraints.pins import Pins, pins_option
+from irc.constraints.steps import pinned_count
 from irc.errors import IrcError
 from irc.pipeline import Options
 from irc.plan.host import is_host, load_host
@@ -404,7 +405,7 @@ def compile_step(
     from irc.runtime.given_optimizer import follow
     from irc.runtime.loss_scale import loss_scale_of
 
-    asked = micro_batches_option(micro_batches, accumulate)
+    asked, layout = micro_batches_option(micro_batches, accumulate), ""
     _refuse_example(mesh, example)
     if mesh == AUTO:
         refuse_beside_auto(asked, f"{schedule}", stages, recompute)
@@ -415,11 +416,12 @@ def compile_step(
         )  # fmt: skip
         mesh, schedule, recompute = str(chosen.mesh), chosen.schedule, chosen.recompute
         asked = chosen.micro_batches if chosen.is_staged else None
+        layout, memory_bytes = chosen.layout, chosen.memory_bytes or memory_bytes
     whole = parse_mesh(mesh_option(mesh))
-    count = programs_option(whole, asked, f"{schedule}", stages)
+    count = programs_option(whole, pinned_count(asked, pins), f"{schedule}", stages)
     feeding = feeding_of(batch, whole)
     check_every = count_option("check_every", check_every)
-    recipe = recipe_option(model, loss, optimizer, frozen, count or 1, recompute, precision)
+    recipe = recipe_option(model, loss, optimizer, frozen, count or 1, recompute, precision, pins)
     options = Options(
         mesh=whole,
         backend=backend,
@@ -430,6 +432,7 @@ def compile_step(
         memory_bytes=memory_bytes,
         stored_bytes=stored_bytes,
         regather=regather,
+        layout=layout,
         samples=() if count is not None else axes_called_so(whole),
         sums=recipe.precision.sums,
         offload=offload_option(offload, count, backend),

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from irc.constraints.layouts import parse_layout
+from irc.constraints.pins import Pins
+from irc.constraints.steps import pinned_recompute
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError, did_you_mean
 from irc.pipeline import Options, default_pipeline
@@ -201,8 +203,9 @@ def recipe_option(
     micro_batches: int,
     recompute: str,
     precision: PrecisionOption = None,
+    pins: Pins = "",
 ) -> Recipe:
-    """Return how a model is to be trained.
+    """Return how a model is to be trained; constraints may say what layers recompute.
 
     Raises:
         IrcError: ``input-mismatch`` for what is no module or no loss; what the recipe refuses.
@@ -219,6 +222,7 @@ def recipe_option(
         raise IrcError(
             "input-mismatch", f"a loss is a name or a function, not {type(loss).__name__}"
         )
+    recompute = pinned_recompute(recompute, pins, (own for own, _ in model.named_parameters()))
     name = loss if isinstance(loss, str) else ""
     if isinstance(optimizer, str | Mapping):
         told: OptimizerOption | None = optimizer

@@ -21,6 +21,7 @@ from irc.choices import (
 )
 from irc.collection import collection_held
 from irc.constraints.pins import Pins, pins_option
+from irc.constraints.steps import pinned_count
 from irc.errors import IrcError
 from irc.pipeline import Options, make_plan
 from irc.plan.load import LoadedPlan
@@ -133,6 +134,7 @@ def export_plan(
         )  # fmt: skip
         mesh, schedule, recompute = str(chosen.mesh), chosen.schedule, chosen.recompute
         micro_batches, accumulate = chosen.micro_batches if chosen.is_staged else None, None
+        layout, memory_bytes = chosen.layout, chosen.memory_bytes or memory_bytes
     elif devices is not None:
         raise IrcError(
             "option-value",
@@ -160,8 +162,11 @@ def export_plan(
         )
     micro_batches = micro_batches_option(micro_batches, accumulate)
     if optimizer is not None:
+        micro_batches = pinned_count(micro_batches, pins)
         count = programs_option(options.mesh, micro_batches, f"{schedule}", stages)
-        recipe = recipe_option(module, loss, optimizer, frozen, count or 1, recompute, precision)
+        recipe = recipe_option(
+            module, loss, optimizer, frozen, count or 1, recompute, precision, pins
+        )
         if recipe.kind == EAGER:
             raise IrcError(
                 "option-value",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from irc.choices import DEFAULT_SCHEDULE, names_option, recipe_option
 from irc.constraints.pins import Pins, pins_option
+from irc.constraints.steps import pinned_count
 from irc.errors import IrcError
 from irc.pipeline import Options
 from irc.training.precision import Precision, PrecisionOption
@@ -86,7 +87,9 @@ def searched_module(
     if optimizer is None:
         program = capture(module, args, dict(kwargs or {})).program
         return search_call(program, options, asked)
-    recipe = recipe_option(module, loss, optimizer, frozen, 1, "none", precision)
+    recipe = recipe_option(module, loss, optimizer, frozen, 1, "none", precision, pins)
+    limits = replace(asked.limits, micro_batches=pinned_count(None, pins))
+    asked = replace(asked, limits=limits)
     options = replace(options, sums=recipe.precision.sums)
     store(module, recipe.precision)
     return search_step(module, args, dict(kwargs or {}), recipe, loss, options, asked)
@@ -211,13 +214,11 @@ def choice_of_ranks(module: Any, example: Sequence[Any] | None, **options: Any) 
 
     def make() -> bytes:
         chosen = chosen_for(module, example, None, ranks, **options)
-        words = (str(chosen.mesh), chosen.micro_batches, chosen.schedule, chosen.recompute)
+        words = asdict(replace(chosen, mesh=Mesh(()))) | {"mesh": str(chosen.mesh)}
         return json.dumps(words).encode()
 
-    mesh, count, schedule, recompute = json.loads(
-        shared_bytes(make, rank, _marks(example, options))
-    )
-    return Configuration(Mesh.parse(mesh), count, schedule, recompute)
+    words: dict[str, Any] = json.loads(shared_bytes(make, rank, _marks(example, options)))
+    return Configuration(Mesh.parse(words.pop("mesh")), **words)
 
 
 def _choice_of_one(module: Any, example: Sequence[Any], **options: Any) -> Configuration:

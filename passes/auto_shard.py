@@ -15,8 +15,9 @@ from xdsl.passes import ModulePass
 from irc.cluster.load import find_cluster
 from irc.constraints.layouts import parse_layout
 from irc.constraints.padding import pad_pinned
-from irc.constraints.pins import Statement, constraint_text, module_pins, parse_constraints
+from irc.constraints.pins import Statement, constraint_text
 from irc.constraints.resolve import Constraints, resolve
+from irc.constraints.uses import placed_statements
 from irc.cost.model import ClusterCost
 from irc.dialects.flow import loc_of, tensor
 from irc.dialects.placement import Mesh
@@ -139,7 +140,7 @@ class AutoShardPass(ModulePass):
         within = parse_mesh(self.within) if self.within else None
         cost = ClusterCost(find_cluster(self.cluster), mesh, within=within)
         text, source = constraint_text(self.pins)
-        statements = (*module_pins(op), *parse_constraints(text, source))
+        statements = placed_statements(op, mesh, text, source)
         pad_pinned(op, mesh, statements)
         constraints = resolve(op, mesh, statements)
         found = self._search(op, cost, statements, constraints)

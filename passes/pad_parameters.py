@@ -13,7 +13,8 @@ from xdsl.passes import ModulePass
 
 from irc.constraints.layouts import TENSOR, parse_layout
 from irc.constraints.padding import pad_pinned
-from irc.constraints.pins import constraint_text, module_pins, parse_constraints
+from irc.constraints.pins import constraint_text
+from irc.constraints.uses import placed_statements
 from irc.dialects.builder import arguments, entry
 from irc.dialects.flow import tensor
 from irc.dialects.placement import Mesh
@@ -85,7 +86,7 @@ class PadParametersPass(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Pad the parameters of the entry."""
         mesh = parse_mesh(self.mesh)
-        statements = (*module_pins(op), *parse_constraints(*constraint_text(self.pins)))
+        statements = placed_statements(op, mesh, *constraint_text(self.pins))
         pinned = pad_pinned(op, mesh, statements)
         axes, matrices = self._axes(mesh), self._matrices(mesh)
         func = entry(op)

@@ -10,7 +10,8 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
 from irc.cluster.load import find_cluster
-from irc.constraints.pins import constraint_text, module_pins, parse_constraints
+from irc.constraints.pins import constraint_text
+from irc.constraints.uses import placed_statements
 from irc.cost.model import ClusterCost
 from irc.search.one_device import ALONE
 from irc.search.recompute import cheapest
@@ -106,6 +107,6 @@ class RecomputePass(ModulePass):
             return
         mesh = parse_mesh(self.mesh) if self.mesh else ALONE
         cost = ClusterCost(find_cluster(self.cluster), mesh)
-        pins = (*module_pins(op), *parse_constraints(*constraint_text(self.pins)))
+        pins = placed_statements(op, mesh, *constraint_text(self.pins))
         own = cheapest(op, cost, pins, memory_bytes=self.memory_bytes)
         apply_policies(op, "none", own)

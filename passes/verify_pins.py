@@ -11,6 +11,7 @@ from xdsl.passes import ModulePass
 
 from irc.constraints.pins import constraint_text, parse_constraints
 from irc.constraints.resolve import resolve
+from irc.constraints.uses import applied, parse_uses
 from irc.sharding.mesh import parse_mesh
 
 
@@ -56,5 +57,7 @@ class VerifyPinsPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Check the constraints; :func:`irc.constraints.resolve.resolve` says what it raises."""
-        statements = parse_constraints(*constraint_text(self.pins))
-        resolve(op, parse_mesh(self.mesh), statements)
+        text, source = constraint_text(self.pins)
+        mesh = parse_mesh(self.mesh)
+        uses = applied(op, mesh, parse_uses(text, source))
+        resolve(op, mesh, (*parse_constraints(text, source), *uses))

@@ -17,6 +17,7 @@ from irc.calls.feeding import axes_called_so
 from irc.cluster.load import find_cluster
 from irc.cluster.topology import Cluster
 from irc.collection import collection_held
+from irc.constraints.steps import based_on
 from irc.dialects.placement import Mesh
 from irc.pipeline import Options, make_plan
 from irc.pipeline.run import run_passes
@@ -122,6 +123,7 @@ class StepJudge:
         from irc.train import training_program
 
         captured, split = self._capture(1)
+        recompute = based_on(recompute, self.recipe.recompute)
         recipe = replace(self.recipe, split=split, recompute=recompute)
         program = training_program(
             _copy(captured.program),
@@ -146,7 +148,8 @@ class StepJudge:
         from irc.calls.step_plan import training_plan
 
         captured, split = self._capture(1)
-        recipe = replace(self.recipe, split=split, recompute=configuration.recompute)
+        again = based_on(configuration.recompute, self.recipe.recompute)
+        recipe = replace(self.recipe, split=split, recompute=again)
         options = _options(self.options, configuration, self.cluster, brief=brief)
         options = replace(options, samples=axes_called_so(configuration.mesh))
         return training_plan(_copy(captured.program), recipe, options, self.module).plan
@@ -159,9 +162,8 @@ class StepJudge:
         count = configuration.micro_batches
         schedule = schedule_for(configuration.schedule, configuration.pipe, count)
         captured, split = self._capture(count)
-        recipe = replace(
-            self.recipe, micro_batches=count, split=split, recompute=configuration.recompute
-        )
+        again = based_on(configuration.recompute, self.recipe.recompute)
+        recipe = replace(self.recipe, micro_batches=count, split=split, recompute=again)
         recipe = stages_recipe(self.module, captured, recipe)
         options = _options(self.options, configuration, self.cluster, brief=brief)
         return make_parts_plan(_copy(captured.program), recipe, options, schedule, self.stages)
@@ -189,6 +191,8 @@ def _options(
     memory = options.memory_bytes
     if memory is None and mesh.num_ranks == 1 and not configuration.is_staged:
         memory = int(cluster.device.memory_bytes / MARGIN)
+    if (within := configuration.memory_bytes) is not None:
+        memory = within if memory is None else min(memory, within)
     return replace(
         options, mesh=mesh, layout=configuration.layout, memory_bytes=memory, brief=brief
     )

@@ -61,7 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pins",
         metavar="TEXT|FILE",
         default="",
-        help="placements to pin and to forbid, as in '*.weight = [tensor = S(0)]'",
+        help="constraints on placements, on uses of modules, stages and recompute, as in "
+        "'*.weight = [tensor = S(0)]; recompute layers.{0-3} = full'",
     )
     parser.add_argument(
         "--native",
@@ -127,7 +128,8 @@ def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
         "--recompute",
         metavar="POLICY",
         default="none",
-        help="what backward computes again: none, cheap, selective, full, or globs",
+        help="what backward computes again: none, cheap, selective, every-second-matmul, "
+        "full, or globs",
     )
     parser.add_argument(
         "--precision",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,8 @@ from irc.errors import IrcError
 if TYPE_CHECKING:
     from irc.calls.plan_search import Asked
     from irc.report.planned import Planned
-    from irc.search.configurations import Configuration
-    from irc.search.everything import Judged
+    from irc.search.configurations import Configuration, Outline
+    from irc.search.everything import Judged, Outcome
 
 HELP = "search the best mesh, stages, micro-batches and schedule for a model on a cluster"
 QUIET_S = 2.0
@@ -75,9 +76,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="judge at most so many configurations on a number of "
         "devices (default: 20); one that does not fit is tried again with everything recomputed",
     )
+    add("--pins", metavar="TEXT|FILE", default="", help="constraints, as irc compile takes them, "
+        "which every plan keeps")  # fmt: skip
     add("--pin-config", metavar="FILE", action="append", default=[], help="hold the plan against "
         "what a torchtitan configuration (.toml) or a file of Megatron-LM's arguments states: "
         "sizes, micro-batch, schedule, recompute; may be given again")  # fmt: skip
+    add("--write", metavar="FILE", action="append", default=[], help="write the best plan that "
+        "a trainer can be told as its settings: torchtitan's (.toml) or Megatron-LM's arguments; "
+        "may be given again")  # fmt: skip
     add("--json", action="store_true", help="print everything as JSON")
     add("-o", "--output", metavar="DIR", help="write the chosen plan there, as irc compile does")
     add("--force", action="store_true", help="replace a plan that is in the folder already")
@@ -93,17 +99,63 @@ def run(args: argparse.Namespace) -> int:
 
     if args.output:
         check_target(Path(args.output), force=args.force)
-    found, chosen, write = _searched(args)
+    _check_write(args)
+    result = _searched(args)
+    found = result.found
     print(json.dumps(found.as_json(), indent=1) if args.json else for_stdout(plan_table(found)))
+    for path in args.write:
+        said = _write_settings(path, result)
+        if not args.json:
+            print(f"\n{for_stdout(said)}")
     if args.output:
-        said = write(chosen)
+        said = result.write(result.outcome.best.configuration)
         if not args.json:
             print(f"\n{for_stdout(said)}")
     return 0
 
 
-def _searched(args: argparse.Namespace) -> tuple[Planned, Configuration, Any]:
-    """Return what the search says, its choice, and what writes a plan of it."""
+@dataclass(frozen=True)
+class _Result:
+    """What a search says, and what writes a plan of a configuration."""
+
+    found: Planned
+    outcome: Outcome
+    outline: Outline
+    write: Callable[[Configuration], str]
+    sequence: int = 0
+
+
+def _check_write(args: argparse.Namespace) -> None:
+    """Refuse, before a long search, settings of what is no training, and files that are there."""
+    if args.write and args.train is None:
+        raise IrcError("option-value", "--write is of a step of training", help="add --train")
+    for path in args.write:
+        if Path(path).exists() and not args.force:
+            raise IrcError(
+                "output-exists",
+                f"'{Path(path).name}' exists already",
+                where=path,
+                help="choose another file, or --force",
+            )
+        if not Path(path).absolute().parent.is_dir():
+            raise IrcError("file-missing", f"there is no folder for '{path}'")
+
+
+def _write_settings(path: str, result: _Result) -> str:
+    """Write what a trainer can be told, and return what it is."""
+    from irc.search.write_stated import written
+
+    own = written(path, result.outcome.judged, result.outline.samples, result.sequence)
+    try:
+        Path(path).write_text(own.text, encoding="utf-8")
+    except OSError as error:
+        raise IrcError("output-exists", f"cannot write '{path}': {error.strerror}") from None
+    notes = f"\nnote: {own.note}" if own.note else ""
+    return f"{path}: {own.judged.configuration}{notes}"
+
+
+def _searched(args: argparse.Namespace) -> _Result:
+    """Search what is named."""
     from irc.calls.plan_search import Asked, limits_of
 
     refuse_bare_file(args.model)
@@ -126,14 +178,14 @@ def _is_onnx(text: str) -> bool:
     return Path(text).suffix == ".onnx" or not is_huggingface(text)
 
 
-def _of_file(args: argparse.Namespace, asked: Asked) -> tuple[Planned, Configuration, Any]:
+def _of_file(args: argparse.Namespace, asked: Asked) -> _Result:
     from irc.exports import compile_file
     from irc.plan.open_sizes import parse_sizes
     from irc.report.planned import planned
     from irc.searched import searched_file
 
-    for name in ("train", "loss", "precision", "global_batch", "sequence", "pin_config"):
-        if getattr(args, name) not in (None, []):
+    for name in ("train", "loss", "precision", "global_batch", "sequence", "pin_config", "pins"):
+        if getattr(args, name) not in (None, [], ""):
             raise IrcError(
                 "option-value",
                 f"--{name.replace('_', '-')} is of PyTorch modules, not of ONNX files",
@@ -152,14 +204,16 @@ def _of_file(args: argparse.Namespace, asked: Asked) -> tuple[Planned, Configura
     )  # fmt: skip
 
     def write(chosen: Configuration) -> str:
+        within = {"memory_bytes": chosen.memory_bytes} if chosen.memory_bytes else {}
+        given: dict[str, Any] = {**shared, **within}
         return compile_file(
-            args.model, args.output, mesh=str(chosen.mesh), force=args.force, **shared
+            args.model, args.output, mesh=str(chosen.mesh), force=args.force, **given
         )
 
-    return found, outcome.best.configuration, write
+    return _Result(found, outcome, outline, write)
 
 
-def _of_module(args: argparse.Namespace, asked: Asked) -> tuple[Planned, Configuration, Any]:
+def _of_module(args: argparse.Namespace, asked: Asked) -> _Result:
     from irc.exports import export_plan
     from irc.frontends.torch.huggingface import huggingface_example
     from irc.frontends.torch.named import named_example, named_loss
@@ -194,6 +248,7 @@ def _of_module(args: argparse.Namespace, asked: Asked) -> tuple[Planned, Configu
         "optimizer": args.train,
         "loss": None if args.loss is None else named_loss(args.loss),
         "precision": args.precision,
+        "pins": args.pins,
         "memory_bytes": _memory(args.memory),
     }
     called = example.module, example.args, example.kwargs
@@ -206,17 +261,21 @@ def _of_module(args: argparse.Namespace, asked: Asked) -> tuple[Planned, Configu
     )  # fmt: skip
 
     def write(chosen: Configuration) -> str:
+        within = {"memory_bytes": chosen.memory_bytes} if chosen.memory_bytes else {}
+        given: dict[str, Any] = {**shared, **within}
         if args.train is None:
             return export_plan(
-                *called, out=args.output, mesh=str(chosen.mesh), force=args.force, **shared
+                *called, out=args.output, mesh=str(chosen.mesh), force=args.force, **given
             )
         return export_plan(
             *called, out=args.output, mesh=str(chosen.mesh), force=args.force,
             micro_batches=chosen.micro_batches if chosen.is_staged else None,
-            schedule=chosen.schedule, recompute=chosen.recompute, layout=chosen.layout, **shared,
+            schedule=chosen.schedule, recompute=chosen.recompute, layout=chosen.layout, **given,
         )  # fmt: skip
 
-    return found, outcome.best.configuration, write
+    first = _first(example.args, example.kwargs)
+    is_tokens = bool(_tokens(example.args, example.kwargs))
+    return _Result(found, outcome, outline, write, int(first.shape[1]) if is_tokens else 0)
 
 
 def _with_pinned(asked: Asked, args: argparse.Namespace, first: Any) -> Asked:

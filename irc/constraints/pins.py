@@ -110,7 +110,10 @@ def constraint_text(pins: Pins) -> tuple[str, str]:
 
 
 def _is_statement(text: str) -> bool:
-    return re.match(r"\s*(same|fuse|keep|pin|forbid|stage)\s", text) is not None
+    return (
+        re.match(r"\s*(same|fuse|keep|pin|forbid|stage|use|result|recompute|micro-batches)\s", text)
+        is not None
+    )
 
 
 def pins_option(pins: Pins) -> str:
@@ -126,7 +129,8 @@ def parse_constraints(text: str, source: str = INLINE) -> tuple[Statement, ...]:
     """Read constraints on placements.
 
     Those on kernels are read by :mod:`irc.constraints.fusion`, on stages of a pipeline by
-    :mod:`irc.constraints.stages`.
+    :mod:`irc.constraints.stages`, on what modules do by :mod:`irc.constraints.uses`, and on a step
+    of training by :mod:`irc.constraints.steps`.
 
     >>> [str(s) for s in parse_constraints("*.w = [tensor = S(1)]; forbid op n3 = (P(*))")]
     ['pin *.w = [tensor = S(1)]', 'forbid op n3 = (P(*))']
@@ -237,14 +241,19 @@ def _statement(node: Any, text: str, source: str) -> Statement:
         cast("Verb", verb),
         cast("Kind", str(target.data)),
         str(name).strip('"'),
-        _pattern(pattern, where),
+        pattern_of(pattern, where),
         found.get("priority", 0),
         "equal" in found,
         where,
     )
 
 
-def _pattern(node: Any, where: str) -> Pattern | SignaturePattern:
+def pattern_of(node: Any, where: str) -> Pattern | SignaturePattern:
+    """Return the pattern of a parsed statement.
+
+    Raises:
+        IrcError: ``placement-syntax``.
+    """
     first, second = node.children
     if second is not None:
         return SignaturePattern(_sides(first), _sides(second))
@@ -332,5 +341,6 @@ def _syntax_error(text: str, source: str, error: Any) -> IrcError:
         where=where,
         because=f"it stops making sense at '{found}'",
         help="write it as: [pin|forbid] NAME = PLACEMENT, pin op ID = PLACEMENT, same A, B,"
-        " fuse ID, ID, keep ID, ID apart, or stage NAME, NAME = 0",
+        " fuse ID, ID, keep ID, ID apart, stage NAME, NAME = 0, use NAME = column-parallel,"
+        " result NAME = PLACEMENT, recompute NAME = full, or micro-batches = 8",
     )

@@ -9,6 +9,7 @@ from xdsl.passes import ModulePass
 from irc.cluster.load import THIS_HOST
 from irc.constraints.pins import constraint_text, parse_constraints
 from irc.constraints.stages import parse_stages
+from irc.constraints.uses import parse_uses
 from irc.errors import IrcError
 from irc.kernels.gpu.limits import GPUS
 from irc.pipeline.memory import MEMORY
@@ -181,7 +182,7 @@ def _refuse_pins(pins: str) -> None:
         IrcError: ``mesh-mismatch``.
     """
     text, source = constraint_text(pins)
-    statements = parse_constraints(text, source)
+    statements = (*parse_constraints(text, source), *parse_uses(text, source))
     if statements:
         raise IrcError(
             "mesh-mismatch",

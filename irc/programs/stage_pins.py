@@ -10,6 +10,7 @@ from xdsl.dialects.builtin import ModuleOp
 from irc.constraints.fusion import parse_fusion
 from irc.constraints.pins import Statement, constraint_text, parse_constraints
 from irc.constraints.resolve import resolve
+from irc.constraints.uses import Use, applied, parse_uses
 from irc.dialects.builder import arguments, entry
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
@@ -42,6 +43,8 @@ def pins_of_stages(
             help="leave it out of the constraints of a pipeline",
         )
     found: list[list[str]] = [[] for _ in modules]
+    for use in parse_uses(text, source):
+        _add_use(use, mesh, modules, found)
     for statement in parse_constraints(text, source):
         refused: list[IrcError] = []
         for own, module in zip(found, modules, strict=True):
@@ -58,6 +61,18 @@ def pins_of_stages(
         if len(refused) == len(modules):
             raise refused[0]
     return ["\n".join(own) for own in found]
+
+
+def _add_use(use: Use, mesh: Mesh, modules: Sequence[ModuleOp], found: Sequence[list[str]]) -> None:
+    """Add to each stage what a constraint by use says of its ops; refuse one that says nothing."""
+    refused: list[IrcError] = []
+    for own, module in zip(found, modules, strict=True):
+        try:
+            own += [statement.text for statement in applied(module, mesh, (use,))]
+        except IrcError as error:
+            refused.append(error)
+    if len(refused) == len(modules):
+        raise refused[0]
 
 
 def _of_slices(

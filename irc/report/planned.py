@@ -31,7 +31,8 @@ class Row:
             there is no such batch.
         schedule: of a pipeline; empty where there is none.
         recompute: what backward computes again.
-        layout: what the axes are for, where the user stated it.
+        layout: what the axes are for, where the user or a custom states it.
+        within_bytes: that the plan was to hold at most, less than allowed; None: as allowed.
         devices: the ranks of the mesh.
         pinned: stated by the user, not searched.
         step_s: seconds of a step; None where there is no plan, and so for what follows.
@@ -53,6 +54,7 @@ class Row:
     schedule: str
     recompute: str
     layout: str
+    within_bytes: int | None
     devices: int
     pinned: bool
     step_s: float | None = None
@@ -161,6 +163,7 @@ def _row(judged: Judged, flops: float, peak: float, items: int, samples: int) ->
         own.schedule if own.pipe > 1 else "",
         own.recompute,
         own.layout,
+        own.memory_bytes,
         devices,
         judged.is_pinned,
         needs_bytes=smallest_budget(judged.error) if judged.error else None,
@@ -257,7 +260,9 @@ def _cells(row: Row, is_chosen: bool) -> tuple[str, ...]:
     mark = "chosen" if is_chosen else ""
     return (
         f"{mark} pinned".strip() if row.pinned else mark,
-        (row.mesh or "one device") + (f" as {row.layout}" if row.layout else ""),
+        (row.mesh or "one device")
+        + (f" as {row.layout}" if row.layout else "")
+        + (f" within {size(row.within_bytes)}" if row.within_bytes else ""),
         f"{row.micro_batches} x {row.micro_batch}" if row.micro_batch else f"{row.micro_batches}",
         row.schedule or "-",
         row.recompute,

@@ -16,8 +16,11 @@ PIPE = "pipe"
 PLAIN = "1f1b"
 """The schedule of a pipeline that says no other."""
 
-NOTHING, SELECTIVE, FULL = "none", "selective", "full"
+NOTHING, SELECTIVE, EVERY_SECOND, FULL = "none", "selective", "every-second-matmul", "full"
 """Policies of recompute, each of which keeps less than the one before."""
+
+TIGHTER = 0.95
+"""Of what a plan holds: prices and arenas count a little differently."""
 
 MOST_MICRO_BATCHES = 256
 """So many micro-batches of a step at most are looked at."""
@@ -33,6 +36,8 @@ class Configuration:
         schedule: of a pipeline, by name.
         recompute: what backward computes again, by policy.
         layout: what the axes are for, by name; empty: what is fastest.
+        memory_bytes: that a device may hold at most, where a plan within less than the user allows
+            is looked for: parameters may then lie in parts. None: as much as the user allows.
     """
 
     mesh: Mesh
@@ -40,6 +45,7 @@ class Configuration:
     schedule: str = PLAIN
     recompute: str = NOTHING
     layout: str = ""
+    memory_bytes: int | None = None
 
     @property
     def pipe(self) -> int:
@@ -66,6 +72,8 @@ class Configuration:
             words.append(f"recompute {self.recompute}")
         if self.layout:
             words.append(self.layout)
+        if self.memory_bytes is not None:
+            words.append(f"within {self.memory_bytes} bytes")
         return ", ".join(words)
 
 
@@ -104,7 +112,7 @@ def estimated_s(outline: Outline, cluster: Cluster, configuration: Configuration
     mesh, pipe, count = configuration.mesh, configuration.pipe, configuration.micro_batches
     fitted = cluster.fit(mesh)
     data, tensor = _size(mesh, "data"), _size(mesh, "tensor")
-    again = {NOTHING: 3.0, SELECTIVE: 3.1, FULL: 4.0}[configuration.recompute]
+    again = {NOTHING: 3.0, SELECTIVE: 3.1, EVERY_SECOND: 3.5, FULL: 4.0}[configuration.recompute]
     work_s = again * outline.flops / (mesh.num_ranks * fitted.device.flops(outline.dtype))
     launch_s = again * count * outline.launches / pipe * fitted.device.launch_s
     sums_s = 0.0
@@ -176,6 +184,7 @@ def neighbours(configuration: Configuration, outline: Outline) -> Iterator[Confi
         if (own := Configuration(mesh, other)).is_staged and str(own) in known:
             yield _like(own, configuration)
     if configuration.recompute == FULL:
+        yield replace(configuration, recompute=EVERY_SECOND)
         yield replace(configuration, recompute=SELECTIVE)
     if pipe > 1:
         for schedule in ("interleaved:2", "zb-h1"):
@@ -191,6 +200,23 @@ def neighbours(configuration: Configuration, outline: Outline) -> Iterator[Confi
             own = Configuration(staged_mesh(int(p), int(d), int(t)), count)
             if str(own) in known:
                 yield _like(own, configuration)
+
+
+def tighter(configuration: Configuration, num_bytes: int) -> Configuration | None:
+    """Return a configuration within a little less than its plan holds; None of what was so before.
+
+    Where a plan fits, weights lie as what reads them wants it. One that has to hold less may keep
+    them in parts, which can be faster, too: updates are divided, and gathers hidden.
+
+    Args:
+        configuration: of a plan.
+        num_bytes: that a device holds in it.
+    """
+    if configuration.memory_bytes is not None or configuration.layout:
+        return None
+    if configuration.inner.num_ranks < 2:
+        return None
+    return replace(configuration, memory_bytes=int(TIGHTER * num_bytes))
 
 
 def _like(own: Configuration, other: Configuration) -> Configuration:

@@ -99,6 +99,8 @@ def _steps(before: Configuration, after: Configuration) -> Iterator[tuple[str, C
     if own.recompute != after.recompute:
         own = replace(own, recompute=after.recompute)
         yield "recompute", own
+    if own != after:
+        yield "memory", after
 
 
 def _line(
@@ -134,5 +136,8 @@ def _said(name: str, own: Configuration) -> str:
             return f"{own.micro_batches}"
         case "schedule":
             return own.schedule if own.pipe > 1 else PLAIN
+        case "memory":
+            most = own.memory_bytes
+            return "as allowed" if most is None else f"within {most} bytes"
         case _:
             return own.recompute

@@ -14,7 +14,7 @@ plans with the best one so far; so does an interrupt where the caller says so.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Literal, Protocol, TypeAlias
@@ -33,6 +33,7 @@ from irc.search.configurations import (
     divisors,
     estimated_s,
     neighbours,
+    tighter,
 )
 from irc.search.differences import Difference, difference
 from irc.search.objections import absent_batch, objection
@@ -157,6 +158,7 @@ class Limits:
         keeps_interrupted: an interrupt ends the search with the best plan so far, where there is
             one; otherwise it is raised.
         price_per_hour: of a device, in the place of what the cluster states.
+        micro_batches: of a step, where the user fixes them.
     """
 
     objective: Objective = "throughput"
@@ -164,6 +166,7 @@ class Limits:
     most_judged: int = MOST_JUDGED
     keeps_interrupted: bool = False
     price_per_hour: float | None = None
+    micro_batches: int | None = None
 
 
 class _Ended(Exception):  # noqa: N818 - no fault: the time is up
@@ -218,7 +221,10 @@ class Search:
         best = self._best()
         if best is None:
             raise self._nothing(devices, ended)
-        order = sorted(self._judged.values(), key=self._cost)
+        # What the search asked within less than the user allows need not be had.
+        every = self._judged.values()
+        shown = [own for own in every if own.verdict or own.configuration.memory_bytes is None]
+        order = sorted(shown, key=self._cost)
         return Outcome(best, tuple(order), self._considered, ended, differences)
 
     def _differences(self) -> tuple[Difference, ...]:
@@ -286,6 +292,7 @@ class Search:
             else:
                 self._try(whole)
         if not self.is_training:
+            self._try_tighter(self._best())
             return
         outline = self.judge.outline()
         hands = customary(outline, self.cluster, devices)
@@ -308,9 +315,19 @@ class Search:
             for other in neighbours(best.configuration, outline):
                 if len(self._judged) < most and (best.objection or not self._objection(other)):
                     self._try(other)
+            if self._best() is best:
+                self._try_tighter(best)
             if (now := self._best()) is best:
                 return
             best = now
+
+    def _try_tighter(self, best: Judged | None) -> None:
+        """Plan the best within less than it holds: no budget is to give a faster plan than none."""
+        if best is None or best.verdict is None:
+            return
+        within = tighter(best.configuration, best.verdict.num_bytes)
+        if within is not None and within not in self._judged:
+            self._judge(within, is_pinned=False)
 
     def _are_indivisible(self, meshes: Sequence[Mesh], recompute: str) -> bool:
         """True where meshes were tried, and each would have divided what does not divide so."""
@@ -324,6 +341,8 @@ class Search:
         """Return the best meshes of one program, and what it recomputes so that it fits."""
         if devices == 1:
             return NOTHING, [Mesh(())]
+        if self.limits.micro_batches not in (None, 1):
+            return NOTHING, []
         self._check_time()
         one = Configuration(Mesh((("data", devices),)))
         policies = (NOTHING, FULL) if self.is_training else (NOTHING,)
@@ -342,7 +361,7 @@ class Search:
     def _seeds(self, outline: Outline, devices: int) -> list[Configuration]:
         """Return what is planned first: the best of each mesh by the closed form, in order."""
         best: dict[Mesh, tuple[float, Configuration]] = {}
-        for each in configurations(outline, devices):
+        for each in self._configurations(outline, devices):
             self._considered += 1
             if self._objection(each):
                 continue
@@ -351,6 +370,13 @@ class Search:
                 best[each.mesh] = seconds, each
         order = sorted(best.values(), key=lambda own: (own[0], str(own[1])))
         return [each for seconds, each in order[:SEEDS] if seconds <= HOPELESS * order[0][0]]
+
+    def _configurations(self, outline: Outline, devices: int) -> Iterator[Configuration]:
+        every = configurations(outline, devices)
+        return (each for each in every if self._is_allowed(each))
+
+    def _is_allowed(self, configuration: Configuration) -> bool:
+        return self.limits.micro_batches in (None, configuration.micro_batches)
 
     def _fits(self, devices: int) -> bool:
         every = self._judged.values()
@@ -362,7 +388,7 @@ class Search:
         Where it fits, its neighbours have fewer.
         """
         most: dict[Mesh, Configuration] = {}
-        for each in configurations(outline, devices):
+        for each in self._configurations(outline, devices):
             known = most.setdefault(each.mesh, each)
             if each.micro_batches > known.micro_batches:
                 most[each.mesh] = each
@@ -373,6 +399,8 @@ class Search:
 
     def _try(self, configuration: Configuration, *, is_pinned: bool = False) -> None:
         """Plan a configuration; where it does not fit, with everything recomputed."""
+        if not is_pinned and not self._is_allowed(configuration):
+            return
         attempts = [configuration]
         if self.is_training and not is_pinned:
             # What keeps less than nothing, and more than all, is a neighbour of the latter.

@@ -17,6 +17,8 @@ from typing import Any, cast
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.search.configurations import PIPE, PLAIN, Configuration
+from irc.training.layer_policies import EVERY, FIRST, LayerPolicy, policies_text
+from irc.training.policies import EVERY_SECOND
 
 SCHEDULES = {
     "1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved:2", "zbvzerobubble": "zb-v",
@@ -149,7 +151,7 @@ def _torchtitan(path: str, data: Mapping[str, Any]) -> Stated:
         _count(path, parallel, "context_parallel_degree", 1),
         size if pipe > 1 else local,
         SCHEDULES.get(named.lower(), PLAIN),
-        _policy(path, str(again.get("mode", "none"))),
+        _torch_policy(path, again),
         shard != 1,
         divides_sequences=True,
         data=copies * shard,
@@ -176,7 +178,7 @@ def _megatron(path: str, text: str) -> Stated:
         _count(path, words, "context-parallel-size", 1),
         _count(path, words, "micro-batch-size", 1),
         f"interleaved:{chunks}" if chunks > 1 else PLAIN,
-        _policy(path, policy),
+        _megatron_policy(path, words, policy),
         any(f"use-{kind}" in words for kind in ("torch-fsdp2", "megatron-fsdp", "custom-fsdp")),
         "sequence-parallel" in words,
         samples=_count(path, words, "global-batch-size", 0),
@@ -231,6 +233,31 @@ def _refuse_degrees(path: str, section: Mapping[str, Any], keys: tuple[str, ...]
         if key in section and _count(path, section, key, 1) > 1:
             raise _refused(path, f"{key} = {section[key]}: experts on ranks of their own are not "
                            "among what is pinned")  # fmt: skip
+
+
+def _torch_policy(path: str, again: Mapping[str, Any]) -> str:
+    """Return torchtitan's recompute: selective is by op, or of every so many layers (two)."""
+    policy = _policy(path, str(again.get("mode", "none")))
+    option = str(again.get("selective_ac_option", "2"))
+    if policy != "selective":
+        return policy
+    if option == "op":
+        return EVERY_SECOND
+    if not option.isdigit() or int(option) < 1:
+        raise _refused(path, f"selective_ac_option '{option}' is neither op nor a number of layers")
+    own = LayerPolicy(f"{EVERY} {int(option)}", "full")
+    return "full" if int(option) == 1 else policies_text("none", [own])
+
+
+def _megatron_policy(path: str, words: Mapping[str, Any], policy: str) -> str:
+    """Return Megatron-LM's recompute: of all layers, or of the first of each stage."""
+    method = str(words.get("recompute-method", "uniform"))
+    if _policy(path, policy) != "full" or method == "uniform":
+        return policy
+    if method != "block":
+        raise _refused(path, f"recompute-method '{method}' is neither uniform nor block")
+    count = _count(path, words, "recompute-num-layers", 1)
+    return policies_text("none", [LayerPolicy(f"{FIRST} {count}", "full")])
 
 
 def _policy(path: str, text: str) -> str:

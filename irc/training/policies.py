@@ -5,6 +5,8 @@
 * ``selective``: what grows with the square of the sequence: products of two activations that are
   larger than both, up to where a product takes them in again (attention's scores, softmax and
   dropout; arXiv:2205.05198, section 5).
+* ``every-second-matmul``: everything but attention and every other product with a weight, as
+  torchtitan's policy for single ops has it.
 * ``full``: everything inside a block; of a body without repeated blocks, inside of some sqrt(n)
   stretches of it (arXiv:1604.06174, section 4).
 * anything else: globs of op ids, source lines and block names.
@@ -25,7 +27,9 @@ from irc.dialects.flow import ContractOp, ExternOp, id_of, loc_of, tensor
 from irc.ops.derivatives_extern import DRAWS
 from irc.training.saving import LITERALS, UNBOUND, VIEWS, num_bytes
 
-POLICIES = ("none", "cheap", "selective", "full")
+EVERY_SECOND = "every-second-matmul"
+
+POLICIES = ("none", "cheap", "selective", EVERY_SECOND, "full")
 """The named ones, from what saves most to what saves least, but for ``cheap`` and ``selective``."""
 
 SPREADS = frozenset({"flow.pointwise", "flow.reduce", *VIEWS})
@@ -59,6 +63,28 @@ def core(forward: Sequence[Operation], fixed: AbstractSet[SSAValue]) -> set[Oper
             if readers and readers <= found:
                 found.add(op)
     return found
+
+
+def all_but_every_second(
+    forward: Sequence[Operation], fixed: AbstractSet[SSAValue]
+) -> set[Operation]:
+    """Return all but the first, third, ... product with a weight, and what attention gives."""
+    inner, weights, count = core(forward, fixed), set(fixed), 0
+    kept: set[Operation] = set()
+    for op in forward:
+        if op.operands and all(value in weights for value in op.operands):
+            weights.update(op.results)
+        elif isinstance(op, ContractOp) and any(value in weights for value in op.inputs):
+            count += 1
+            if count % 2:
+                kept.add(op)
+        elif (isinstance(op, ContractOp) and op not in inner) or _is_attention(op):
+            kept.add(op)
+    return set(forward) - kept
+
+
+def _is_attention(op: Operation) -> bool:
+    return isinstance(op, ExternOp) and "attention" in op.plain["target"].lower()
 
 
 def _outgrows(op: ContractOp, fixed: AbstractSet[SSAValue]) -> bool:

@@ -13,8 +13,22 @@ from xdsl.ir import Operation, SSAValue
 from irc.dialects.builder import arguments, entry, functions
 from irc.errors import IrcError
 from irc.training.entry import HELD, drop_uncalled, drop_unread, globs
+from irc.training.layer_policies import (
+    LayerPolicy,
+    parse_policies,
+    policy_of,
+    split_by_policy,
+    stretches_of_layers,
+)
 from irc.training.pairs import Pair, join, pairs, split
-from irc.training.policies import POLICIES, core, matching, may_run_again, stretches
+from irc.training.policies import (
+    POLICIES,
+    all_but_every_second,
+    core,
+    matching,
+    may_run_again,
+    stretches,
+)
 from irc.training.saving import Saving, is_forward, num_bytes
 
 POLICY, SAVED = "irc.recompute", "irc.saved_bytes"
@@ -43,13 +57,18 @@ def apply_policies(
 
     Args:
         module: after ``differentiate``; changed.
-        policy: a named one, or globs of ops that run again.
+        policy: a named one, or globs of ops that run again; and what single layers have instead
+            (:mod:`irc.training.layer_policies`).
         own: policies of single blocks, by the name of the forward function.
 
     Raises:
         IrcError: ``option-value``, for a glob that chooses nothing.
     """
+    policy, layers = parse_policies(policy)
     chosen, made = dict(own or {}), list[Decision]()
+    _check_layers(layers)
+    if layers:
+        chosen = {**split_by_policy(module, policy, layers), **chosen}
     names = [pair.backward.sym_name.data for pair in pairs(module)]
     hits: dict[str, set[Operation]] = {}
     for name in names:
@@ -58,7 +77,8 @@ def apply_policies(
         decision = _pair(module, pair, own_policy, hits)
         if decision is not None:
             made.append(decision)
-    made += [_entry(module, chosen.get("forward", policy), hits, has_blocks=bool(names))]
+    has_blocks = bool(names)
+    made += [_entry(module, chosen.get("forward", policy), layers, hits, has_blocks=has_blocks)]
     _check_globs(policy, hits)
     drop_uncalled(module)
     return made
@@ -82,7 +102,12 @@ def _pair(
 
 
 def _entry(
-    module: ModuleOp, policy: str, hits: dict[str, set[Operation]], *, has_blocks: bool
+    module: ModuleOp,
+    policy: str,
+    layers: Sequence[LayerPolicy],
+    hits: dict[str, set[Operation]],
+    *,
+    has_blocks: bool,
 ) -> Decision:
     func = entry(module)
     held = {value for _, _, value in arguments(func)}
@@ -91,6 +116,11 @@ def _entry(
     # What stands around repeated blocks is little, and its input may be all of theirs.
     named = "none" if has_blocks and policy == "full" else policy
     again = _again(forward, "forward", named, fixed, hits, is_flat=True)
+    params = {value: name for role, name, value in arguments(func) if role in HELD}
+    for place, (names, ops) in enumerate(stretches_of_layers(forward, params), start=1):
+        if own := policy_of("", layers, place, names):
+            again -= set(ops)
+            again |= _again(ops, "forward", own, fixed, hits, is_flat=False)
     saving = Saving(func.body.block, fixed, held, again, policy, fused_only=policy != "cheap")
     saved = {value for value in saving.run() if not isinstance(value.owner, CallOp)}
     drop_unread(func)
@@ -112,6 +142,8 @@ def _again(
             found: set[Operation] = set()
         case "selective":
             found = core(forward, fixed)
+        case "every-second-matmul":
+            found = all_but_every_second(forward, fixed)
         case "full":
             found = stretches(forward, fixed) if is_flat else set(forward)
         case _:
@@ -121,6 +153,16 @@ def _again(
                 hits.setdefault(glob, set()).update(matched)
                 found |= matched
     return {op for op in found if may_run_again(op)}
+
+
+def _check_layers(layers: Sequence[LayerPolicy]) -> None:
+    for each in layers:
+        if each.policy not in POLICIES:
+            raise IrcError(
+                "option-value",
+                f"recompute: '{each.word}' is to have '{each.policy}', and there is no such policy",
+                help=f"one of {', '.join(POLICIES)}",
+            )
 
 
 def _check_globs(policy: str, hits: Mapping[str, set[Operation]]) -> None:

@@ -34,7 +34,10 @@ from tests.training.models import (
     torch_gradients,
 )
 
-POLICIES = ("none", "cheap", "selective", "full", "b0n1*,forward/n*")
+POLICIES = (
+    "none", "cheap", "selective", "every-second-matmul", "full", "b0n1*,forward/n*",
+    "none; every 2 = full", "full; first 1 = every-second-matmul",
+)  # fmt: skip
 X = torch.randn(2, 12, 8, generator=torch.Generator().manual_seed(5))
 
 

@@ -117,7 +117,8 @@ def test_what_does_not_fit_is_tried_with_more_recompute() -> None:
     outcome = Search(Fake(says), CLUSTER).run(16)
     assert outcome.best.configuration.recompute == "full"
     lacking = [each for each in outcome.judged if each.error is not None]
-    assert {each.configuration.recompute for each in lacking} == {"none", "selective"}
+    policies = {each.configuration.recompute for each in lacking}
+    assert policies == {"none", "selective", "every-second-matmul"}
 
 
 def test_what_does_not_fit_is_tried_in_more_micro_batches() -> None:

@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from irc.dialects.placement import Mesh
 from irc.errors import IrcError
+from irc.search.configurations import Configuration
+from irc.search.everything import Judged, Verdict
 from irc.search.stated import read_stated
+from irc.search.write_stated import settings, written
 
 TITAN = """
 [training]
@@ -76,3 +80,52 @@ def test_refusals(tmp_path: Path, text: str, name: str, says: str) -> None:
 def test_a_file_that_is_not_there() -> None:
     with pytest.raises(IrcError, match="file-missing"):
         read_stated("no/such/run.toml")
+
+
+@pytest.mark.parametrize("name", ["a.toml", "a.args"])
+@pytest.mark.parametrize(
+    ("mesh", "count", "schedule", "recompute", "layout"),
+    [
+        ("data=8", 2, "1f1b", "none", "ddp"),
+        ("data=8", 1, "1f1b", "full", "fsdp"),
+        ("data=2,tensor=4", 4, "1f1b", "full", "fsdp+tp+sp"),
+        ("pipe=2,data=2,tensor=2", 8, "interleaved:2", "none", "ddp+tp+sp"),
+        ("pipe=4,data=2", 16, "1f1b", "none", "fsdp"),
+    ],
+)
+def test_what_is_written_reads_back(
+    tmp_path: Path, name: str, mesh: str, count: int, schedule: str, recompute: str, layout: str
+) -> None:
+    own = Configuration(Mesh.parse(mesh), count, schedule, recompute, layout)
+    path = tmp_path / name
+    path.write_text(settings(name, own, 64, 4096))
+    assert read_stated(str(path)).on(8, 64) == own
+
+
+@pytest.mark.parametrize(
+    ("name", "recompute", "said"),
+    [
+        ("a.toml", "every-second-matmul", 'selective_ac_option = "op"'),
+        ("a.toml", "none; every 2 = full", 'selective_ac_option = "2"'),
+        ("a.args", "selective", "--recompute-granularity selective"),
+        ("a.args", "none; first 3 = full", "--recompute-num-layers 3"),
+    ],
+)
+def test_recompute_of_layers(tmp_path: Path, name: str, recompute: str, said: str) -> None:
+    own = Configuration(Mesh.parse("data=8"), 1, "1f1b", recompute, "fsdp")
+    path = tmp_path / name
+    path.write_text(settings(name, own, 64))
+    assert said in path.read_text()
+    assert read_stated(str(path)).on(8, 64) == own
+
+
+def test_what_a_trainer_cannot_be_told() -> None:
+    best = Judged(Configuration(Mesh.parse("pipe=8"), 8, "zb-h1"), Verdict(1.0, 10))
+    next_ = Judged(Configuration(Mesh.parse("pipe=8"), 8), Verdict(1.1, 10))
+    own = written("a.toml", [best, next_], 64)
+    assert own.judged is next_
+    assert own.note.startswith("torchtitan has no word for a schedule 'zb-h1'")
+    with pytest.raises(IrcError, match="Megatron-LM has no word for a schedule 'zb-h1'"):
+        written("a.args", [best], 64)
+    with pytest.raises(IrcError, match="recompute 'cheap'"):
+        settings("a.toml", Configuration(Mesh.parse("data=8"), recompute="cheap"), 64)

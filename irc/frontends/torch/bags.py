@@ -72,10 +72,9 @@ class _Bags:
         self._t = t
         self._rows = t.b.op(TakeOp, [weight, indices], dim=0)
         self._counts: SSAValue | None = None
-        self._is_masked = padding is not None and padding >= 0
         dtype = t.accumulating(tensor(weight).dtype)
         self._rows = t.b.cast(self._rows, dtype)
-        if self._is_masked:
+        if padding is not None and padding >= 0:
             padded = t.value(padding, tensor(indices).dtype)
             self._counts = t.b.cast(t.b.pointwise("ne", indices, padded), dtype)
             self._scale(self._counts)
@@ -91,7 +90,7 @@ class _Bags:
         t = self._t
         rows = t.b.reshape(self._rows, (count, step, tensor(self._rows).shape[1]))
         if mode == MOST:
-            if self._is_masked:
+            if self._counts is not None:
                 t.decline()
             return t.b.reduce("max", rows, [1], keep_dims=False)
         total = t.b.reduce("sum", rows, [1], keep_dims=False)

@@ -37,11 +37,13 @@ MODULES = (
 
 
 @cache
-def row_of(op: torch._ops.OpOverload) -> Row | None:
+def row_of(op: torch._ops.OpOverload) -> Row | None:  # pyright: ignore[reportPrivateUsage]
     """Return the row of an op: of its overload, else of its name; None where it has none."""
-    namespace, _, name = op._schema.name.partition("::")
-    if op._schema.is_mutable:
+    schema = op._schema  # pyright: ignore[reportPrivateUsage]
+    namespace, _, name = schema.name.partition("::")
+    if schema.is_mutable:
         return None
     if namespace != "aten":
-        return TABLE.get(op._schema.name)
-    return TABLE.get(f"{name}.{op._overloadname}") or TABLE.get(name)
+        return TABLE.get(schema.name)
+    overload = op._overloadname  # pyright: ignore[reportPrivateUsage]
+    return TABLE.get(f"{name}.{overload}") or TABLE.get(name)

@@ -1,0 +1,190 @@
+"""A configuration as other trainers' settings: what :mod:`irc.search.stated` reads, written.
+
+What a trainer has no word for is refused by name, so that what is written reads back as the same
+configuration. Where the search places each op by itself (a configuration without a layout), the
+trainer's own layout on the same axes is stated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from irc.errors import IrcError
+from irc.search.configurations import (
+    EVERY_SECOND,
+    FULL,
+    NOTHING,
+    PIPE,
+    SELECTIVE,
+    Configuration,
+)
+from irc.search.everything import Judged
+from irc.search.stated import SCHEDULES
+from irc.training.layer_policies import parse_policies
+
+TORCH_NAMES = {
+    "1f1b": "1F1B", "gpipe": "GPipe", "interleaved:2": "Interleaved1F1B", "zb-v": "ZBVZeroBubble",
+    "dualpipe-v": "DualPipeV",
+}  # fmt: skip
+assert {name.lower() for name in TORCH_NAMES.values()} == set(SCHEDULES)
+
+
+@dataclass(frozen=True)
+class Written:
+    """Settings of a trainer.
+
+    Attributes:
+        text: of the file.
+        judged: the configuration that it states.
+        note: what is not as the plan was chosen; empty where all is.
+    """
+
+    text: str
+    judged: Judged
+    note: str = ""
+
+
+def written(path: str, judged: Sequence[Judged], samples: int, sequence: int = 0) -> Written:
+    """Return the settings of the best configuration that a trainer can be told.
+
+    Args:
+        path: of the file: torchtitan's ends in ``.toml``, another one has Megatron-LM's arguments.
+        judged: best first.
+        samples: of the whole batch.
+        sequence: tokens of a sample; 0: not known.
+
+    Raises:
+        IrcError: ``option-value`` where the trainer has no words for any of them.
+    """
+    first: IrcError | None = None
+    for own in judged:
+        if own.verdict is None:
+            continue
+        try:
+            text = settings(path, own.configuration, samples, sequence)
+        except IrcError as error:
+            first = first or error
+            continue
+        notes = [f"{first.message}: this is {own.configuration}"] if first else []
+        if not own.configuration.layout and own.configuration.mesh.num_ranks > 1:
+            notes.append("irc places each op by itself, the trainer by its own layout")
+        return Written(text, own, "; ".join(notes))
+    assert first is not None
+    raise first
+
+
+def settings(path: str, configuration: Configuration, samples: int, sequence: int = 0) -> str:
+    """Return one configuration as settings; arguments and errors as of :func:`written`."""
+    known = {PIPE, "data", "context", "tensor"}
+    if other := [axis for axis in configuration.mesh.names if axis not in known]:
+        raise _no_word(path, f"an axis '{other[0]}'")
+    sizes = dict(configuration.mesh.axes)
+    shares = sizes.get("data", 1) * configuration.micro_batches
+    if samples % shares:
+        raise _no_word(path, f"{samples} samples in {shares} parts")
+    write = _torchtitan if Path(path).suffix == ".toml" else _megatron
+    return write(path, configuration, sizes, samples, sequence)
+
+
+def _torchtitan(
+    path: str, own: Configuration, sizes: Mapping[str, int], samples: int, sequence: int
+) -> str:
+    words = own.layout.split("+")
+    if "tp" in words and "sp" not in words:
+        raise _no_word(path, f"a layout '{own.layout}': with matrices sequences are divided, too")
+    data, pipe = sizes.get("data", 1), sizes.get(PIPE, 1)
+    micro = samples // (data * own.micro_batches)
+    mode, option = _torch_recompute(path, own.recompute)
+    if pipe > 1 and own.schedule not in TORCH_NAMES:
+        raise _no_word(path, f"a schedule '{own.schedule}'")
+    copies = data if "ddp" in words else 1
+    lines = [
+        f"# {own}",
+        "[training]",
+        f"local_batch_size = {samples // data if pipe > 1 else micro}",
+        f"global_batch_size = {samples}",
+        *([f"seq_len = {sequence}"] if sequence else []),
+        "",
+        "[parallelism]",
+        f"data_parallel_replicate_degree = {copies}",
+        f"data_parallel_shard_degree = {data // copies}",
+        f"tensor_parallel_degree = {sizes.get('tensor', 1)}",
+        f"context_parallel_degree = {sizes.get('context', 1)}",
+        f"pipeline_parallel_degree = {pipe}",
+    ]
+    if pipe > 1:
+        lines += [
+            f'pipeline_parallel_schedule = "{TORCH_NAMES[own.schedule]}"',
+            f"pipeline_parallel_microbatch_size = {micro}",
+        ]
+    lines += ["", "[activation_checkpoint]", f'mode = "{mode}"']
+    lines += [f'selective_ac_option = "{option}"'] if option else []
+    return "\n".join(lines) + "\n"
+
+
+def _torch_recompute(path: str, policy: str) -> tuple[str, str]:
+    base, layers = parse_policies(policy)
+    if not layers and base in (NOTHING, FULL):
+        return base, ""
+    if not layers and base == EVERY_SECOND:
+        return "selective", "op"
+    if base == NOTHING and len(layers) == 1 and layers[0].policy == FULL:
+        first, _, number = layers[0].word.partition(" ")
+        if first == "every":
+            return "selective", number
+    raise _no_word(path, f"recompute '{policy}'")
+
+
+def _megatron(
+    path: str, own: Configuration, sizes: Mapping[str, int], samples: int, sequence: int
+) -> str:
+    words = own.layout.split("+")
+    data, pipe, tensor = (sizes.get(axis, 1) for axis in ("data", PIPE, "tensor"))
+    name, colon, chunks = own.schedule.partition(":")
+    if pipe > 1 and own.schedule != "1f1b" and not (name == "interleaved" and colon):
+        raise _no_word(path, f"a schedule '{own.schedule}'")
+    arguments: dict[str, object] = {
+        "tensor-model-parallel-size": tensor,
+        "pipeline-model-parallel-size": pipe,
+        "context-parallel-size": sizes.get("context", 1),
+        "micro-batch-size": samples // (data * own.micro_batches),
+        "global-batch-size": samples,
+    }
+    if sequence:
+        arguments["seq-length"] = sequence
+    if pipe > 1 and colon:
+        arguments["num-virtual-stages-per-pipeline-rank"] = chunks
+    if tensor > 1 and ("sp" in words or not own.layout):
+        arguments["sequence-parallel"] = ""
+    if data > 1 and "fsdp" in words:
+        arguments["use-torch-fsdp2"] = ""
+    arguments |= _megatron_recompute(path, own.recompute)
+    lines = [f"--{name} {value}".rstrip() for name, value in arguments.items()]
+    return "\n".join([f"# {own}", *lines]) + "\n"
+
+
+def _megatron_recompute(path: str, policy: str) -> dict[str, object]:
+    base, layers = parse_policies(policy)
+    if not layers and base == NOTHING:
+        return {}
+    if not layers and base == SELECTIVE:
+        return {"recompute-granularity": SELECTIVE}
+    every: dict[str, object] = {"recompute-granularity": FULL}
+    if not layers and base == FULL:
+        return {**every, "recompute-method": "uniform", "recompute-num-layers": 1}
+    if base == NOTHING and len(layers) == 1 and layers[0].policy == FULL:
+        first, _, number = layers[0].word.partition(" ")
+        if first == "first":
+            return {**every, "recompute-method": "block", "recompute-num-layers": number}
+    raise _no_word(path, f"recompute '{policy}'")
+
+
+def _no_word(path: str, what: str) -> IrcError:
+    toml = Path(path).suffix == ".toml"
+    return IrcError(
+        "option-value",
+        f"{'torchtitan' if toml else 'Megatron-LM'} has no word for {what}",
+        help="write the other trainer's settings, or the plan itself: -o DIR",
+    )

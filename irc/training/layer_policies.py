@@ -1,0 +1,144 @@
+"""Recompute policies of single layers: which calls of a block run which policy.
+
+Layers that are alike are calls of one function. Where their policies differ the function is copied,
+once for each policy, so that planning goes on with as many functions as there are policies.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from xdsl.dialects.builtin import ModuleOp, StringAttr, SymbolRefAttr
+from xdsl.dialects.func import CallOp, FuncOp
+from xdsl.ir import Operation, SSAValue
+
+from irc.dialects.builder import arguments, entry, functions
+from irc.training.entry import HELD
+from irc.training.pairs import FORWARD, Pair, pairs
+from irc.training.stage_names import named_by
+
+LAYER = re.compile(r"(.*?\.\d+)(?:\.|$)")
+"""A name up to its first number: the layer of a list of them."""
+
+EVERY, FIRST = "every", "first"
+"""Begin what is said of every so many layers, or of the first ones, in the place of a name."""
+
+
+@dataclass(frozen=True)
+class LayerPolicy:
+    """What one constraint says of some layers.
+
+    Attributes:
+        word: a name, a run of modules or a glob, as of stages; or ``every 2``: the second layer,
+            the fourth, ...; or ``first 4``; both are counted in the program or stage at hand.
+        policy: a named one of :mod:`irc.training.policies`.
+    """
+
+    word: str
+    policy: str
+
+    def is_of(self, place: int, names: Sequence[str]) -> bool:
+        """Return whether a layer is meant.
+
+        Args:
+            place: of the layer in its list, counted from 1.
+            names: of its parameters.
+        """
+        first, _, number = self.word.partition(" ")
+        if first == EVERY and number.isdigit():
+            return place % int(number) == 0
+        if first == FIRST and number.isdigit():
+            return place <= int(number)
+        return bool(named_by(self.word, names))
+
+
+def parse_policies(text: str) -> tuple[str, tuple[LayerPolicy, ...]]:
+    """Return the policy of all layers, and what is said of single ones.
+
+    >>> base, own = parse_policies("none; every 2 = full; l.{0-3} = selective")
+    >>> base, [f"{each.word}: {each.policy}" for each in own]
+    ('none', ['every 2: full', 'l.{0-3}: selective'])
+    """
+    base, *parts = (part.strip() for part in text.split(";"))
+    words = (part.rpartition("=") for part in parts)
+    return base, tuple(LayerPolicy(word.strip(), policy.strip()) for word, _, policy in words)
+
+
+def policies_text(base: str, own: Iterable[LayerPolicy]) -> str:
+    """Return the text that :func:`parse_policies` reads."""
+    return "; ".join([base, *(f"{each.word} = {each.policy}" for each in own)])
+
+
+def policy_of(base: str, own: Sequence[LayerPolicy], place: int, names: Sequence[str]) -> str:
+    """Return the policy of one layer: of several that name it the last holds."""
+    return next((each.policy for each in reversed(own) if each.is_of(place, names)), base)
+
+
+def split_by_policy(module: ModuleOp, base: str, own: Sequence[LayerPolicy]) -> dict[str, str]:
+    """Give each policy a function of its own, and return the policies by forward function.
+
+    Args:
+        module: after ``differentiate``; changed.
+        base: the policy of layers that nothing is said of.
+        own: what is said of some.
+    """
+    named = {value: name for role, name, value in arguments(entry(module)) if role in HELD}
+    found: dict[str, str] = {}
+    for pair in pairs(module):
+        groups: dict[str, list[tuple[CallOp, CallOp]]] = {}
+        for place, calls in enumerate(pair.calls, start=1):
+            names = [named[value] for value in calls[0].operands if value in named]
+            groups.setdefault(policy_of(base, own, place, names), []).append(calls)
+        first, *others = groups
+        found[pair.forward.sym_name.data] = first
+        for number, policy in enumerate(others, start=1):
+            found[_copied(module, pair, groups[policy], number)] = policy
+    return found
+
+
+def _copied(
+    module: ModuleOp, pair: Pair, calls: Sequence[tuple[CallOp, CallOp]], number: int
+) -> str:
+    """Copy both functions of a block for some of its calls; return the forward one's name."""
+    names = [_copy(module, func, number) for func in (pair.forward, pair.backward)]
+    known = functions(module)
+    known[names[1]].attributes[FORWARD] = StringAttr(names[0])
+    for both in calls:
+        for call, name in zip(both, names, strict=True):
+            call.properties["callee"] = SymbolRefAttr(name)
+    return names[0]
+
+
+def _copy(module: ModuleOp, func: FuncOp, number: int) -> str:
+    known, base = functions(module), f"{func.sym_name.data}_p"
+    while f"{base}{number}" in known:
+        number += 1
+    copy = func.clone()
+    copy.properties["sym_name"] = StringAttr(f"{base}{number}")
+    assert func.parent is not None
+    func.parent.insert_op_before(copy, func)
+    return f"{base}{number}"
+
+
+def stretches_of_layers(
+    forward: Sequence[Operation], named: Mapping[SSAValue, str]
+) -> list[tuple[list[str], list[Operation]]]:
+    """Return the layers of a flat body: their parameters, and the ops from first to last reader.
+
+    Args:
+        forward: the body's ops, in order.
+        named: its parameters.
+    """
+    places: dict[str, list[int]] = {}
+    names: dict[str, list[str]] = {}
+    for place, op in enumerate(forward):
+        for value in op.operands:
+            if (name := named.get(value)) is None:
+                continue
+            found = LAYER.match(name)
+            layer = found[1] if found else name.rpartition(".")[0] or name
+            places.setdefault(layer, []).append(place)
+            names.setdefault(layer, []).append(name)
+    return [(names[layer], list(forward[min(own) : max(own) + 1])) for layer, own in places.items()]
