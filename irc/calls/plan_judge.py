@@ -13,21 +13,26 @@ from typing import TYPE_CHECKING, Any
 
 from xdsl.dialects.builtin import ModuleOp
 
+from irc.calls.batch_sizes import Lines, lines_through
 from irc.calls.feeding import axes_called_so
+from irc.calls.plan_prices import Prices
 from irc.cluster.load import find_cluster
 from irc.cluster.topology import Cluster
 from irc.collection import collection_held
 from irc.constraints.steps import based_on
 from irc.dialects.placement import Mesh
+from irc.dialects.text import dump, load
 from irc.pipeline import Options, make_plan
 from irc.pipeline.run import run_passes
 from irc.plan.parts import MICRO_BATCH_KINDS, SMALLER_KINDS, PartsPlan
 from irc.plan.schema import Plan
 from irc.plugin import builtin_pass
 from irc.program import Program
-from irc.search.configurations import Configuration, Outline
+from irc.programs.blocks import LAYERS
+from irc.search.configurations import NOTHING, Configuration, Outline
 from irc.search.everything import Verdict
 from irc.search.graph import Inputs, Wishes
+from irc.search.layers import layers_of
 from irc.search.meshes import Ranking, search_meshes
 from irc.search.objections import objection
 from irc.search.on_mesh import MARGIN
@@ -67,6 +72,14 @@ class CallJudge:
     def outline(self) -> Outline:
         """Return what is known of the program."""
         return outline_of(self.program.module)
+
+    def in_pieces(self) -> bool:
+        """No: a call has one program."""
+        return False
+
+    def price(self, configuration: Configuration) -> Verdict | None:
+        """Return nothing: a call has one program."""
+        del configuration
 
     @collection_held()
     def meshes(self, devices: int, recompute: str) -> Sequence[Mesh]:
@@ -117,6 +130,29 @@ class StepJudge:
         captured, _ = self._capture(1)
         return outline_of(captured.program.module)
 
+    def in_pieces(self) -> bool:
+        """Whether the model has layers enough, and nothing is fixed of single ones."""
+        if self.stages or self.options.pins or based_on(NOTHING, self.recipe.recompute) != NOTHING:
+            return False
+        known = layers_of(self._capture(1)[0].program.module)
+        return known is not None and known.count > LAYERS
+
+    @collection_held()
+    def price(self, configuration: Configuration) -> Verdict | None:
+        """Return what pieces of the model say of a step."""
+        return self._prices.price(configuration)
+
+    @cached_property
+    def _prices(self) -> Prices:
+        return Prices(self._forward, self.options, self.cluster)
+
+    def _forward(self, count: int) -> tuple[Program, Recipe]:
+        from irc.calls.pipelined import stages_recipe
+
+        captured, split = self._capture(count)
+        recipe = replace(self.recipe, micro_batches=count, split=split)
+        return captured.program, stages_recipe(self.module, captured, recipe)
+
     @collection_held()
     def meshes(self, devices: int, recompute: str) -> Sequence[Mesh]:
         """Return the best meshes of a step of one program."""
@@ -155,32 +191,57 @@ class StepJudge:
         return training_plan(_copy(captured.program), recipe, options, self.module).plan
 
     def _parts(self, configuration: Configuration, *, brief: bool) -> PartsPlan:
-        from irc.calls.pipelined import stages_recipe
         from irc.programs.make import make_parts_plan
         from irc.programs.schedules import schedule_for
 
         count = configuration.micro_batches
         schedule = schedule_for(configuration.schedule, configuration.pipe, count)
-        captured, split = self._capture(count)
-        again = based_on(configuration.recompute, self.recipe.recompute)
-        recipe = replace(self.recipe, micro_batches=count, split=split, recompute=again)
-        recipe = stages_recipe(self.module, captured, recipe)
+        program, recipe = self._forward(count)
+        recipe = replace(recipe, recompute=based_on(configuration.recompute, self.recipe.recompute))
         options = _options(self.options, configuration, self.cluster, brief=brief)
-        return make_parts_plan(_copy(captured.program), recipe, options, schedule, self.stages)
+        return make_parts_plan(_copy(program), recipe, options, schedule, self.stages)
 
     def _capture(self, count: int) -> tuple[Captured, tuple[str, ...]]:
         """Return the forward pass of one of so many micro-batches, and the inputs that are cut."""
+        if count not in self._captured:
+            self._captured[count] = self._like_others(count) or self._traced(count)
+        return self._captured[count]
+
+    def _traced(self, count: int) -> tuple[Captured, tuple[str, ...]]:
         import torch
 
         from irc.calls.step_plan import captured_step
 
-        if count not in self._captured:
-            recipe = replace(self.recipe, micro_batches=count)
-            with torch.no_grad():
-                self._captured[count] = captured_step(
-                    self.module, self.loss, recipe, self.args, self.kwargs
-                )
-        return self._captured[count]
+        recipe = replace(self.recipe, micro_batches=count)
+        with torch.no_grad():
+            return captured_step(self.module, self.loss, recipe, self.args, self.kwargs)
+
+    def _like_others(self, count: int) -> tuple[Captured, tuple[str, ...]] | None:
+        """Return a forward pass whose text follows from those of two other sizes; None for none."""
+        if len(self._captured) < 2 or self.outline().samples % count:
+            return None
+        if (lines := self._lines) is None:
+            return None
+        # All that are cut have the same inputs cut.
+        captured, split = next(each for own, each in self._captured.items() if own > 1)
+        size, like = self.outline().samples // count, captured.program
+        program = Program(load(lines.at(size)), like.tensors, like.source)
+        return replace(captured, program=program), split
+
+    @cached_property
+    def _lines(self) -> Lines | None:
+        """What the first two captures say of any other size."""
+        samples = self.outline().samples
+        (one, (first, _)), (other, (second, _)) = list(self._captured.items())[:2]
+        shapes = [
+            {name: value.shape for name, value in each.program.tensors.items()}
+            for each in (first, second)
+        ]
+        # What holds for one sample alone is broadcast, and does not hold for others.
+        if shapes[0] != shapes[1] or samples // max(one, other) < 2:
+            return None
+        texts = [dump(each.program.module) for each in (first, second)]
+        return lines_through(texts[0], samples // one, texts[1], samples // other)
 
 
 def _options(

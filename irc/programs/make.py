@@ -79,7 +79,7 @@ def make_parts_plan(
     """
     text, schedule = print_schedule(schedule), with_skips(schedule)
     module = program.module
-    loss = _loss(module, recipe)
+    loss = loss_of(module, recipe)
     inputs = tuple(program.input_names)
     given: dict[str, object] = {
         "count": len(schedule.paths[0]),
@@ -87,7 +87,7 @@ def make_parts_plan(
         "stages": stages,
         "pins": cut or options.pins,
     }
-    trained, scale = _trained(program, recipe), part or 1 / schedule.num_micro_batches
+    trained, scale = trained_of(program, recipe), part or 1 / schedule.num_micro_batches
     losses: dict[str, object] = {"min_bytes": -1} if schedule.vocabulary else {}
     training = Training(stream=losses, cut=given)
     run_passes(module, training.of_model)
@@ -101,11 +101,11 @@ def make_parts_plan(
     if head is not None:
         files[HEAD] = dump(head)
         found, slices = slices_of(head, found, count, schedule.vocabulary)
-    shared = _shared(found)
+    shared = shared_of(found)
     moved = _moved_elsewhere(shared, schedule)
     _check_states(found, schedule)
     hidden = {c.name for c in slices.crossings if c.is_smooth} if slices else set[str]()
-    steps = _steps(found, recipe, trained, shared, moved, "" if slices else loss, scale, hidden)
+    steps = steps_of(found, recipe, trained, shared, moved, "" if slices else loss, scale, hidden)
     schedule = with_slices(schedule)
     crossings = found.crossings
     if slices is not None:
@@ -162,12 +162,14 @@ def _searched(step: StageStep, search: Mapping[str, Any]) -> dict[str, Any]:
     return {step.kinds.get(kind, kind): own for kind, own in search.get("functions", {}).items()}
 
 
-def _loss(module: ModuleOp, recipe: Recipe) -> str:
+def loss_of(module: ModuleOp, recipe: Recipe) -> str:
+    """Return the name of the result that is trained on."""
     func = entry(module)
     return results(func)[loss_index(func, recipe.loss)][1]
 
 
-def _trained(program: Program, recipe: Recipe) -> set[str]:
+def trained_of(program: Program, recipe: Recipe) -> set[str]:
+    """Return the names of the parameters that move."""
     frozen = globs(recipe.frozen)
     return {
         name
@@ -176,7 +178,7 @@ def _trained(program: Program, recipe: Recipe) -> set[str]:
     }
 
 
-def _shared(found: Stages) -> dict[str, tuple[int, ...]]:
+def shared_of(found: Stages) -> dict[str, tuple[int, ...]]:
     """Return the parameters that several stages read, with these stages."""
     holders: dict[str, list[int]] = {}
     for stage, module in enumerate(found.modules):
@@ -255,7 +257,7 @@ def _check_states(found: Stages, schedule: Schedule) -> None:
             )
 
 
-def _steps(
+def steps_of(
     found: Stages,
     recipe: Recipe,
     trained: Collection[str],

@@ -46,6 +46,8 @@ class Row:
         money_per_step: in the money of the price of devices; None where none is given.
         money_per_billion: for so many tokens, or samples.
         objection: what an expert would call wrong: nothing else has a plan, or the user stated it.
+        priced_s: seconds of a step by pieces of the model, before it was planned whole; None where
+            that was not asked.
     """
 
     mesh: str
@@ -68,6 +70,7 @@ class Row:
     money_per_step: float | None = None
     money_per_billion: float | None = None
     objection: str = ""
+    priced_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class Planned:
         ended: why the search ended early; empty where it did not.
         note: what the user should know of the plan's kernels.
         differences: of what the user stated and the chosen plan, decision by decision.
+        priced: configurations that pieces of the model priced and that were not planned whole, best
+            first.
     """
 
     program: str
@@ -95,6 +100,7 @@ class Planned:
     ended: str
     note: str = ""
     differences: tuple[Difference, ...] = ()
+    priced: tuple[Row, ...] = ()
 
     def as_json(self) -> dict[str, object]:
         """Return all of it as plain data."""
@@ -130,24 +136,22 @@ def planned(
     flops = outline.flops * (TRAINED if training else 1.0)
     peak = cluster.device.stated_flops.get(outline.dtype, 0.0)
     items = tokens or outline.samples
-    rows = tuple(
-        _with_money(
-            _row(each, flops, peak, items, outline.samples),
-            per_hour(cluster, each.configuration.mesh.num_ranks, price_per_hour),
-            items,
-        )
-        for each in outcome.judged
-    )
+
+    def row(each: Judged) -> Row:
+        hourly = per_hour(cluster, each.configuration.mesh.num_ranks, price_per_hour)
+        return _with_money(_row(each, flops, peak, items, outline.samples), hourly, items)
+
     return Planned(
         program,
         cluster.name,
         objective,
         "tokens" if tokens else "samples",
-        rows,
+        tuple(map(row, outcome.judged)),
         outcome.considered,
         outcome.ended,
         note,
         outcome.differences,
+        tuple(map(row, outcome.priced)),
     )
 
 
@@ -169,6 +173,7 @@ def _row(judged: Judged, flops: float, peak: float, items: int, samples: int) ->
         needs_bytes=smallest_budget(judged.error) if judged.error else None,
         why_not=judged.error.message if judged.error else "",
         objection=judged.objection,
+        priced_s=judged.priced_s,
     )
     if verdict is None:
         return row
@@ -197,6 +202,10 @@ def plan_table(found: Planned) -> str:
     lacks = [row for row in found.rows if row.step_s is None]
     lines = pairs([("program", found.program), ("cluster", found.cluster)])
     counts = f"{counted(len(found.rows), 'plan')} judged"
+    if off := [abs(row.priced_s / row.step_s - 1) for row in works if row.priced_s and row.step_s]:
+        priced = counted(len(found.priced) + len(off), "configuration")
+        counts = f"{priced} priced from layers of the model, the best {len(off)} planned whole"
+        counts += f" ({percent(max(off), 1.0)} off)"
     if found.considered:
         counts += f", {counted(found.considered, 'configuration')} with stages or micro-batches"
         counts += " priced"

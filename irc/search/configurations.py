@@ -176,6 +176,19 @@ def customary(outline: Outline, cluster: Cluster, devices: int) -> Iterator[Conf
         yield Configuration(staged_mesh(1, devices // node, node), layout="fsdp+tp+sp")
 
 
+def at_once(outline: Outline, devices: int) -> Iterator[Configuration]:
+    """Yield steps of one program, the whole batch at once, on axes ``data`` and ``tensor``.
+
+    >>> small = Outline(1.0, "f32", 1.0, 1.0, layers=2, samples=4, launches=1)
+    >>> [str(each) for each in at_once(small, 8)]
+    ['data=4,tensor=2', 'data=2,tensor=4', 'tensor=8']
+    """
+    for tensor in divisors(devices):
+        data = devices // tensor
+        if outline.samples % data == 0:
+            yield Configuration(staged_mesh(1, data, tensor))
+
+
 def neighbours(configuration: Configuration, outline: Outline) -> Iterator[Configuration]:
     """Yield configurations that differ in one choice, or in two axes."""
     mesh, pipe, count = configuration.mesh, configuration.pipe, configuration.micro_batches

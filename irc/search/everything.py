@@ -1,11 +1,17 @@
 """The search over everything that a user may choose of a step: the best configuration, judged.
 
-Meshes of one program are searched by the integer program (:mod:`irc.search.meshes`); what people
-lay out by hand is planned beside them. Steps with stages or micro-batches are put in order by a
-closed form (:mod:`irc.search.configurations`), best of each mesh; the first few are planned, and
-the plan's simulated step says which is the best. Then configurations that differ from the best in
-one choice are tried as long as that helps. Where one does not fit into the memory, it is tried
-again with everything recomputed; where none fits, in the most micro-batches of each mesh.
+Steps with stages or micro-batches are put in order by a closed form
+(:mod:`irc.search.configurations`), best of each mesh; the first few are tried, then configurations
+that differ from the best in one choice as long as that helps. Where one does not fit into the
+memory, it is tried again with everything recomputed; where none fits, in the most micro-batches of
+each mesh.
+
+A step of a model of equal layers is tried on a few of them: its stages are put together from the
+planned pieces (:mod:`irc.search.blocks`) and simulated. Only the best few are planned whole, and
+the plans' simulated steps say which is the best: priced ones that are so much longer that the error
+of prices does not make up for it are left alone. Where pieces say nothing, all that is tried is
+planned whole, beside meshes of one program that the integer program finds
+(:mod:`irc.search.meshes`) and what people lay out by hand.
 
 Nothing depends on a clock but a time limit that the user sets, which ends the search between two
 plans with the best one so far; so does an interrupt where the caller says so.
@@ -28,6 +34,7 @@ from irc.search.configurations import (
     NOTHING,
     Configuration,
     Outline,
+    at_once,
     configurations,
     customary,
     divisors,
@@ -53,6 +60,18 @@ SEEDS = 4
 
 MOST_JUDGED = 20
 """So many plans are made of steps on one number of devices."""
+
+MOST_PRICED = 40
+"""So many configurations on one number of devices are priced from pieces."""
+
+PLANNED = 3
+"""So many of them at most are planned whole, of those that have a plan."""
+
+PRICE_ERROR = 0.05
+"""Of the step of a whole plan: so far off are prices from pieces, as tests hold them to."""
+
+NEAR = 1.25
+"""An estimate of so many times that of the best one is not priced for being beside it."""
 
 HOPELESS = 2.0
 """An estimate of so many times the best one is not followed."""
@@ -85,6 +104,8 @@ class Judged:
         error: why there is none.
         is_pinned: the user stated it, for comparison.
         objection: what is wrong with it, for which any other plan is preferred; empty: nothing.
+        is_priced: the verdict is put together from pieces of the model; nothing is planned whole.
+        priced_s: what pieces said of one that was planned whole since; None where they did not.
     """
 
     configuration: Configuration
@@ -92,6 +113,8 @@ class Judged:
     error: IrcError | None = None
     is_pinned: bool = False
     objection: str = ""
+    is_priced: bool = False
+    priced_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -100,10 +123,12 @@ class Outcome:
 
     Attributes:
         best: of those with a plan.
-        judged: all, best first; those without a plan last, in the order in which they were tried.
+        judged: all that were planned, best first; those without a plan last, in the order in which
+            they were tried.
         considered: configurations that were priced by the closed form.
         ended: why it ended early; empty where it did not.
         differences: of what the user stated and the best, decision by decision.
+        priced: what was priced from pieces alone, best first.
     """
 
     best: Judged
@@ -111,6 +136,7 @@ class Outcome:
     considered: int
     ended: str = ""
     differences: tuple[Difference, ...] = ()
+    priced: tuple[Judged, ...] = ()
 
 
 Progress: TypeAlias = Callable[[int, Judged | None, str], None]
@@ -129,6 +155,18 @@ class Judge(Protocol):
 
         Raises:
             IrcError: ``sharding-infeasible``.
+        """
+        ...
+
+    def in_pieces(self) -> bool:
+        """Whether the model has layers that pieces of it can stand for."""
+        ...
+
+    def price(self, configuration: Configuration) -> Verdict | None:
+        """Return what pieces of the model say of a configuration; None where they say nothing.
+
+        Raises:
+            IrcError: of the configuration, or of the model.
         """
         ...
 
@@ -192,6 +230,7 @@ class Search:
     is_training: bool = True
     progress: Progress | None = None
     _judged: dict[Configuration, Judged] = field(default_factory=dict[Configuration, Judged])
+    _is_priced: bool = False
     _considered: int = 0
     _began: float = field(default_factory=time.monotonic)
 
@@ -219,13 +258,19 @@ class Search:
                 raise
             ended = "an interrupt"
         best = self._best()
-        if best is None:
+        if best is not None and best.is_priced:
+            # It ended before the first was planned whole, and the answer is a plan.
+            self._plan_best(best.configuration.mesh.num_ranks, most=1)
+            best = self._best()
+        if best is None or best.is_priced:
             raise self._nothing(devices, ended)
         # What the search asked within less than the user allows need not be had.
         every = self._judged.values()
         shown = [own for own in every if own.verdict or own.configuration.memory_bytes is None]
         order = sorted(shown, key=self._cost)
-        return Outcome(best, tuple(order), self._considered, ended, differences)
+        planned = tuple(own for own in order if not own.is_priced or own.verdict is None)
+        priced = tuple(own for own in order if own.is_priced and own.verdict is not None)
+        return Outcome(best, planned, self._considered, ended, differences, priced)
 
     def _differences(self) -> tuple[Difference, ...]:
         """Explain by how much the best is better than what the user stated.
@@ -242,7 +287,9 @@ class Search:
     def judged(self, configuration: Configuration) -> Judged:
         """Return what comes of a configuration, which is planned unless it was."""
         known = self._judged.get(configuration)
-        return known or self._judge(configuration, is_pinned=False)
+        if known is None or known.is_priced:
+            return self._judge(configuration, is_pinned=False)
+        return known
 
     def _counts(self, devices: int) -> list[int]:
         if self.limits.objective in ("throughput", "memory"):
@@ -271,11 +318,15 @@ class Search:
         return objection(configuration, self.cluster, is_pinned=is_pinned)
 
     def _best(self) -> Judged | None:
-        planned = [each for each in self._judged.values() if each.verdict is not None]
-        return min(planned, key=self._cost, default=None)
+        """Return the best of what was planned; while all are priced, of what was."""
+        known = [each for each in self._judged.values() if each.verdict is not None]
+        planned = [each for each in known if not each.is_priced]
+        return min(planned or known, key=self._cost, default=None)
 
     def _on(self, devices: int) -> None:
         """Search on one number of devices."""
+        if self.is_training and self._on_pieces(devices):
+            return
         most = len(self._judged) + self.limits.most_judged
         recompute, meshes = self._meshes(devices)
         ones = [Configuration(mesh, recompute=recompute) for mesh in meshes]
@@ -328,6 +379,75 @@ class Search:
         within = tighter(best.configuration, best.verdict.num_bytes)
         if within is not None and within not in self._judged:
             self._judge(within, is_pinned=False)
+
+    def _on_pieces(self, devices: int) -> bool:
+        """Search on one number of devices by prices from pieces; False where nothing came of it."""
+        if not self.judge.in_pieces():
+            return False
+        outline, most = self.judge.outline(), len(self._judged) + MOST_PRICED
+        self._is_priced = True
+        try:
+            self._climb(outline, devices, most)
+        finally:
+            self._is_priced = False
+        if not self._plan_best(devices, min(PLANNED, self.limits.most_judged)):
+            return False
+        self._try_tighter(self._best())
+        return True
+
+    def _climb(self, outline: Outline, devices: int, most: int) -> None:
+        """Price the first few by the closed form, then what differs from the best in one choice."""
+        seeds = self._seeds(outline, devices)
+        whole = [*customary(outline, self.cluster, devices), *at_once(outline, devices)]
+        first = min((self._estimate(outline, seed) for seed in seeds), default=inf)
+        near = [each for each in whole if self._estimate(outline, each) <= NEAR * first]
+        for seed in (*seeds, *near):
+            if len(self._judged) < most and self._is_priced and not self._objection(seed):
+                self._try(seed)
+        if not self._fits(devices):
+            for least in self._smallest(outline, devices):
+                if len(self._judged) < most and self._is_priced and not self._fits(devices):
+                    self._try(least)
+        best = self._best_priced(devices)
+        while best and self._is_priced:
+            own = best[0].configuration
+            limit = NEAR * self._estimate(outline, own)
+            for other in neighbours(own, outline):
+                is_wrong = not best[0].objection and self._objection(other)
+                is_near = self._estimate(outline, other) <= limit
+                if len(self._judged) < most and self._is_priced and is_near and not is_wrong:
+                    self._try(other)
+            now = self._best_priced(devices)
+            if now[0] is best[0]:
+                return
+            best = now
+
+    def _estimate(self, outline: Outline, configuration: Configuration) -> float:
+        return estimated_s(outline, self.cluster, configuration)
+
+    def _best_priced(self, devices: int) -> list[Judged]:
+        """Return what was priced on so many devices, best first."""
+        own = [each for each in self._judged.values() if each.is_priced and each.verdict]
+        return sorted(
+            (each for each in own if each.configuration.mesh.num_ranks == devices), key=self._cost
+        )
+
+    def _plan_best(self, devices: int, most: int = PLANNED) -> bool:
+        """Plan the best of what was priced; return whether one of them has a plan."""
+        planned: list[Judged] = []
+        for each in self._best_priced(devices):
+            wrong, cost, *_ = self._cost(each)
+            least = min(map(self._cost, planned), default=(True, inf))[:2]
+            if len(planned) == most or (wrong, cost * (1 - PRICE_ERROR)) > least:
+                break
+            if planned:
+                self._check_time()
+            assert each.verdict is not None
+            judged = self._plan(each.configuration, is_pinned=each.is_pinned)
+            judged = replace(judged, priced_s=each.verdict.step_s)
+            self._judged[each.configuration] = judged
+            planned += [judged] if judged.verdict is not None else []
+        return bool(planned)
 
     def _are_indivisible(self, meshes: Sequence[Mesh], recompute: str) -> bool:
         """True where meshes were tried, and each would have divided what does not divide so."""
@@ -406,25 +526,39 @@ class Search:
             # What keeps less than nothing, and more than all, is a neighbour of the latter.
             attempts.append(replace(configuration, recompute=FULL))
         for each in attempts:
-            judged = self._judged.get(each) or self._judge(each, is_pinned=is_pinned)
+            judged = self._judged.get(each)
+            if judged is None or (judged.is_priced and not self._is_priced):
+                judged = self._judge(each, is_pinned=is_pinned)
             if judged.error is None or judged.error.code not in OF_MEMORY:
                 return
 
     def _judge(self, configuration: Configuration, *, is_pinned: bool) -> Judged:
         self._check_time()
-        self._tell(f"planning {configuration}")
+        return self._plan(configuration, is_pinned=is_pinned)
+
+    def _plan(self, configuration: Configuration, *, is_pinned: bool) -> Judged:
+        """Price a configuration, or plan it whole, and note what came of it."""
+        self._tell(f"{'pricing' if self._is_priced else 'planning'} {configuration}")
         try:
             if self.is_training:
                 absent_batch(configuration, self.judge.outline())
-            verdict = self.judge.judge(configuration)
+            verdict, error = self._verdict(configuration), None
             wrong = self._objection(configuration, is_pinned=is_pinned)
-            judged = Judged(configuration, verdict, is_pinned=is_pinned, objection=wrong)
-        except IrcError as error:
-            if error.code not in OF_CONFIGURATION:
+        except IrcError as raised:
+            if raised.code not in OF_CONFIGURATION:
                 raise
-            judged = Judged(configuration, error=error, is_pinned=is_pinned)
+            verdict, error, wrong = None, raised, ""
+        judged = Judged(configuration, verdict, error, is_pinned, wrong, self._is_priced)
         self._judged[configuration] = judged
         return judged
+
+    def _verdict(self, configuration: Configuration) -> Verdict:
+        if self._is_priced:
+            if (priced := self.judge.price(configuration)) is not None:
+                return priced
+            # Pieces say nothing: from here on all is planned whole.
+            self._is_priced = False
+        return self.judge.judge(configuration)
 
     def _tell(self, doing: str) -> None:
         if self.progress is not None:

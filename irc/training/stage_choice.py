@@ -33,11 +33,11 @@ class Costs:
 
     def __init__(self, module: ModuleOp, cluster: str) -> None:
         from irc.cluster.load import find_cluster
-        from irc.cost.kernels import op_work
+        from irc.cost.kernels import computed_in, op_work
         from irc.cost.roofline import roofline_s
 
         self._device = find_cluster(cluster).device
-        self._roofline, self._work = roofline_s, op_work
+        self._roofline, self._work, self._dtype = roofline_s, op_work, computed_in
         self._functions = functions(module)
         self._calls: dict[str, float] = {}
 
@@ -55,7 +55,8 @@ class Costs:
             work, moved = self._work(self._device, op), bytes_moved(op)
         except (RuleError, KeyError, ValueError):
             work, moved = 0.0, sum(map(num_bytes, (*op.inputs, *op.outputs)))
-        dtype = next((v.type.dtype for v in op.outputs if isinstance(v.type, TensorType)), "f32")
+        # A loss is one real of f32, and its products are those of the weight.
+        dtype = self._dtype(op)
         forward = self._roofline(self._device, flops=work, num_bytes=moved, dtype=dtype)
         return (1 + BACKWARD) * forward
 

@@ -20,7 +20,16 @@ from irc.search.configurations import (
     neighbours,
     staged_mesh,
 )
-from irc.search.everything import Judged, Limits, Objective, Search, Verdict, smallest_budget
+from irc.search.everything import (
+    MOST_PRICED,
+    PLANNED,
+    Judged,
+    Limits,
+    Objective,
+    Search,
+    Verdict,
+    smallest_budget,
+)
 
 SMALL = Outline(1e15, "bf16", 2e9, 2**26, layers=16, samples=32, launches=100)
 CLUSTER = find_cluster("2x8xH100")
@@ -47,8 +56,34 @@ class Fake:
     def meshes(self, devices: int, recompute: str) -> Sequence[Mesh]:
         return [Mesh((("data", devices),))]
 
+    def in_pieces(self) -> bool:
+        return False
+
+    def price(self, configuration: Configuration) -> Verdict | None:
+        return None
+
     def judge(self, configuration: Configuration, *, brief: bool = True) -> Verdict:
         self.asked.append(configuration)
+        return self.says(configuration)
+
+
+@dataclass
+class Priced(Fake):
+    """Prices from pieces, which are off by a factor, and plans whole what it is asked to."""
+
+    off: float = 1.0
+    planned: list[Configuration] = field(default_factory=list[Configuration])
+
+    def in_pieces(self) -> bool:
+        return True
+
+    def price(self, configuration: Configuration) -> Verdict | None:
+        self.asked.append(configuration)
+        own = self.says(configuration)
+        return replace(own, step_s=self.off * own.step_s)
+
+    def judge(self, configuration: Configuration, *, brief: bool = True) -> Verdict:
+        self.planned.append(configuration)
         return self.says(configuration)
 
 
@@ -95,6 +130,37 @@ def test_the_best_is_the_least_of_all_that_was_asked_and_always_the_same() -> No
     # All fit, so nothing is recomputed; and a schedule of stages is of stages.
     assert {each.recompute for each in tried} == {"none"}
     assert all(each.schedule == "1f1b" for each in tried if each.pipe == 1)
+
+
+@pytest.mark.parametrize("off", [0.96, 1.0, 1.04])
+def test_the_best_of_what_is_priced_from_pieces_are_planned_whole(off: float) -> None:
+    judge = Priced(by_estimate, off=off)
+    outcome = Search(judge, CLUSTER).run(16)
+    assert 1 <= len(judge.planned) <= PLANNED
+    assert len(judge.asked) <= MOST_PRICED
+    assert not outcome.best.is_priced
+    assert outcome.best.verdict == by_estimate(outcome.best.configuration)
+    assert outcome.best.priced_s == pytest.approx(off * outcome.best.verdict.step_s)
+    least = min(each.verdict.step_s for each in outcome.priced if each.verdict) / off
+    assert outcome.best.verdict.step_s <= least
+    assert all(each.is_priced for each in outcome.priced)
+
+
+def test_where_no_priced_plan_fits_all_is_planned_whole() -> None:
+    """Pieces are the fastest that there are, which may hold more than a whole plan has to."""
+    judge = Priced(by_estimate)
+
+    def price(configuration: Configuration) -> Verdict | None:
+        raise needs(5 * 10**9)
+
+    judge.price = price
+    assert Search(judge, CLUSTER).run(16).best.verdict is not None
+
+
+def test_a_time_limit_among_prices_ends_in_a_plan() -> None:
+    outcome = Search(Priced(by_estimate), CLUSTER, Limits(time_limit_s=1e-9)).run(16)
+    assert not outcome.best.is_priced
+    assert len(outcome.judged) == 1
 
 
 @pytest.mark.parametrize("layout", ["ddp", "fsdp", "fsdp+tp+sp"])

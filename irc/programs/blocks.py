@@ -1,0 +1,334 @@
+"""The pieces of a model, planned on the mesh of a stage (:mod:`irc.search.blocks`).
+
+A model of equal layers is cut to two of them, and planned as a stage of a pipeline is: placements,
+functions, kernels, collectives. Each action of a function is known by the op that it computes, so
+that what the function takes is shared out among the first ops, the layers, the last ops, and what
+is computed of inputs alone, which every stage computes for itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Literal, TypeAlias
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Operation, SSAValue
+
+from irc.cluster.load import find_cluster
+from irc.dialects.builder import arguments, entry
+from irc.dialects.items import ITEM_BYTES
+from irc.dialects.placement import AxisPlacement, B, Mesh, Placement, Split
+from irc.dialects.types import TensorType, is_float
+from irc.pipeline import Options, run_passes
+from irc.pipeline.training import Training
+from irc.plan.load import LoadedPlan
+from irc.plan.parts import MICRO_BATCH_KINDS, PIPE, function_of, is_register
+from irc.program import Program
+from irc.programs.make import loss_of, shared_of, steps_of, trained_of
+from irc.programs.stage_plans import plan_stages
+from irc.schedule.named import generate
+from irc.search.blocks import UPDATE, Blocks, Passed, Piece
+from irc.search.layers import Layers, layers_of, shortened
+from irc.simulate.held import held_bytes
+from irc.simulate.mixes import mix_of
+from irc.simulate.plan import Contention, Prediction, predict
+from irc.training.recipe import Recipe
+from irc.training.stage_choice import everywhere
+from irc.training.stage_runs import StageRuns
+from irc.training.stages import stages_of
+
+LAYERS = 2
+"""Of the short model."""
+
+Where: TypeAlias = Literal["each", "first", "layer", "last"]
+NUMBER = re.compile(r"\d+")
+FIRST_ID = re.compile(r"[^./,]+")
+"""The op of the entry in the id of an action, ``n4`` in ``n4.g/b0n3.box0``."""
+
+
+def blocks_of(
+    program: Program, recipe: Recipe, options: Options, *, splits: bool = False
+) -> Blocks | None:
+    """Plan the pieces of a model on the mesh of a stage.
+
+    Args:
+        program: the forward pass of one micro-batch; it stays as it is.
+        recipe: how it is trained, with the inputs that are cut and the number of micro-batches.
+        options: of the pipeline of passes; the mesh is the whole one.
+        splits: backward is two functions, I and W, as some schedules run them.
+
+    Returns:
+        The pieces; None where the model has no two equal layers in a row, each of which reads
+        what the one before gives.
+
+    Raises:
+        IrcError: what the passes raise.
+    """
+    known = layers_of(program.module)
+    if known is None or known.count < LAYERS:
+        return None
+    module = shortened(program.module, LAYERS)
+    loss = loss_of(module, recipe)
+    trained = trained_of(Program(module), recipe)
+    run_passes(module, Training(stream={}).of_model)
+    layers = layers_of(module)
+    if layers is None or layers.count != LAYERS or (ops := _Ops.of(module, layers)) is None:
+        return None
+    inner = Mesh(tuple(axis for axis in options.mesh.axes if axis[0] != PIPE))
+    values = [value for call in layers.layer(0) for value in call.results]
+    later = set(layers.layer(1))
+    handed = [v for v in values if any(use.operation in later for use in v.uses)]
+    kinds = [value.type for value in handed if isinstance(value.type, TensorType)]
+    if not kinds or len(kinds) < len(handed):
+        return None
+    stages = stages_of(module)
+    scale = 1 / recipe.micro_batches
+    steps = steps_of(stages, recipe, trained, shared_of(stages), {}, loss, scale, set())
+    runs = [StageRuns(recipe.micro_batches, merged=not splits)]
+    own = replace(options, mesh=inner, within=options.mesh)
+    schedule = generate("1f1b", ranks=1, micro_batches=1)
+    planned = plan_stages(steps, runs, own, [""], (), schedule)[0].plans
+    cluster = find_cluster(options.cluster).fit(options.mesh)
+    host = cluster.device.cores
+    contention = Contention() if host else Contention.of(cluster, options.mesh)
+    found = {kind: predict(each.plan, contention=contention) for kind, each in planned.items()}
+    pieces = _Pieces(planned, ops, found).run()
+    kinds_of_batch = [kind for kind in MICRO_BATCH_KINDS if kind in planned]
+    mixes = {kind: mix_of([found[kind]]) for kind in kinds_of_batch}
+    mixes[UPDATE] = mix_of([own for kind, own in found.items() if kind not in kinds_of_batch])
+    passed = [_passed(kind, inner, ops, planned["F"]) for kind in kinds]
+    norm = "norm" in planned
+    return Blocks(**pieces, passed=tuple(passed), norm=norm, mixes=mixes)
+
+
+def _passed(kind: TensorType, mesh: Mesh, ops: _Ops, forward: LoadedPlan) -> Passed:
+    """Return how a value lies that the first layer hands to the second.
+
+    The last value of its rank that the layer saves is it, or lies as it does; where it saves none,
+    samples lie over ``data``.
+    """
+    shape = kind.static_shape()
+    outputs = (forward.plan.buffers[index] for index in forward.plan.outputs)
+    alike = [
+        (max(map(int, NUMBER.findall(buffer.source))), buffer.shape)
+        for buffer in outputs
+        if ops.layer(buffer.source) == 0
+        and buffer.dtype == kind.dtype
+        and len(buffer.shape) == len(shape)
+        and all(n and whole % n == 0 for n, whole in zip(buffer.shape, shape, strict=True))
+    ]
+    data = dict(mesh.axes).get("data", 1)
+    first = shape[0] // data if shape and shape[0] % data == 0 else shape[0] if shape else 1
+    local = max(alike)[1] if alike else (first, *shape[1:])[: len(shape)]
+    parts = {dim: n // local[dim] for dim, n in enumerate(shape)}
+    placed: list[tuple[str, AxisPlacement]] = []
+    for name, size in mesh.axes:
+        dim = next((d for d, part in parts.items() if size > 1 and part % size == 0), None)
+        if dim is not None:
+            parts[dim] //= size
+        placed.append((name, B if dim is None else Split(dim)))
+    num_bytes = float(ITEM_BYTES[kind.dtype] * prod(local))
+    return Passed(shape, kind.dtype, Placement(tuple(placed)), num_bytes, is_float(kind.dtype))
+
+
+@dataclass(frozen=True)
+class _Ops:
+    """Which piece each op of the entry is of, by id, and each weight, by name; which layer."""
+
+    ops: Mapping[str, Where]
+    weights: Mapping[str, Where]
+    layers: Mapping[str, int]
+
+    @classmethod
+    def of(cls, module: ModuleOp, layers: Layers) -> _Ops | None:
+        func = entry(module)
+        calls, free = set[Operation](layers.calls), everywhere(func)
+        ops: dict[str, Where] = {}
+        readers: dict[SSAValue, Where] = {}
+        at: Where = "first"
+        for op in func.body.block.ops:
+            if isinstance(op, ReturnOp):
+                break
+            where: Where = "each" if op in free else "layer" if op in calls else at
+            at = "last" if op in calls else at
+            ops[_id(op)] = where
+            for value in op.operands:
+                readers.setdefault(value, where)
+        if not calls.isdisjoint(free) or _passes_over(func, layers, ops):
+            return None
+        held: dict[str, Where] = {n: readers.get(v, "last") for _, n, v in arguments(func)}
+        numbers = {_id(call): n for n in range(LAYERS) for call in layers.layer(n)}
+        return cls(ops, held, numbers)
+
+    def where(self, name: str) -> Where:
+        """Return the piece of an action or of a saved value, by the id of its op."""
+        found = FIRST_ID.search(name)
+        return self.ops.get(found[0], "last") if found else "last"
+
+    def layer(self, name: str) -> int | None:
+        """Return the number of the layer of an action; None for one of no layer."""
+        found = FIRST_ID.search(name)
+        return self.layers.get(found[0]) if found else None
+
+    def holder(self, name: str) -> Where:
+        """Return the piece of a weight, or of a state or sum of it, whose name has the weight's."""
+        own = [each for each in self.weights if each in name]
+        return self.weights[max(own, key=len)] if own else "last"
+
+
+def _passes_over(func: FuncOp, layers: Layers, ops: Mapping[str, Where]) -> bool:
+    """True where a value passes over a layer, so that it would go through stages between.
+
+    An encoder's result that all layers of a decoder read is one.
+    """
+    before, after = set[Operation](layers.layer(0)), set[Operation](layers.layer(1))
+    for op in func.body.block.ops:
+        for owner in (value.owner for value in op.operands):
+            if not isinstance(owner, Operation) or ops[_id(owner)] == "each":
+                continue
+            if op in after and owner not in before | after:
+                return True
+            is_late = op not in before | after and ops.get(_id(op), "last") == "last"
+            if is_late and owner not in after and ops[_id(owner)] != "last":
+                return True
+    return False
+
+
+def _id(op: Operation) -> str:
+    attr = op.attributes.get("id")
+    return getattr(attr, "data", "")
+
+
+class _Pieces:
+    """What was planned as one stage, shared out."""
+
+    def __init__(
+        self, plans: Mapping[str, LoadedPlan], ops: _Ops, found: Mapping[str, Prediction]
+    ) -> None:
+        self.plans, self.ops, self.found = plans, ops, found
+        self.kinds = [kind for kind in MICRO_BATCH_KINDS if kind in plans]
+        places: tuple[Where, ...] = ("each", "first", "layer", "last")
+        self.seconds: dict[Where, dict[str, float]] = {where: {} for where in places}
+        self.bare: dict[Where, dict[str, float]] = {where: {} for where in places}
+        self.held = dict.fromkeys(places, 0.0)
+        self.divided = dict.fromkeys(places, 0.0)
+        self.saved: dict[Where, dict[str, float]] = {where: {} for where in places}
+        self.arena: dict[Where, dict[str, float]] = {where: {} for where in places}
+
+    def run(self) -> dict[str, Piece]:
+        self._weights()
+        for kind, each in self.plans.items():
+            found = self.found[kind]
+            if kind in self.kinds:
+                self._function(kind, found)
+            else:
+                self._once(each, found)
+        self._registers()
+        pieces = {
+            where: Piece(
+                self.seconds[where],
+                self.bare[where],
+                self.held[where],
+                self.divided[where],
+                self.saved[where],
+                self.arena[where],
+            )
+            for where in self.held
+        }
+        layers = pieces["layer"]
+        return {**pieces, "layer": layers.times(1 / LAYERS)}
+
+    def _weights(self) -> None:
+        seen: set[str] = set()
+        for each in self.plans.values():
+            for index in each.plan.weights:
+                buffer = each.plan.buffers[index]
+                if buffer.name in seen:
+                    continue
+                seen.add(buffer.name)
+                where = self.ops.holder(buffer.name)
+                self.held[where] += buffer.size_bytes
+                if any(cut.axis == "data" and cut.kind == "S" for cut in buffer.placement):
+                    self.divided[where] += buffer.size_bytes
+
+    def _function(self, kind: str, found: Prediction) -> None:
+        """Share out a function: an action takes what passes until it ends, since the one before."""
+        before, spans = 0.0, list[tuple[float, Where]]()
+        own, bare = [0.0] * LAYERS, [0.0] * LAYERS
+        for action, start, end in zip(
+            found.actions, found.timeline.starts, found.timeline.ends, strict=True
+        ):
+            if action.stream != "compute":
+                continue
+            name = action.name.split()[-1]
+            where, number = self.ops.where(name), self.ops.layer(name)
+            idle = max(0.0, start - before) + (end - start if action.name[:4] == "wait" else 0.0)
+            if number is None:
+                _add(self.seconds[where], kind, end - before)
+                _add(self.bare[where], kind, idle)
+            else:
+                own[number] += end - before
+                bare[number] += idle
+            before = end
+            spans.append((end, where))
+        if spans and found.seconds > before:
+            _add(self.seconds[spans[-1][1]], kind, found.seconds - before)
+        self._layers(self.seconds, kind, own)
+        self._layers(self.bare, kind, bare)
+        self._alive(kind, found, spans)
+
+    def _layers(
+        self, numbers: Mapping[Where, dict[str, float]], kind: str, times: Sequence[float]
+    ) -> None:
+        """Note what layers take.
+
+        What one of them waits for that the other does not, a stage waits for once: weights that are
+        gathered before its first layer, a sum behind its last one.
+        """
+        steady = min(times)
+        _add(numbers["each"], kind, max(times) - steady)
+        _add(numbers["layer"], kind, LAYERS * steady)
+
+    def _alive(self, kind: str, found: Prediction, spans: Sequence[tuple[float, Where]]) -> None:
+        """Note the most that is alive while each piece computes."""
+        place = 0
+        for _, at, alive in held_bytes(found.actions, found.timeline):
+            while place < len(spans) - 1 and spans[place][0] <= at:
+                place += 1
+            if spans:
+                own = self.arena[spans[place][1]]
+                own[kind] = max(own.get(kind, 0.0), alive)
+
+    def _once(self, each: LoadedPlan, found: Prediction) -> None:
+        """Share out what runs once by the bytes that are held: it is moved, and summed."""
+        busy = found.timeline.busy(found.actions).get("compute", 0.0)
+        total = sum(self.held.values())
+        for where, own in self.held.items():
+            part = own / total if total else 0.0
+            _add(self.seconds[where], UPDATE, part * found.seconds)
+            _add(self.bare[where], UPDATE, part * max(0.0, found.seconds - busy))
+            _add(self.arena[where], UPDATE, part * each.plan.arena_bytes)
+
+    def _registers(self) -> None:
+        """Share out what functions hand on."""
+        makers: dict[str, str] = {}
+        readers: dict[str, str] = {}
+        for kind in self.kinds:
+            own = function_of(self.plans[kind].plan)
+            makers |= dict.fromkeys(own.makes, kind)
+            readers |= dict.fromkeys(own.reads, kind)
+        for kind in self.kinds:
+            plan = self.plans[kind].plan
+            for buffer in (plan.buffers[index] for index in plan.outputs):
+                if is_register(buffer) and buffer.name in readers:
+                    where = self.ops.where(buffer.source)
+                    pair = f"{makers[buffer.name]}-{readers[buffer.name]}"
+                    _add(self.saved[where], pair, buffer.size_bytes)
+
+
+def _add(own: dict[str, float], name: str, number: float) -> None:
+    own[name] = own.get(name, 0.0) + number

@@ -1,0 +1,72 @@
+"""Prices from pieces of a model against whole plans, and programs of other batches."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import pytest
+import torch
+
+from irc.calls.batch_sizes import lines_through
+from irc.calls.plan_judge import StepJudge
+from irc.choices import recipe_option
+from irc.dialects.placement import Mesh
+from irc.dialects.text import dump
+from irc.pipeline import Options
+from irc.search.configurations import Configuration
+from irc.search.everything import PRICE_ERROR
+from tests.programs.models import GPT
+
+SAMPLES = 32
+
+
+@cache
+def judge(layers: int, width: int) -> StepJudge:
+    model = GPT(layers, width).to(torch.bfloat16)
+    ids = torch.zeros((SAMPLES, 12), dtype=torch.int64)
+    recipe = recipe_option(model, None, "adamw", "", 1, "none", None)
+    return StepJudge(model, (ids, ids.clone()), {}, recipe, None, Options(cluster="2x8xH100"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "count", "schedule", "recompute"),
+    [
+        ("pipe=2,data=4,tensor=2", 4, "1f1b", "none"),
+        ("data=8,tensor=2", 2, "1f1b", "full"),
+        ("pipe=3,tensor=4", 4, "zb-h1", "none"),
+        ("pipe=2,data=2", 4, "interleaved:2", "selective"),
+    ],
+)
+def test_prices_are_those_of_whole_plans(
+    mesh: str, count: int, schedule: str, recompute: str
+) -> None:
+    configuration = Configuration(Mesh.parse(mesh), count, schedule, recompute)
+    own = judge(7, 512)
+    price, whole = own.price(configuration), own.judge(configuration)
+    assert price is not None
+    assert price.step_s == pytest.approx(whole.step_s, rel=PRICE_ERROR)
+    assert price.num_bytes == pytest.approx(whole.num_bytes, rel=0.15)
+
+
+def test_the_program_of_a_third_batch_follows_from_two() -> None:
+    step = judge(2, 32)
+    for count in (1, 2, 4):
+        step._capture(count)  # pyright: ignore[reportPrivateUsage]
+    traced, _ = step._traced(4)  # pyright: ignore[reportPrivateUsage]
+    assert step._lines is not None  # pyright: ignore[reportPrivateUsage]
+    made, split = step._captured[4]  # pyright: ignore[reportPrivateUsage]
+    texts = [re.sub("%[0-9]+", "%", dump(own.program.module)) for own in (made, traced)]
+    assert texts[0] == texts[1]
+    assert split == ("ids", "targets")
+
+
+def test_numbers_that_are_on_no_line_give_no_text() -> None:
+    assert lines_through("[4, 7]", 2, "[6, 8]", 4) is None
+    assert lines_through("mean 0.5", 2, "mean 0.25", 4) is None
+    lines = lines_through(
+        '%1 = f(%0) {id = "n4"} : [4, 7]', 2, '%1 = f(%0) {id = "n4"} : [8, 7]', 4
+    )
+    assert lines is not None
+    assert lines.at(5) == '%0 = f(%1) {id = "n4"} : [10, 7]'

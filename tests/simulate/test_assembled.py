@@ -1,0 +1,50 @@
+"""Steps that are put together from pieces."""
+
+from __future__ import annotations
+
+import pytest
+
+from irc.cluster.presets import PRESETS
+from irc.dialects.placement import Mesh, Placement, Split
+from irc.programs.schedules import schedule_for
+from irc.search.blocks import UPDATE, Blocks, Content, Passed, Piece
+from irc.simulate.assembled import Assembled, simulate_blocks
+
+LAYER = Piece({"F": 1.0, "B": 2.0}, held_bytes=100.0, saved_bytes={"F-B": 10.0})
+HEAD = Piece({"F": 0.5, "B": 1.0, UPDATE: 6.0}, arena_bytes={"B": 7.0})
+MESH = Mesh.parse("data=2")
+PASSED = Passed((8, 2), "f32", Placement((("data", Split(0)),)), 32.0, True)
+
+
+def simulated(schedule: str, contents: list[Content], **pieces: Piece) -> Assembled:
+    known = {"each": Piece(), "first": Piece(), "layer": LAYER, "last": Piece(), **pieces}
+    blocks = Blocks(**known, passed=(PASSED,))
+    pipe = len(contents) // (2 if ":" in schedule else 1)
+    own = schedule_for(schedule, pipe, 8)
+    return simulate_blocks(blocks, contents, own, MESH, PRESETS["2x8xH100"])
+
+
+def plain(stages: int) -> list[Content]:
+    return [Content(1, s == 0, s == stages - 1) for s in range(stages)]
+
+
+def test_a_plain_pipeline_takes_what_the_closed_form_says() -> None:
+    found = simulated("1f1b", plain(4))
+    # (m + p - 1) (F + B), and messages of some microseconds.
+    assert found.simulation.seconds == pytest.approx(33.0, rel=1e-4)
+    # The first stage keeps four micro-batches, each without what it sends.
+    assert found.held_bytes[0] > found.held_bytes[-1] > 100.0
+
+
+def test_the_slowest_stage_and_its_update_decide() -> None:
+    """Others have time to send gradients back while the last stage updates."""
+    short = [Content(1, has_first=True), Content(1), Content(1, has_last=True)]
+    found = simulated("1f1b", short, last=HEAD)
+    assert found.simulation.seconds == pytest.approx(2 * 1.0 + 8 * 4.5 + 6.0, rel=1e-4)
+    assert found.held_bytes[-1] > 107.0
+
+
+def test_several_stages_on_a_rank_have_a_shorter_bubble() -> None:
+    whole = simulated("1f1b", [Content(2, True), Content(2, False, True)])
+    halves = simulated("interleaved:2", plain(4))
+    assert halves.simulation.seconds < whole.simulation.seconds
