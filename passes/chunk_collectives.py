@@ -17,6 +17,7 @@ from irc.dialects.builder import functions
 from irc.dialects.flow import id_of
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
+from irc.search.facts import call_counts
 from irc.sharding.chunk_pins import check_cut, check_known
 from irc.sharding.chunks import cut_group, group_of, tell, told
 from irc.sharding.mesh import mesh_of, parse_mesh
@@ -147,7 +148,8 @@ class ChunkCollectivesPass(ModulePass):
         cost = ClusterCost(cluster, mesh, within=within, alone=True)
         chooser = Chooser(cost, BlockTimes(cost, functions(op), within), self.degree)
         said: list[DictionaryAttr] = []
-        for func in functions(op).values():
+        runs = call_counts(functions(op))
+        for name, func in functions(op).items():
             pieces = Pieces()
             for each in list(func.body.block.ops):
                 group = group_of(each) if each.parent is not None else None
@@ -155,6 +157,6 @@ class ChunkCollectivesPass(ModulePass):
                     continue
                 choice = chooser.choice(group, pieces)
                 if choice is not None:
-                    said.append(told(group, *choice))
+                    said.append(told(group, *choice, runs[name]))
                     cut_group(group, choice.cut, pieces)
         tell(op, said)

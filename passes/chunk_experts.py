@@ -17,6 +17,7 @@ from irc.dialects.builder import functions
 from irc.dialects.flow import id_of
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
+from irc.search.facts import call_counts
 from irc.sharding.chunks import tell
 from irc.sharding.expert_chunks import cut_experts, told
 from irc.sharding.expert_layers import expert_layer
@@ -228,17 +229,23 @@ class ChunkExpertsPass(ModulePass):
             check_cut_layers(op, only, self.degree)
 
     def _cut(self, op: ModuleOp, mesh: Mesh, cluster: Cluster, only: Collection[str]) -> None:
-        layers = [layer for each in op.walk() if (layer := expert_layer(each)) is not None]
-        layers = [layer for layer in layers if not only or id_of(layer.op) in only]
+        known = functions(op)
+        layers = [
+            (name, layer)
+            for name, func in known.items()
+            for each in func.walk()
+            if (layer := expert_layer(each)) is not None and (not only or id_of(layer.op) in only)
+        ]
         if not layers:
             return
+        runs = call_counts(known)
         within = parse_mesh(self.within) if self.within else None
         cost = ClusterCost(cluster, mesh, within=within, alone=True)
-        chooser = ExpertChooser(cost, BlockTimes(cost, functions(op), within), self.degree)
+        chooser = ExpertChooser(cost, BlockTimes(cost, known, within), self.degree)
         said: list[DictionaryAttr] = []
-        for layer in layers:
+        for name, layer in layers:
             choice = chooser.choice(layer)
             if choice is not None:
-                said.append(told(layer, choice.degree, choice.saved_s))
+                said.append(told(layer, choice.degree, choice.saved_s, runs[name]))
                 cut_experts(layer, choice.degree)
         tell(op, said)

@@ -7,13 +7,23 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import FloatAttr, ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import ExternOp, carry, loc_of, noted_placements
+from irc.dialects.flow import (
+    EXPECTED,
+    ExternOp,
+    GroupedContractOp,
+    GroupedOuterOp,
+    PointwiseOp,
+    ReduceOp,
+    carry,
+    loc_of,
+    noted_placements,
+)
 from irc.kernels.expert_gradients import expert_derivative, summed_outer
 from irc.kernels.experts import grouped_matmul, grouped_rows, layer_of_experts
 from irc.kernels.holds import require_static
@@ -98,6 +108,9 @@ class LowerExternsPass(ModulePass):
                 _lower(func, fixed, f"x{number}_", lowered)
 
 
+BY_ROWS = (PointwiseOp, ReduceOp, GroupedContractOp, GroupedOuterOp)
+"""Ops of a layer of experts that go over its rows: others bring matrices in order."""
+
 KNOWN = frozenset({
     ATEN, ATEN_BACKWARD, ONNX, EXPERTS, GROUPED_ROWS, *GROUPED_MM, *POOLS, *PUTS, *SEARCHES,
     VJP,
@@ -137,13 +150,26 @@ def _name(results: Sequence[SSAValue], op: ExternOp) -> None:
 
 
 def _stamp(before: Operation | None, op: ExternOp) -> None:
-    """Mark what stands between two ops as a part of the backward pass, where the call is."""
+    """Mark what stands between two ops as the call is: of the backward pass, of expected rows."""
     made = op.prev_op
+    expected = _expected(before, op)
     while made is not None and made is not before:
+        if expected is not None and isinstance(made, BY_ROWS):
+            made.attributes[EXPECTED] = expected
         for key in ("phase", "grad"):
             if key in op.attributes:
                 made.attributes[key] = op.attributes[key]
         made = made.prev_op
+
+
+def _expected(before: Operation | None, op: ExternOp) -> FloatAttr | None:
+    """Return the part of the rows of experts that is expected, where ops are those of a layer."""
+    made = op.prev_op
+    while made is not None and made is not before:
+        if isinstance(made, GroupedContractOp | GroupedOuterOp) and made.fill is not None:
+            return made.fill
+        made = made.prev_op
+    return None
 
 
 def _lowered(b: FlowBuilder, op: ExternOp, fixed: Fixed) -> SSAValue | list[SSAValue] | None:

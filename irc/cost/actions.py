@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from math import ceil, log2, prod
 from typing import TypeAlias
 
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import FloatAttr, ModuleOp
 from xdsl.ir import Operation, SSAValue
 
 from irc.cluster.device import Device
@@ -25,7 +25,7 @@ from irc.dialects.comm import (
     PermuteOp,
     RankIndexOp,
 )
-from irc.dialects.flow import FlowOp, tensor
+from irc.dialects.flow import EXPECTED, FlowOp, tensor
 from irc.dialects.placement import Mesh
 from irc.dialects.task import (
     BufferType,
@@ -107,7 +107,10 @@ class ActionCost:
         return roofline_s(device, flops=operations, num_bytes=num_bytes, dtype=dtype)
 
     def _kernel_s(self, kernel: KernelOp) -> float:
-        num_bytes = sum(map(_touched_bytes, kernel.args))
+        part = expected_part(kernel)
+        num_bytes = sum(
+            _touched_bytes(arg) * (1.0 if _is_looked_up(arg) else part) for arg in kernel.args
+        )
         device = self._model.cluster.device
         work = kernel_work(kernel, device)
         # Each at the peak of its dtype, as so much arithmetic of one of them.
@@ -134,11 +137,28 @@ def _touched_bytes(argument: SSAValue) -> int:
     kind = argument.type
     if not isinstance(kind, BufferType):
         return 0
-    loads = [use.operation for use in argument.uses]
     most = kind.num_elements
-    if loads and all(isinstance(op, LoadOp) and op.index_strides is not None for op in loads):
-        most = min(most, sum(map(_times, loads)))
+    if _is_looked_up(argument):
+        most = min(most, sum(_times(use.operation) for use in argument.uses))
     return most * ITEM_BYTES[kind.dtype]
+
+
+def _is_looked_up(argument: SSAValue) -> bool:
+    """Return whether a kernel reads an argument by an index alone: a table, or matrices."""
+    loads = [use.operation for use in argument.uses]
+    return bool(loads) and all(
+        isinstance(op, LoadOp) and op.index_strides is not None for op in loads
+    )
+
+
+def expected_part(kernel: KernelOp) -> float:
+    """Return the part of a kernel's rows that is expected to come, 1 where all do.
+
+    Experts are sent the rows that chose them, into buffers for all. What does not come is priced as
+    if kernels left it out, whether they do or compute zeros.
+    """
+    part = kernel.attributes.get(EXPECTED)
+    return part.value.data if isinstance(part, FloatAttr) else 1.0
 
 
 def _times(load: Operation) -> int:
@@ -157,7 +177,7 @@ def kernel_work(kernel: KernelOp, device: Device) -> dict[str, float]:
     """
     full, tasks = prod(kernel.space_extents), prod(kernel.space_extents[: kernel.num_parallel])
     work: dict[str, float] = {}
-    dims = _dims(kernel)
+    dims, part = _dims(kernel), expected_part(kernel)
 
     def add(value: SSAValue, amount: float) -> None:
         dtype = _dtype(value)
@@ -177,7 +197,7 @@ def kernel_work(kernel: KernelOp, device: Device) -> dict[str, float]:
             add(op.operands[0], full * steps)
         elif isinstance(op, KernelPointwiseOp):
             times = _times_computed(kernel, dims[op.results[0]]) if op.value.is_full else tasks
-            add(op.results[0], POINTWISE[op.fn.data].flops * times)
+            add(op.results[0], POINTWISE[op.fn.data].flops * times * part)
     return work
 
 

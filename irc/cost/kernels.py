@@ -13,6 +13,7 @@ median error is 5 and 8 % with the peaks of the presets, and 5 and 6 % with peak
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from math import ceil
 
@@ -52,7 +53,7 @@ def op_work(device: Device, op: FlowOp) -> float:
         RuleError: where a size is still symbolic.
     """
     if device.units and op.name in SHAPED and (shape := shape_of(op, *factors(op))):
-        return shape_work(device, shape, computed_in(op))
+        return _all_work(device, shape, computed_in(op))
     return flops(op)
 
 
@@ -61,8 +62,18 @@ def local_work(device: Device, op: FlowOp, signature: Sharded, mesh: Mesh) -> fl
     if device.units and op.name in SHAPED:
         shape = shape_of(op, *local_factors(op, signature, mesh))
         if shape is not None:
-            return shape_work(device, shape, computed_in(op))
+            return _all_work(device, shape, computed_in(op))
     return local_flops(op, signature, mesh)
+
+
+def _all_work(device: Device, shape: Product | Attention, dtype: str) -> float:
+    """Return the work of all kernels of an op."""
+    if isinstance(shape, Product) or not shape.apart:
+        return shape_work(device, shape, dtype)
+    return sum(
+        shape_work(device, replace(shape, products=products, apart=()), dtype)
+        for products in shape.apart
+    )
 
 
 def computed_in(op: FlowOp) -> str:
@@ -97,6 +108,11 @@ def shape_work(device: Device, shape: Product | Attention, dtype: str = "f16") -
         part = device.flops(dtype) / max(device.peak_flops.values())
         return _product_work(device.units, shape, FILL * part, part < PLAIN)
     return _attention_work(device, shape)
+
+
+def product_work(device: Device, p: Product, dtype: str) -> float:
+    """Return the work of a product on any device: on one without known units, its arithmetic."""
+    return shape_work(device, p, dtype) if device.units else 2.0 * p.batch * p.m * p.n * p.k
 
 
 @lru_cache(maxsize=1 << 14)

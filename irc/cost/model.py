@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
 from math import prod
 
@@ -11,7 +11,7 @@ from xdsl.ir import Attribute, Block
 from irc.cluster.interference import Kind
 from irc.cluster.topology import COLLECTIVES, Cluster, Collective
 from irc.cost.collectives import OWN_MESSAGE_BYTES, lines, seconds_of
-from irc.cost.kernels import computed_in, local_work, op_work
+from irc.cost.kernels import computed_in, local_work, op_work, product_work
 from irc.cost.permute import permute_s
 from irc.cost.rings import ring_seconds
 from irc.cost.roofline import roofline_s
@@ -25,6 +25,8 @@ from irc.dialects.comm import (
 from irc.dialects.flow import FlowOp, tensor
 from irc.dialects.placement import Mesh, Placement
 from irc.dialects.types import ITEM_BYTES, TensorType
+from irc.ops.custom import Work
+from irc.ops.shapes import Product
 from irc.ops.strategies import RING
 from irc.ops.work import (
     VIEWS,
@@ -92,7 +94,7 @@ class ClusterCost:
             return VIEW_PART * held / self.cluster.device.bytes_per_s
         if set(signature.strategy) <= {RULE}:
             if several := kernels_of(op, lambda: local_factors(op, signature, self.mesh)[1]):
-                return sum(self._seconds(op, *each) for each in several)
+                return self._several_seconds(op, several)
             num_bytes = local_bytes(op, signature, self.mesh, traffic)
             work = local_work(self.cluster.device, op, signature, self.mesh)
             seconds = self._seconds(op, work, num_bytes)
@@ -147,8 +149,18 @@ class ClusterCost:
         if op.name.startswith("comm."):
             return 0.0
         if several := kernels_of(op, lambda: factors(op)[1]):
-            return sum(self._seconds(op, *each) for each in several)
+            return self._several_seconds(op, several)
         return self._seconds(op, op_work(self.cluster.device, op), bytes_moved(op))
+
+    def _several_seconds(self, op: FlowOp, several: Sequence[Work]) -> float:
+        """Return the time of kernels one behind the other that compute one op."""
+        device, dtype = self.cluster.device, computed_in(op)
+        total = 0.0
+        for work, num_bytes in several:
+            if isinstance(work, Product):
+                work = product_work(device, work, dtype)
+            total += self._seconds(op, work, num_bytes)
+        return total
 
     def _seconds(self, op: FlowOp, work: float, num_bytes: float) -> float:
         device, dtype = self.cluster.device, computed_in(op)

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from xdsl.dialects.builtin import StringAttr
+
 from irc.cost.listed import unfused_seconds
 from irc.cost.model import ClusterCost
 from irc.dialects.flow import FlowOp
 from irc.ops.attention_ops import ATTENTION, BACKWARD
+from irc.ops.linear_loss import BACKWARD as LOSS_BACKWARD
 from irc.ops.work import VIEWS
 
 MOST = 16
 """So many clusters and meshes are remembered; then all are forgotten."""
 BY_PLACE = frozenset({"flow.attention", "flow.slice"})
-"""Ops whose price depends on what is around them."""
+"""Ops whose price depends on what is around them; of library ops, these targets."""
+TARGETS_BY_PLACE = frozenset({ATTENTION, BACKWARD, LOSS_BACKWARD})
 
 _KNOWN: dict[Hashable, tuple[dict[Hashable, float], dict[Hashable, float]]] = {}
 
@@ -41,7 +45,7 @@ class Prices:
         return unfused_seconds(op, self._device, self._of_form, self._by_element)
 
     def _of_form(self, op: FlowOp) -> float:
-        if op.name in BY_PLACE or op.name in VIEWS or _is_attention(op):
+        if op.name in BY_PLACE or op.name in VIEWS or _target(op) in TARGETS_BY_PLACE:
             return self._cost.local_seconds(op)
         kinds = tuple(value.type for value in (*op.operands, *op.results))
         form = (op.name, len(op.operands), tuple(op.properties.items()), kinds)
@@ -50,7 +54,6 @@ class Prices:
         return self._alone[form]
 
 
-def _is_attention(op: FlowOp) -> bool:
-    """Return whether an op is attention: where its first row stands may be a constant."""
+def _target(op: FlowOp) -> str:
     target = op.properties.get("target")
-    return target is not None and getattr(target, "data", "") in (ATTENTION, BACKWARD)
+    return target.data if isinstance(target, StringAttr) else ""

@@ -288,6 +288,10 @@ class PackedContractOp(FlowOp):
     groups = opt_prop_def(Ints)
 
 
+EXPECTED = "expected"
+"""Attribute of ops over rows that may come, and of their kernels: the part that is expected to."""
+
+
 @irdl_op_definition
 class GroupedContractOp(FlowOp):
     """Rows times one matrix of several each: ``sum over k of x[r, k] w[index[r], n, k]``.

@@ -1,11 +1,11 @@
 """Cross-entropy of a linear layer by blocks of rows: the logits of one block are all that exist.
 
 The rows n of ``irc.ops.linear_loss`` are cut into blocks of at most as many as the weight has
-columns (:func:`block_rows`), so the logits of one, [rows, v], take no more than the weight [v, d].
-Each block is a call of one function of ordinary ops: a matmul that gives logits, one pass over
-their rows that leaves the logits' gradients, then a matmul for the gradient of h and one that adds
-to that of the weight (Liger kernel, arXiv:2410.10989; arXiv:2411.09009 keeps the blocks in a GPU's
-shared memory). The kernels of all full blocks are the same.
+columns (:func:`irc.ops.linear_loss.block_rows`), so the logits of one, [rows, v], take no more than
+the weight [v, d]. Each block is a call of one function of ordinary ops: a matmul that gives logits,
+one pass over their rows that leaves the logits' gradients, then a matmul for the gradient of h and
+one that adds to that of the weight (Liger kernel, arXiv:2410.10989; arXiv:2411.09009 keeps the
+blocks in a GPU's shared memory). The kernels of all full blocks are the same.
 
 Where a program has a loss and its gradients, and what the gradients start from does not depend on
 the loss, :func:`join` makes one op of both: three matmuls instead of four.
@@ -34,11 +34,17 @@ from irc.dialects.flow import (
 from irc.dialects.types import is_float
 from irc.kernels.holds import FEW_PIECES, shape_of
 from irc.kernels.linear_loss_block import BlockFunctions, Roles
-from irc.ops.linear_loss import BACKWARD, BOTH, LOSS, arguments, operand_roles, result_roles
+from irc.ops.linear_loss import (
+    BACKWARD,
+    BOTH,
+    LOSS,
+    arguments,
+    block_rows,
+    operand_roles,
+    result_roles,
+)
 
 TARGETS = frozenset({LOSS, BACKWARD, BOTH})
-MIN_ROWS, MAX_ROWS = 256, 1024
-"""Rows of a block: fewer would leave matmuls waiting for memory, more save no time."""
 MIN_BYTES = 64 << 20
 """So many bytes of logits must be saved: below, they stay in the caches of a CPU or of a GPU."""
 MAX_AGAIN = 256
@@ -46,22 +52,6 @@ MAX_AGAIN = 256
 
 BY_ROWS = frozenset({"g", "gs", "h", "index", "sums", "loss", "dh"})
 ADDED = {"dw": "dw0", "db": "db0"}
-
-
-def block_rows(rows: int, width: int) -> int:
-    """Return how many rows a block has.
-
-    As many as h has columns, within limits; fewer where that makes all blocks equal.
-
-    >>> block_rows(4096, 768), block_rows(4096, 64), block_rows(1000, 768), block_rows(997, 768)
-    (512, 256, 500, 504)
-    """
-    most = min(max(width, MIN_ROWS), MAX_ROWS)
-    count = -(-rows // most)
-    for number in range(count, 2 * count):
-        if rows % number == 0:
-            return rows // number
-    return -(-rows // count // 8) * 8
 
 
 def join(block: Block) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from xdsl.ir import SSAValue
 
+from irc.dialects.flow import EXPECTED
 from irc.dialects.task import KernelBodyOp, KernelOp
 from irc.kernels.nest import Nest
 
@@ -61,6 +62,7 @@ def identity(kernel: KernelOp) -> str:
     lines = [
         f"{kernel.template.data} {kernel.space_extents} {kernel.num_parallel} {kernel.num_inputs}"
         f"{lengths}",
+        str(kernel.attributes.get(EXPECTED, "")),
         f"{kernel.task_mapping} {sorted(kernel.tile_sizes.items())}",
         ", ".join(str(arg.type) for arg in kernel.args),
     ]

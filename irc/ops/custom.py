@@ -31,6 +31,7 @@ from irc.ops.rule import Rule, parse_rule
 
 if TYPE_CHECKING:
     from irc.dialects.flow import FlowOp
+    from irc.ops.shapes import Product
     from irc.ops.strategies import Strategy
 
 GROUP = "irc.ops"
@@ -56,6 +57,8 @@ class Call:
         return self.sizes[factor]
 
 
+Work: TypeAlias = "tuple[float | Product, float]"
+"""What a kernel computes, in operations or as a product, and the bytes that it moves."""
 Formula: TypeAlias = Callable[[Call], int]
 RuleFunction: TypeAlias = Callable[[Attrs, Sequence[Signature], Sequence[Signature]], Rule]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -74,8 +77,8 @@ class Declaration:
         derivative: gives the gradients of its tensor operands from those of its results, or
             ``module:function``; None: torch's autograd of the reference, else of the op.
         strategies: ways to shard it that the rule cannot say (`irc.ops.strategies`).
-        kernels: FLOPs and bytes of each kernel that computes it, one behind the other; None: it is
-            one, of ``flops`` and ``bytes``.
+        kernels: the work of each kernel that computes a call of an op, one behind the other; None:
+            it is one, of ``flops`` and ``bytes``.
     """
 
     target: str
@@ -87,7 +90,7 @@ class Declaration:
     strategies: (
         Callable[[Attrs, Sequence[Signature], Sequence[Signature]], list[Strategy]] | None
     ) = None
-    kernels: Callable[[Call], Sequence[tuple[float, float]]] | None = None
+    kernels: Callable[[Call, FlowOp], Sequence[Work]] | None = None
 
     @property
     def left_out(self) -> tuple[str, ...]:

@@ -21,16 +21,19 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from math import gcd
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from irc.dialects.placement import AxisPlacement, B, Partial, Split
 from irc.ops import grouped
-from irc.ops.custom import Call, Declaration, declaration
+from irc.ops.custom import Call, Declaration, Work, declaration
 from irc.ops.derivatives_split import vjp_strategies
 from irc.ops.infer import Attrs, Signature
 from irc.ops.rule import DimTerm, TensorTerm, parse_rule
 from irc.ops.rules_naming import letters
 from irc.ops.strategies import TRAVELLING, TRAVELLING_BACK, Strategy
+
+if TYPE_CHECKING:
+    from irc.dialects.flow import FlowOp
 
 EXPERTS = "irc::experts"
 NUM_EXPERTS = 6
@@ -68,21 +71,20 @@ def _bytes(call: Call) -> int:
     return round(call.item_bytes * (weights + moved + call["t"] * (call["i"] + call["o"])))
 
 
-def _kernels(call: Call) -> list[tuple[float, float]]:
+def _kernels(call: Call, op: FlowOp) -> list[Work]:
     """Both products, the activation between them, and the sum of a token's experts.
 
-    Products are of the rows that are expected. Between kernels lie all rows that may come: those
-    of no expert that is held are zeros, which are written and read as others.
+    All are of the rows that are expected, as `irc.cost.actions` has the kernels of a plan.
     """
-    rows, inner, item = call["t"] * call["k"], call["f"], call.item_bytes
-    going, held = _rows(call), min(call["e"], _rows(call)) * call["f"]
+    rows, inner, item = _rows(call), call["f"], call.item_bytes
+    part = rows / max(call["t"] * call["k"], 1)
+    held, tokens = min(call["e"], rows) * inner, part * call["t"]
     first, both, second = call["c"] * call["i"], call["c"] * inner, call["o"]
-    up_bytes = held * first + call["t"] * call["i"] + rows * both
     return [
-        (2 * going * inner * first, item * up_bytes),
+        (2 * rows * inner * first, item * (held * first + tokens * call["i"] + rows * both)),
         (13 * rows * inner, item * rows * (both + inner)),
-        (2 * going * inner * second, item * (held * second + rows * (inner + second))),
-        (2 * rows * second, item * second * (rows + call["t"])),
+        (2 * rows * inner * second, item * (held * second + rows * (inner + second))),
+        (2 * rows * second, item * second * (rows + tokens)),
     ]
 
 

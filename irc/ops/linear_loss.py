@@ -25,13 +25,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from irc.dialects.placement import AxisPlacement, B, Partial, Split
 from irc.dialects.size import Dim
-from irc.ops.custom import Call, Declaration
+from irc.ops.custom import Call, Declaration, Work
 from irc.ops.infer import Attrs, Signature
 from irc.ops.rule import Rule, parse_rule
 from irc.ops.strategies import AS_IT_IS, Strategy
+
+if TYPE_CHECKING:
+    from irc.dialects.flow import FlowOp
 
 LOSS = "irc::linear_cross_entropy"
 BACKWARD = "irc::linear_cross_entropy_backward"
@@ -61,6 +65,26 @@ TERMS = {
 """The terms of rules."""
 PRODUCTS = {LOSS: 1, BACKWARD: 3, BOTH: 3}
 """Matmuls of n x v x d."""
+
+
+MIN_ROWS, MAX_ROWS = 256, 1024
+"""Rows of a block: fewer would leave matmuls waiting for memory, more save no time."""
+
+
+def block_rows(rows: int, width: int) -> int:
+    """Return how many rows a block has.
+
+    As many as h has columns, within limits; fewer where that makes all blocks equal.
+
+    >>> block_rows(4096, 768), block_rows(4096, 64), block_rows(1000, 768), block_rows(997, 768)
+    (512, 256, 500, 504)
+    """
+    most = min(max(width, MIN_ROWS), MAX_ROWS)
+    count = -(-rows // most)
+    for number in range(count, 2 * count):
+        if rows % number == 0:
+            return rows // number
+    return -(-rows // count // 8) * 8
 
 
 def arguments(target: str, given: Collection[str]) -> str:
@@ -161,7 +185,42 @@ def _declared(target: str) -> Declaration:
         lambda call: 0,
         reference=f"irc.runtime.linear_loss:{name}",
         strategies=_strategies,
+        kernels=lambda call, op: _kernels(call, op, target),
     )
+
+
+def _kernels(call: Call, op: FlowOp, target: str) -> list[Work]:
+    """The kernels of each block of rows, one block behind the other.
+
+    A product gives logits, a kernel goes over their rows (what is wide of them is read, and their
+    gradients are written); a product gives the gradient of h, and one adds to that of the weight.
+    A loss and its gradients that stand in one block become one op, which computes the logits once.
+    """
+    from irc.ops.shapes import Product
+
+    rows, v, d, item = call["n"], call["v"], call["d"], call.item_bytes
+    step, wide = block_rows(rows, d), max(item, 4)
+    back = target != LOSS
+    again = target != BACKWARD or not _follows_loss(op)
+    work: list[Work] = []
+    for first in range(0, rows, step):
+        r = min(step, rows - first)
+        if again:
+            work.append((Product(1, r, v, d), item * (r * d + v * d) + wide * r * v))
+            softmax = SOFTMAX_FLOPS * r * v
+            work.append((softmax, wide * r * v + (item * r * v if back else 0)))
+        if back:
+            work.append((Product(1, r, d, v), item * (r * v + v * d + r * d)))
+            sums = wide * v * d * (2 if first else 1)
+            work.append((Product(1, v, d, r), item * (r * v + r * d) + sums))
+    return work
+
+
+def _follows_loss(op: FlowOp) -> bool:
+    """Return whether gradients are of a loss in the same block, with which they become one op."""
+    roles = operand_roles(BACKWARD, op.plain["arguments"])
+    loss = op.inputs[roles.index("sums")].owner
+    return loss.parent is op.parent and getattr(loss, "plain", {}).get("target") == LOSS
 
 
 DECLARATIONS: tuple[Declaration, ...] = tuple(

@@ -35,6 +35,8 @@ class Attention:
         causal: later keys of a row are masked.
         shifted: the first row stands elsewhere than at the first key.
         backward: the three gradients, the scores computed again.
+        apart: of an op that is several kernels on GPUs, the products of each, which all compute
+            the scores: gradients of keys and values, and of queries.
     """
 
     heads: int
@@ -44,6 +46,7 @@ class Attention:
     causal: bool = False
     shifted: bool = False
     backward: bool = False
+    apart: tuple[int, ...] = ()
 
 
 SHAPED = frozenset({"flow.contract", "flow.convolution", "flow.attention", "flow.extern"})
@@ -72,8 +75,11 @@ def shape_of(op: FlowOp, rule: Rule, sizes: Mapping[str, int]) -> Product | Atte
     # A ring's own columns are masked from a start that is the number 0.
     shifted = form.start is not None and not _is_zero(op.inputs[form.start])
     backward = target == BACKWARD
-    products = 6 * depth + 4 * width if backward else 2 * depth + 2 * width
-    return Attention(heads, rows, keys, products, form.is_causal, shifted, backward)
+    scores, gradient = 2 * depth + 2 * width, 2 * depth
+    if not backward:
+        return Attention(heads, rows, keys, scores, form.is_causal, shifted)
+    products, apart = 2 * scores + gradient, (2 * scores, scores + gradient)
+    return Attention(heads, rows, keys, products, form.is_causal, shifted, True, apart)
 
 
 def _is_zero(value: SSAValue) -> bool:

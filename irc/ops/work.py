@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from irc.dialects.placement import Mesh, Placement, Split
 from irc.dialects.types import ITEM_BYTES
-from irc.ops.custom import call_of, declaration
+from irc.ops.custom import Work, call_of, declaration
 from irc.ops.infer import Attrs, Signature
 from irc.ops.pointwise import POINTWISE
 from irc.ops.rule import Rule, static
@@ -113,10 +113,8 @@ def local_factors(op: FlowOp, signature: Sharded, mesh: Mesh) -> tuple[Rule, dic
     return rule, local
 
 
-def kernels_of(
-    op: FlowOp, sizes: Callable[[], Mapping[str, int]]
-) -> Sequence[tuple[float, float]] | None:
-    """Return FLOPs and bytes of each kernel of an op that is declared to be several, else None.
+def kernels_of(op: FlowOp, sizes: Callable[[], Mapping[str, int]]) -> Sequence[Work] | None:
+    """Return the work of each kernel of an op that is declared to be several, else None.
 
     Args:
         op: of level flow or spmd.
@@ -125,7 +123,7 @@ def kernels_of(
     known = declaration(op.plain["target"]) if op.name == "flow.extern" else None
     if known is None or known.kernels is None:
         return None
-    return known.kernels(call_of(op.plain, sizes(), _item_bytes(op)))
+    return known.kernels(call_of(op.plain, sizes(), _item_bytes(op)), op)
 
 
 def bytes_moved(op: FlowOp) -> int:

@@ -123,11 +123,15 @@ def _peak(search: dict[str, Any]) -> str:
 def _search(search: dict[str, Any], predicted_s: float | None) -> str:
     gap = float(search.get("gap", 0.0))
     proof = "proven optimal" if gap <= 1e-6 else f"at most {gap:.2%} above the optimum"
-    objective = search.get("objective_s")
+    objective, saved = search.get("objective_s"), search.get("saved_by_cuts_s", 0.0)
     added_up = search.get("added_up_s", objective)
+    cut = ""
+    if objective and saved:
+        cut = f"{seconds(objective)} less {seconds(saved)} that cuts save, "
+        objective -= saved
     apart = f" ({_apart(objective / predicted_s - 1)})" if objective and predicted_s else ""
     return (
-        f"objective {seconds(objective)}{apart}; compute and communication added up "
+        f"objective {cut}{seconds(objective)}{apart}; compute and communication added up "
         f"{seconds(added_up)} before fusion, {proof}"
         f" ({search.get('columns', 0):,} columns, {counted(search.get('nodes', 0), 'node')})"
     )

@@ -12,6 +12,7 @@ from irc.report.summary import weight_bytes
 from irc.report.timing import ActionRow, Split, action_rows, split
 from irc.report.traffic import Collective, Traffic
 from irc.report.weights import ArgumentRow, argument_rows
+from irc.sharding.saved import saved_by_cuts
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def gather(evidence: Evidence) -> Explanation:
         weight_bytes(plan),
         plan.arena_bytes,
         plan.arena_lower_bytes,
-        {key: value for key, value in evidence.search.items() if key != "ops"},
+        _search(evidence),
         argument_rows(evidence),
         action_rows(plan),
         rows,
@@ -58,3 +59,11 @@ def gather(evidence: Evidence) -> Explanation:
         [row for row in rows if row.assumed or row.replicated_only],
         fusion_groups(evidence),
     )
+
+
+def _search(evidence: Evidence) -> dict[str, Any]:
+    """Return what the search said of its choice, and the seconds that later cuts save of it."""
+    search = {key: value for key, value in evidence.search.items() if key != "ops"}
+    if search and (saved := saved_by_cuts(evidence.last)):
+        search["saved_by_cuts_s"] = saved
+    return search

@@ -33,10 +33,10 @@ from irc.dialects.flow import (
 )
 from irc.dialects.size import Size
 from irc.dialects.types import ITEM_BYTES, TensorType, is_float
-from irc.kernels.linear_loss import block_rows, saved_bytes
+from irc.kernels.linear_loss import saved_bytes
 from irc.ops.derivatives_softmax import find_softmax
 from irc.ops.infer import parse_spec
-from irc.ops.linear_loss import LOSS, accumulating, arguments
+from irc.ops.linear_loss import LOSS, accumulating, arguments, block_rows
 
 
 class MissError(Exception):

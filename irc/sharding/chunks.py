@@ -98,8 +98,11 @@ def cut_group(group: Group, cut: Cut, pieces: Pieces) -> None:
         _cut_scatter(group, cut, pieces)
 
 
-def told(group: Group, cut: Cut, saved_s: float | None) -> DictionaryAttr:
-    """Return what was decided of a group: what ``irc explain`` reads."""
+def told(group: Group, cut: Cut, saved_s: float | None, runs: int = 1) -> DictionaryAttr:
+    """Return what was decided of a group, of a function that runs so often in a call.
+
+    It is what ``irc explain`` reads.
+    """
     start = group.start
     facts: dict[str, object] = {
         "id": id_of(group.wait),
@@ -110,7 +113,7 @@ def told(group: Group, cut: Cut, saved_s: float | None) -> DictionaryAttr:
         "loc": loc_of(start),
     }
     if saved_s is not None:
-        facts["saved_s"] = saved_s
+        facts |= {"saved_s": saved_s, "runs": runs}
     return DictionaryAttr({key: to_attribute(value) for key, value in facts.items()})
 
 

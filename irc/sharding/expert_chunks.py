@@ -42,8 +42,11 @@ def cut_experts(layer: ExpertLayer, degree: int) -> None:
     _Cutting(layer, degree).run()
 
 
-def told(layer: ExpertLayer, degree: int, saved_s: float | None) -> DictionaryAttr:
-    """Return what was decided of a layer: what ``irc explain`` reads."""
+def told(layer: ExpertLayer, degree: int, saved_s: float | None, runs: int = 1) -> DictionaryAttr:
+    """Return what was decided of a layer, of a function that runs so often in a call.
+
+    It is what ``irc explain`` reads.
+    """
     facts: dict[str, object] = {
         "id": id_of(layer.op),
         "op": "experts' gradients" if layer.is_gradient else "experts",
@@ -53,7 +56,7 @@ def told(layer: ExpertLayer, degree: int, saved_s: float | None) -> DictionaryAt
         "loc": loc_of(layer.op),
     }
     if saved_s is not None:
-        facts["saved_s"] = saved_s
+        facts |= {"saved_s": saved_s, "runs": runs}
     return DictionaryAttr({key: to_attribute(value) for key, value in facts.items()})
 
 

@@ -17,8 +17,7 @@ construction, but for cuts that save next to nothing; "won" and "gap" hold no mo
 choice is made and the pass gives the program that was priced. What pieces are worth is said by
 "strict" and "x of"; that prices are right is not, nor that a cluster would agree.
 
-Layers are priced by the rows that are expected, as the kernels of a whole plan are: products of
-those, while activations of all rows that may come lie in memory, as zeros where none came.
+Layers are priced by the rows that are expected, as the kernels of a whole plan are.
 
 A layer counts as won where the chosen degree takes less time than both 1 and 2, by a thousandth at
 least; where it is 1 or 2 itself, it has to take no more than the other, by a thousandth at most.

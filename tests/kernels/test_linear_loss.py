@@ -18,8 +18,7 @@ from irc.dialects.text import context
 from irc.dialects.types import TensorType
 from irc.interpret.flow import run_function
 from irc.interpret.levels import difference, execute
-from irc.kernels import linear_loss
-from irc.ops.linear_loss import BACKWARD, LOSS, arguments
+from irc.ops.linear_loss import BACKWARD, LOSS, arguments, block_rows
 from irc.passes.fuse import FusePass
 from irc.passes.lower_externs import LowerExternsPass
 from irc.passes.map_tasks import MapTasksPass
@@ -157,11 +156,11 @@ def test_what_nobody_reads_is_not_computed() -> None:
 
 
 def test_blocks_are_even_where_they_can_be() -> None:
-    assert [linear_loss.block_rows(n, 768) for n in (1, 767, 4096, 1000, 997)] == [
+    assert [block_rows(n, 768) for n in (1, 767, 4096, 1000, 997)] == [
         1, 767, 512, 500, 504,
     ]  # fmt: skip
     for rows in range(1, 3000, 37):
-        step = linear_loss.block_rows(rows, 300)
+        step = block_rows(rows, 300)
         assert 0 < step <= 1024
         assert -(-rows // step) * step - rows < step
 

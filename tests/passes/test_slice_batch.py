@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
 from xdsl.ir import Block, SSAValue
 
+import irc
 from irc.dialects.builder import FlowBuilder, argument_attrs, entry, finish_function
 from irc.dialects.comm import AllGatherOp, AllReduceOp, CollectiveOp, PendingType, WaitOp
 from irc.dialects.dominance import verify_module
@@ -185,3 +188,20 @@ def test_what_computes_across_samples_keeps_the_batch_whole(
     module, _ = spmd(model(), (torch.randn(4, 8),))
     run_passes(module, [SliceBatchPass(cluster=CLUSTER)])
     assert SLICES not in module.attributes
+
+
+def test_a_step_of_stages_says_why_it_is_not_sliced(tmp_path: Path) -> None:
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.two(self.one(x).relu()).square().mean()
+
+    with pytest.raises(IrcError, match="a step in micro-batches is not sliced further") as error:
+        irc.export_plan(
+            Loss(), (torch.randn(4, 8),), optimizer="sgd", mesh="pipe=2", micro_batches=2,
+            passes=["no-slice-batch", "slice-batch{ways=2}"], out=tmp_path / "plan",
+        )  # fmt: skip
+    assert error.value.code == "option-value"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from xdsl.dialects.builtin import ArrayAttr, StringAttr
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import FlowOp, id_of
+from irc.dialects.flow import EXPECTED, FlowOp, id_of
 from irc.dialects.task import KernelOp
 from irc.kernels.along import along_kernel, is_along
 from irc.kernels.attention import attention_kernel, is_attention
@@ -59,7 +59,11 @@ class KernelTable:
             return attention_backward_kernel(ops[0], source, orders, self.target)
         nest = nest_of(ops, outputs, source, orders)
         sources = [id_of(op) for op in ops if op.name in COMPUTE_OPS | FREE_OPS]
-        return lower(nest, name=hint(nest), target=self.target, loc=loc, sources=sources)
+        made = lower(nest, name=hint(nest), target=self.target, loc=loc, sources=sources)
+        parts = {op.attributes.get(EXPECTED) for op in ops if op.name in COMPUTE_OPS}
+        if len(parts) == 1 and (part := parts.pop()) is not None:
+            made.kernel.attributes[EXPECTED] = part
+        return made
 
     def packed(self, made: Lowered) -> Packed | None:
         """Return a matmul as it reads a packed weight, where packing pays: the weight stays.
