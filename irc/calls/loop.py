@@ -41,6 +41,7 @@ from irc.runtime.call_agreement import collects_first
 from irc.runtime.executor import Executor
 from irc.runtime.executors import executor_of
 from irc.runtime.join import has_peers, shared_bytes
+from irc.runtime.once import once
 from irc.runtime.ranks import Ranks, argument_placement
 from irc.runtime.reduction import Reduction
 from irc.runtime.replicas import check_copies
@@ -461,31 +462,14 @@ class _BothWays(torch.autograd.Function):
         with torch.no_grad():
             gradients = ctx.version.backward(ctx, given)
         if torch.is_grad_enabled():  # create_graph=True
-            own = [g.requires_grad_() for g in gradients if g is not None]
-            once = iter(_Once.apply(*own))
-            gradients = [None if g is None else next(once) for g in gradients]
+            gradients = once(
+                gradients,
+                "gradients of a module that is compiled for a mesh are differentiated",
+                "its backward pass is a plan, which gives numbers and no graph",
+                "leave out the penalty on gradients (create_graph=True), or train the module as it "
+                "is: irc.whole(model)",
+            )
         return (None, None, *gradients)
-
-
-class _Once(torch.autograd.Function):
-    """Gradients as they are, which have none themselves: that is said by whoever asks for it.
-
-    Without it a penalty on gradients would count nothing, without a word.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return gradients
-
-    @staticmethod
-    def backward(ctx: Any, *_: torch.Tensor | None) -> Any:
-        raise IrcError(
-            "not-differentiable",
-            "gradients of a module that is compiled for a mesh are differentiated",
-            because="its backward pass is a plan, which gives numbers and no graph",
-            help="leave out the penalty on gradients (create_graph=True), or train the module as "
-            "it is: irc.whole(model)",
-        )
 
 
 def samples_of(program: Program, fed: Sequence[str]) -> int:

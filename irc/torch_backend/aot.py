@@ -31,6 +31,7 @@ from irc.torch_backend.compiled import Flat, runner_of
 from irc.torch_backend.counts import counters
 from irc.torch_backend.own_gradients import tell_autograd
 from irc.torch_backend.regions import by_parts, untouched_by_errors
+from irc.torch_backend.twice import differentiable, is_repeatable
 
 
 def compile_through_aot(
@@ -60,10 +61,10 @@ def compile_through_aot(
     look_at_classes(gm)
     tell_autograd(gm)
     turned: list[Turned] = []
-    is_traced = False
+    is_traced = repeats = False
 
     def forward(graph: GraphModule, _: Sequence[Any]) -> Any:
-        nonlocal is_traced
+        nonlocal is_traced, repeats
         is_traced = True
         counters["forward"] += 1
         # AOTAutograd calls this inside its fake tensor mode.
@@ -71,6 +72,7 @@ def compile_through_aot(
         seen = context.fw_metadata if context else None
         # Tokens of ops with effects come before what the caller sees.
         visible = len(seen.tokens) + seen.num_forward if seen else None
+        repeats = is_repeatable(graph, seen)
         with _disable_current_modes():
             refused: set[Node] = set()
             try:
@@ -126,7 +128,8 @@ def compile_through_aot(
             partition_fn=min_cut_rematerialization_partition,
         )
         try:
-            return _again_with_numbers(lambda: compiler(gm, list(inputs)))
+            run = _again_with_numbers(lambda: compiler(gm, list(inputs)))
+            return differentiable(run, gm, lambda: repeats)
         except Exception as error:
             # Dynamo is to trace it again with more numbers fixed: no failure.
             if is_traced or isinstance(error, RestartAnalysis):

@@ -1,0 +1,124 @@
+"""Gradients of gradients: torch runs a backward pass that is differentiated itself.
+
+AOTAutograd compiles first derivatives alone. Where they are asked for with ``create_graph=True``,
+the graph is run again, by torch, and differentiated; a graph that draws random numbers or writes
+into its inputs would be another then, and is refused, as is one of which that is not known.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from irc.errors import IrcError
+from irc.runtime.once import once
+from irc.torch_backend.compiled import Flat
+from irc.torch_backend.counts import counters
+
+HELD = "_irc_inputs"
+"""Where the node of a call has its inputs."""
+
+WHAT = (
+    "gradients of a compiled function are differentiated, which draws random numbers, writes into "
+    "its arguments, returns views of them, has open sizes (dynamic=True), or runs under autocast"
+)
+WHY = "torch would run it again for that, and it might not be the same"
+ADVICE = "call it uncompiled where gradients have gradients: irc.original(function)"
+
+
+def is_repeatable(graph: GraphModule, metadata: Any) -> bool:
+    """Return whether a graph gives the same again, and one result for each of the caller's.
+
+    Args:
+        graph: of a forward pass, as AOTAutograd gives it.
+        metadata: of the same; None where there is none.
+    """
+    if metadata is None or metadata.tokens or metadata.num_intermediate_bases:
+        return False
+    if any(each.mutates_data or each.mutates_metadata for each in metadata.input_info):
+        return False
+    if any(each.output_type.name != "non_alias" for each in metadata.output_info):
+        return False
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        return False
+    drawing = torch.Tag.nondeterministic_seeded
+    return not any(drawing in getattr(node.target, "tags", ()) for node in graph.graph.nodes)
+
+
+def differentiable(run: Flat, graph: GraphModule, repeats: Callable[[], bool]) -> Flat:
+    """Return what runs a graph, whose gradients have gradients.
+
+    Args:
+        run: runs it, with autograd's node of AOTAutograd.
+        graph: of torch's functions, as torch runs it.
+        repeats: says whether it gives the same again.
+    """
+    is_told = False
+
+    def told(*args: Any) -> Any:
+        nonlocal is_told
+        results = run(*args)
+        for each in results:
+            node = getattr(each, "grad_fn", None)
+            if node is not None and hasattr(node, "_forward_cls"):
+                if not is_told:
+                    is_told = True
+                    _tell(node._forward_cls, graph, repeats())
+                setattr(node, HELD, args)
+                break
+        return results
+
+    return told
+
+
+def _tell(function: Any, graph: GraphModule, repeats: bool) -> None:
+    """Let autograd's function of a graph know how it is differentiated twice."""
+    plain = function.backward
+
+    def backward(ctx: Any, *given: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return plain(ctx, *given)
+        inputs = getattr(ctx, HELD, ())
+        if repeats and len(inputs) == len(ctx.needs_input_grad):
+            # This version of torch gives them in a list, for functions that ask for that.
+            boxed = getattr(function, "boxed_grads_call", False)
+            return _by_torch(ctx, graph, inputs, given[0] if boxed else given)
+        try:
+            gradients = plain(ctx, *given)
+        except RuntimeError as error:
+            if "donated" not in str(error):
+                raise
+            # Its buffers may be written over: not even the first derivative can be had so.
+            raise IrcError("not-differentiable", WHAT, because=WHY, help=ADVICE) from error
+        return tuple(once(gradients, WHAT, WHY, ADVICE, near=inputs))
+
+    function.backward = staticmethod(backward)
+
+
+def _by_torch(ctx: Any, graph: GraphModule, inputs: Sequence[Any], given: Sequence[Any]) -> Any:
+    _ = ctx.saved_tensors  # torch's error where they were written to since, or are gone
+    counters["backward run by torch"] += 1
+    with torch.enable_grad():
+        results = graph.forward(*inputs)
+        pairs = [
+            (result, gradient)
+            for result, gradient in zip(results, given, strict=True)
+            if isinstance(result, torch.Tensor) and result.requires_grad and gradient is not None
+        ]
+        wanted = [i for i, needs in enumerate(ctx.needs_input_grad) if needs]
+        gradients: list[torch.Tensor | None] = [None] * len(inputs)
+        if pairs and wanted:
+            every = torch.autograd.grad(
+                [result for result, _ in pairs],
+                [inputs[i] for i in wanted],
+                [gradient for _, gradient in pairs],
+                create_graph=True,
+                allow_unused=True,
+            )
+            for i, each in zip(wanted, every, strict=True):
+                gradients[i] = each
+    return tuple(gradients)

@@ -1,0 +1,68 @@
+"""Gradients of gradients of what is compiled are eager's, or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import irc
+from irc.errors import IrcError
+
+
+def derivatives(function: Callable[..., Any], *given: Tensor) -> list[Tensor]:
+    """Return those of first, second and third order."""
+    own = [x.detach().clone().requires_grad_() for x in given]
+    result = function(*own)
+    first = torch.autograd.grad(result.sum(), own, create_graph=True)
+    penalty = sum((g * g).sum() for g in first)
+    second = torch.autograd.grad(penalty, own, create_graph=True)
+    third = torch.autograd.grad(sum(g.sin().sum() for g in second), own)
+    return [*first, *second, *third]
+
+
+def test_of_a_function() -> None:
+    torch.manual_seed(0)
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return torch.tanh(x @ w).sum(1)
+
+    given = torch.randn(3, 4).double(), torch.randn(4, 5).double()
+    for own, eager in zip(
+        derivatives(irc.compile(function), *given), derivatives(function, *given), strict=True
+    ):
+        torch.testing.assert_close(own, eager, rtol=1e-12, atol=1e-12)
+
+
+def test_a_penalty_on_the_gradient_of_a_module() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Softplus(), nn.Linear(8, 1)).double()
+    x = torch.randn(6, 4).double()
+    found: list[list[Tensor | None]] = []
+    for module in (net, irc.compile(net)):
+        net.zero_grad()
+        own = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(module(own).sum(), own, create_graph=True)
+        (module(own).sum() + ((slope.norm(dim=1) - 1) ** 2).mean()).backward()
+        found.append([p.grad for p in net.parameters()])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)
+
+
+def test_what_would_not_be_the_same_again() -> None:
+    compiled = irc.compile(lambda x: F.dropout(x, 0.5) ** 3)
+    with pytest.raises(IrcError, match="draws random numbers") as caught:
+        derivatives(compiled, torch.randn(3, 4))
+    assert caught.value.code == "not-differentiable"
+
+
+def test_memory_that_was_written_to_since() -> None:
+    x = torch.randn(4, requires_grad=True)
+    scale = torch.ones(4)
+    result = irc.compile(lambda x, s: (x.sin() * s).sum())(x, scale)
+    scale.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(result, x, create_graph=True)
