@@ -15,6 +15,7 @@ from irc.cluster.device import Device
 from irc.cluster.gpus import (
     A100,
     A100_40,
+    A100_40_LOADED,
     B200,
     GB,
     H100,
@@ -116,7 +117,7 @@ KINDS: Mapping[str, Kind] = {
     "L4": Kind(L4, (L4_LINK,), _network(VIRTUAL_100)),
     "A100-40": Kind(A100_40, (NVLINK_3,), _network(EFA_400)),
     "A100": Kind(A100, (NVLINK_3,), _network(HDR_200)),
-    "A100-40-HDR": Kind(A100_40, (NVLINK_3,), _network(HDR_200)),
+    "A100-40-HDR": Kind(A100_40_LOADED, (NVLINK_3,), _network(HDR_200)),
     "A100-OPA": Kind(A100, (NVLINK_3,), _network(OPA_400)),
     "H100": Kind(H100, (NVLINK_4,), _network(NDR_400)),
     "H200": Kind(H200, (NVLINK_H200,), _network(NDR_400)),

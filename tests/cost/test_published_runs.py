@@ -1,13 +1,18 @@
-"""Published training runs: what their rows say."""
+"""Published training runs: what their rows say, and that configurations of theirs are predicted."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
+from tests.benchmarks.published_models import Sizes
+from tests.benchmarks.published_predict import Predictor
 from tests.benchmarks.published_runs import IncompleteError, Run, rows, run_of, step_s
+from tests.benchmarks.published_systems import head_bytes, layer_bytes
 from tests.benchmarks.published_times import given_times
+from tests.benchmarks.published_training import rank_correlation, spread
 
 ROWS = {row["id"]: row for row in rows()}
 
@@ -63,3 +68,34 @@ def test_given_the_times_of_its_stages_a_pipeline_is_simulated_as_it_ran(name: s
     pair = given_times(ROWS[name])
     assert pair is not None
     assert pair[0] == pytest.approx(pair[1], rel=0.03)
+
+
+def test_rank_correlation_counts_order_alone() -> None:
+    assert rank_correlation([(1.0, 1.0), (2.0, 50.0), (3.0, 51.0)]) == pytest.approx(1.0)
+    assert rank_correlation([(1.0, 3.0), (2.0, 2.0), (3.0, 1.0)]) == pytest.approx(-1.0)
+
+
+def test_runs_are_taken_evenly_spread() -> None:
+    every = runs()[0]
+    assert spread(every, None) == every
+    assert [spread(every[:10], 3)[i] for i in (0, 2)] == [every[0], every[9]]
+    assert len(spread(every, 7)) == 7
+
+
+def test_what_a_system_moves_more_is_counted_by_hand() -> None:
+    run = run_of(ROWS["vocabpar24-001"])
+    logits = 2048 * 32000
+    assert head_bytes(run) == (logits * (38 - 2), logits * (14 - 4))
+    # GELU reads and writes; sums of gradients are single, in products that add to them.
+    units = 2048 * 12288 * 4
+    assert layer_bytes(run) == (units, units + 12 * 3072**2 * 4)
+
+
+def test_a_run_is_predicted_from_its_pieces() -> None:
+    sizes = Sizes(256, 4, 4, 1024, 2048, 128)
+    run = replace(run_of(ROWS["vocabpar24-001"]), sizes=sizes, layers=6, devices=2, pipe=2,
+                  micro_batches=4, layers_of=(3, 3))  # fmt: skip
+    predictor = Predictor()
+    plain = predictor.step_s(run)
+    again = predictor.step_s(replace(run, recompute="full"))
+    assert 0 < plain < again < 2 * plain
