@@ -12,7 +12,6 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.passes import ModulePass
 
-from irc.cluster.load import find_cluster
 from irc.constraints.layouts import parse_layout
 from irc.constraints.padding import pad_pinned
 from irc.constraints.pins import Statement, constraint_text
@@ -28,6 +27,7 @@ from irc.search.graph import Graph, Wishes
 from irc.search.on_mesh import Plan, TooSmall, search
 from irc.search.plan_cost import plan_cost
 from irc.search.samples import check_samples
+from irc.search.shared import cost_on
 from irc.search.whole_work import WholeWorkWarning, whole_work
 from irc.search.write import write_placements
 from irc.sharding.mesh import parse_mesh
@@ -138,7 +138,7 @@ class AutoShardPass(ModulePass):
         mesh = self._mesh()
         _check_sizes(op)
         within = parse_mesh(self.within) if self.within else None
-        cost = ClusterCost(find_cluster(self.cluster), mesh, within=within)
+        cost = cost_on(self.cluster, mesh, within)
         text, source = constraint_text(self.pins)
         statements = placed_statements(op, mesh, text, source)
         pad_pinned(op, mesh, statements)

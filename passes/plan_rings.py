@@ -13,7 +13,7 @@ from xdsl.passes import ModulePass
 
 from irc.cluster.load import THIS_HOST, find_cluster
 from irc.cost.model import ClusterCost
-from irc.cost.rings import ring_block, seconds_by_way
+from irc.cost.rings import ring_block, ring_prices
 from irc.dialects.flow import FlowOp, id_of, loc_of
 from irc.errors import IrcError, did_you_mean
 from irc.ops.strategies import RING
@@ -138,7 +138,7 @@ class PlanRingsPass(ModulePass):
     ) -> RingFacts:
         ways: Mapping[str, float] = {}
         if not self.way:
-            ways = seconds_by_way(cost, op, signature)
+            ways = {way: price.seconds for way, price in ring_prices(cost, op, signature).items()}
         way = self._chosen(op, ways_of(op, signature, cost.mesh), ways, only)
         op.attributes[WAY] = StringAttr(way)
         axis, size = cost.mesh.axes[signature.strategy.index(RING)]

@@ -6,27 +6,19 @@ search its candidates: memory that is no operand and no result.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from math import prod
 
+from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Block, SSAValue
 
 from irc.dialects.comm import CollectiveOp, MarkedRowsOp, WaitOp
 from irc.dialects.flow import FlowOp
 from irc.dialects.placement import Mesh
 from irc.dialects.types import ITEM_BYTES, TensorType
-from irc.ops.strategies import RING
 from irc.ops.work import VIEWS
 from irc.sharding.local import build_local, local_type
-from irc.sharding.ring_ways import WAY, ring_key, way_of, ways_of
 from irc.sharding.signatures import RULE, NdSignature
-
-REPEATED = 3
-"""Of the steps of a ring that are looked at: the others hold what these do."""
-
-MOST_RINGS = 1 << 12
-"""Of which the bytes are remembered: a search asks for each signature of each mesh."""
-_RINGS: dict[Hashable, int] = {}
 
 
 def inner_bytes(op: FlowOp, signature: NdSignature, mesh: Mesh) -> int:
@@ -34,34 +26,29 @@ def inner_bytes(op: FlowOp, signature: NdSignature, mesh: Mesh) -> int:
 
     Args:
         op: an op on logical tensors.
-        signature: how it is split.
+        signature: how it is split; of a ring, see :func:`irc.cost.rings.ring_bytes`.
         mesh: over what.
     """
     if set(signature.strategy) <= {RULE}:
         return 0
-    if RING not in signature.strategy:
-        return _inner_bytes(op, signature, mesh)
-    # Which way a ring goes round is not known yet.
-    ways = [way_of(op)] if WAY in op.attributes else ways_of(op, signature, mesh)
-    key = ring_key(op, signature, mesh), *ways
-    if key not in _RINGS:
-        if len(_RINGS) >= MOST_RINGS:
-            _RINGS.clear()
-        _RINGS[key] = max(_inner_bytes(op, signature, mesh, way) for way in ways)
-    return _RINGS[key]
-
-
-def _inner_bytes(op: FlowOp, signature: NdSignature, mesh: Mesh, way: str = "") -> int:
     placed = zip(op.inputs, signature.operands, strict=True)
     block = Block(arg_types=[local_type(value.type, p, mesh) for value, p in placed])
-    program: list[FlowOp] = []
-    results = build_local(
-        op, signature, mesh, list(block.args), program.append, steps=REPEATED if way else 0, way=way
-    )
+    block.add_op(ReturnOp(*build_local(op, signature, mesh, list(block.args), block.add_op)))
+    return most_inner_bytes(block)
+
+
+def most_inner_bytes(block: Block) -> int:
+    """Return the most bytes that a rank's program holds beside its arguments and results.
+
+    Args:
+        block: with its terminator, level spmd.
+    """
+    program = [op for op in block.ops if isinstance(op, FlowOp)]
     if not any(isinstance(op, CollectiveOp) for op in program):
         # One kernel, or a few that the fuser joins.
         return 0
-    return _peak(program, {*block.args, *results})
+    end = block.last_op
+    return _peak(program, {*block.args, *(end.operands if end is not None else ())})
 
 
 def _peak(program: Sequence[FlowOp], elsewhere: set[SSAValue]) -> int:

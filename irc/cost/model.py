@@ -217,9 +217,14 @@ class ClusterCost:
         seconds = part * self.collective_seconds(kind, bucket_bytes, axis)
         return seconds + (2 * self._copy_s(num_bytes) if on_host else 0.0)
 
-    def permute_seconds(self, op: PermuteOp) -> float:
-        """Return the time of one permute, beside nothing else: see `irc.cost.permute`."""
-        num_bytes = _num_bytes(op.result_tensor)
+    def permute_seconds(self, op: PermuteOp, *, num_bytes: int | None = None) -> float:
+        """Return the time of one permute, beside nothing else: see `irc.cost.permute`.
+
+        Args:
+            op: level spmd.
+            num_bytes: of each message; None: what the op sends.
+        """
+        num_bytes = _num_bytes(op.result_tensor) if num_bytes is None else num_bytes
         copy = self.cluster.device.bytes_per_s
         return permute_s(op.plain["targets"], self._links[op.axis.data], num_bytes, copy)
 

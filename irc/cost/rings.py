@@ -1,72 +1,122 @@
-"""Seconds of a ring of attention, by each way to go round: what search and ``plan-rings`` compare.
+"""Seconds and bytes of a ring of attention, by each way to go round.
 
-On devices a ring takes what its program does, listed on compute and link; on one host the transport
-takes the cores that compute, so that nothing may be promised, and its ops are added up.
+What search and ``plan-rings`` compare. On devices a ring takes what its program does, listed on
+compute and link; on one host the transport takes the cores that compute, so that nothing may be
+promised, and its ops are added up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Block, Operation
 
+from irc.cost.inner import most_inner_bytes
 from irc.cost.listed import listed_seconds, unfused_seconds
-from irc.dialects.flow import FlowOp
+from irc.dialects.comm import PermuteOp
+from irc.dialects.flow import ExternOp, FlowOp
 from irc.ops.strategies import RING
 from irc.sharding.local import build_local, local_type
-from irc.sharding.ring_ways import WAY, ring_key, way_of, ways_of
+from irc.sharding.ring_ways import KEYS, WAY, ring_key, way_of, ways_of
 from irc.sharding.signatures import NdSignature
 
 if TYPE_CHECKING:
     from irc.cost.model import ClusterCost
 
 STEPS = 4
-"""Of a ring that are built: those after cost what the last of these does."""
+"""Of a ring that are built: those after cost what the last of these does, and hold as much."""
+
+MOST_OF_LAUNCHES = 1.1
+"""Times a launch and an empty message that the ops of a ring may take for launches to decide."""
 
 MOST = 1 << 12
 """Of rings that are remembered: signatures, stages of a pipeline and meshes have the same ones."""
-_SECONDS: dict[Hashable, Mapping[str, float]] = {}
+_PRICES: dict[Hashable, RingPrice] = {}
 _LOCK = Lock()
 """Of stages that are placed at one time, the second is to find what the first has priced."""
 
 
+@dataclass(frozen=True)
+class RingPrice:
+    """What a ring costs in one way.
+
+    Attributes:
+        seconds: from its start until compute and link are done.
+        inner_bytes: that a rank holds beside the op's operands and results, at most.
+        launches_decide: no block of rows takes longer than its launch, and no message longer than
+            an empty one, but for :data:`MOST_OF_LAUNCHES`.
+    """
+
+    seconds: float
+    inner_bytes: int
+    launches_decide: bool
+
+
 def ring_seconds(cost: ClusterCost, op: FlowOp, signature: NdSignature) -> float:
     """Return the seconds of a ring in the way that the op says, or else in the best."""
-    if WAY in op.attributes:
-        return way_seconds(cost, op, signature, way_of(op))
-    return min(seconds_by_way(cost, op, signature).values())
+    return min(price.seconds for price in ring_prices(cost, op, signature).values())
 
 
-def seconds_by_way(cost: ClusterCost, op: FlowOp, signature: NdSignature) -> Mapping[str, float]:
-    """Return the seconds of a ring by each of the ways that its op may go round.
+def ring_bytes(cost: ClusterCost, op: FlowOp, signature: NdSignature) -> int:
+    """Return what a rank holds inside of a ring, at most: which way is best is decided later."""
+    return max(price.inner_bytes for price in ring_prices(cost, op, signature).values())
+
+
+def ring_prices(cost: ClusterCost, op: FlowOp, signature: NdSignature) -> Mapping[str, RingPrice]:
+    """Return the price of a ring by the ways that may be best: of one that the op says, or else.
+
+    Where launches decide, no way can be quicker than the first, which has the fewest: it is alone.
 
     Args:
         cost: of its mesh.
         op: attention or its derivative, on logical tensors.
         signature: by strategy ``ring``.
     """
+    if WAY in op.attributes:
+        return {way_of(op): ring_price(cost, op, signature, way_of(op))}
+    first = ring_price(cost, op, signature, KEYS)
+    others = [] if first.launches_decide else ways_of(op, signature, cost.mesh)[1:]
+    return {KEYS: first, **{way: ring_price(cost, op, signature, way) for way in others}}
+
+
+def ring_price(cost: ClusterCost, op: FlowOp, signature: NdSignature, way: str) -> RingPrice:
+    """Return the price of a ring in one way, remembered for equal ones."""
     axis = cost.mesh.names[signature.strategy.index(RING)]
-    key = cost.key, axis, ring_key(op, signature, cost.mesh)
+    key = cost.key, axis, way, ring_key(op, signature, cost.mesh)
     with _LOCK:
-        if key not in _SECONDS:
-            if len(_SECONDS) >= MOST:
-                _SECONDS.clear()
-            ways = ways_of(op, signature, cost.mesh)
-            _SECONDS[key] = {way: way_seconds(cost, op, signature, way) for way in ways}
-        return _SECONDS[key]
+        if key not in _PRICES:
+            if len(_PRICES) >= MOST:
+                _PRICES.clear()
+            _PRICES[key] = _price(cost, op, signature, way)
+        return _PRICES[key]
 
 
-def way_seconds(cost: ClusterCost, op: FlowOp, signature: NdSignature, way: str) -> float:
-    """Return the seconds of a ring in one way."""
+def _price(cost: ClusterCost, op: FlowOp, signature: NdSignature, way: str) -> RingPrice:
     ranks = cost.mesh.size(cost.mesh.names[signature.strategy.index(RING)])
-    whole = block_seconds(cost, ring_block(op, signature, cost, way, min(ranks, STEPS)))
-    if ranks <= STEPS:
-        return whole
-    before = block_seconds(cost, ring_block(op, signature, cost, way, STEPS - 1))
-    return whole + (ranks - STEPS) * (whole - before)
+    block = ring_block(op, signature, cost, way, min(ranks, STEPS))
+    seconds = block_seconds(cost, block)
+    if ranks > STEPS:
+        before = block_seconds(cost, ring_block(op, signature, cost, way, STEPS - 1))
+        seconds += (ranks - STEPS) * (seconds - before)
+    return RingPrice(seconds, most_inner_bytes(block), _launches_decide(cost, block))
+
+
+def _launches_decide(cost: ClusterCost, block: Block) -> bool:
+    device = cost.cluster.device
+    for op in block.ops:
+        if isinstance(op, ExternOp):
+            most = device.launch_s
+        elif isinstance(op, PermuteOp):
+            most = cost.permute_seconds(op, num_bytes=0)
+        else:
+            continue
+        if cost.local_seconds(op) > MOST_OF_LAUNCHES * most:
+            return False
+    return not device.cores
 
 
 def ring_block(

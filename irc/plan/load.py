@@ -136,12 +136,20 @@ def from_files(
     for name, entry in listed.files.items():
         files.check_digest(name, texts[name], entry)
     plan = from_json(texts[PLAN])
-    verify_plan(plan)
     if plan.mesh != listed.mesh:
         raise corrupt(f"the plan is for mesh '{plan.mesh}', its manifest says '{listed.mesh}'")
-    found = LoadedPlan(plan, texts, manifest, folder)
-    _ = found.sized  # says what is wrong with it
-    return found
+    return verified(LoadedPlan(plan, texts, manifest, folder))
+
+
+def verified(plan: LoadedPlan) -> LoadedPlan:
+    """Return a plan whose content makes sense.
+
+    Raises:
+        IrcError: ``plan-version`` or ``plan-corrupt``.
+    """
+    verify_plan(plan.plan)
+    _ = plan.sized  # says what is wrong with it
+    return plan
 
 
 def pack(plan: LoadedPlan) -> bytes:

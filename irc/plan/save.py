@@ -18,7 +18,7 @@ from irc.errors import IrcError
 from irc.plan import built, files
 from irc.plan.digests import note_weights, write_digests
 from irc.plan.files import MANIFEST, PLAN, REFERENCES, WEIGHTS
-from irc.plan.load import LoadedPlan, from_files
+from irc.plan.load import LoadedPlan, verified
 from irc.plan.schema import Plan, to_json
 from irc.plan.weights import Reference, references_text, with_values, write_safetensors
 
@@ -52,7 +52,7 @@ def make_plan(
     texts |= extra or {}
     content = {name: text.encode() for name, text in sorted(texts.items())}
     manifest = files.make_manifest(content, plan.mesh, torch_version)
-    return from_files(files.manifest_text(manifest).encode(), content)
+    return verified(LoadedPlan(plan, content, files.manifest_text(manifest).encode()))
 
 
 def save_plan(

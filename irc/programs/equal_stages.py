@@ -20,7 +20,6 @@ from irc.dialects.builder import arguments, entry, results
 from irc.dialects.flow import rename_ids
 from irc.dialects.placement import Mesh
 from irc.dialects.printer import literal
-from irc.dialects.text import dump
 
 OWN = ("parameter", "buffer", "state", "accumulator", "boundary")
 """Roles of what each stage has of its own."""
@@ -137,10 +136,18 @@ def _tokens(func: FuncOp) -> Iterator[str]:
             yield TOKEN.findall(attr.data)[0]
 
 
-def key_of(module: ModuleOp, names: Names, mesh: Mesh, pins: str) -> str:
-    """Return what equal stages have in common: their text, and what the user says of them."""
+def key_of(module: ModuleOp, text: str, names: Names, mesh: Mesh, pins: str) -> str:
+    """Return what equal stages have in common: their text, and what the user says of them.
+
+    Args:
+        module: of the stage.
+        text: of the module.
+        names: of what it holds.
+        mesh: of the stage.
+        pins: what the user says.
+    """
     renaming = names.to(names.numbered)
-    text = dump(renaming.apply(module))
+    text = renaming.apply_to_text(text)
     if not pins:
         return text
     found = resolve(module, mesh, parse_constraints(pins, "pins"))

@@ -112,7 +112,7 @@ def make_parts_plan(
         steps += slice_steps(slices, len(steps), recipe, trained, loss=loss, scale=scale)
         crossings += slices.crossings
     if options.keep_ir:
-        files |= {stage_file(stage): dump(step.module) for stage, step in enumerate(steps)}
+        files |= {stage_file(stage): step.text for stage, step in enumerate(steps)}
     inner = Mesh(tuple(axis for axis in options.mesh.axes if axis[0] != PIPE))
     own = replace(options, mesh=inner, within=options.mesh)
     splits = [splits_backward(schedule, stage) for stage in range(len(steps))]

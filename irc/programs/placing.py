@@ -15,6 +15,7 @@ from irc.pipeline import Options, run_passes
 from irc.pipeline.default import passes_by_part
 from irc.programs.equal_stages import Names, key_of, names_of
 from irc.programs.stage_step import StageStep
+from irc.search.shared import SHARED, Shared
 from irc.training.call_parts import split_calls
 from irc.training.functions import sort_by_function
 from irc.training.stage_runs import RUNS, StageRuns
@@ -45,7 +46,7 @@ class Stage:
         """Return a stage, its key written."""
         names = names_of(step.module)
         key = (
-            key_of(step.module, names, options.mesh, options.pins),
+            key_of(step.module, step.text, names, options.mesh, options.pins),
             (runs.micro_batches, runs.merged, options.memory_bytes),
             # What is summed over the whole batch is in one stage.
             number if step.batch else None,
@@ -56,6 +57,7 @@ class Stage:
 Placed: TypeAlias = tuple[ModuleOp, Mapping[str, Any]]
 """A stage whose values have placements, and what the search says of it."""
 
+
 AT_ONCE = 2
 """Stages that are placed at one time: one is solved while another is built."""
 
@@ -64,7 +66,8 @@ class Placing:
     """Places stages, those at once of which none waits for another.
 
     Building the problem of a stage takes Python, and solving it does not: while one is solved,
-    another is built, and functions are lowered. What is chosen does not depend on it.
+    another is built, and functions are lowered. Stages have ops in common, whose signatures and
+    prices are looked up once. What is chosen does not depend on either.
 
     Args:
         ahead: stages that are planned anyway; of equal ones the first is placed.
@@ -72,13 +75,13 @@ class Placing:
 
     def __init__(self, ahead: Sequence[Stage]) -> None:
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="irc-stage")
+        # Which sizes are being decided is known to the context of a caller.
+        self._context, self._shared = copy_context(), Shared()
+        self._context.run(SHARED.set, self._shared)
         first = {own.key: own for own in reversed(ahead)}
         self._begun: dict[int, Future[Placed]] = {}
         for own in sorted(first.values(), key=lambda own: own.number) if len(first) > 1 else ():
-            # Which sizes are being decided is known to the context of a caller.
-            run = copy_context().run
-            job = self._pool.submit(run, placed, own.step, own.options, own.runs)
-            self._begun[own.number] = job
+            self._begun[own.number] = self._begin(own)
 
     def __enter__(self) -> Self:
         return self
@@ -94,7 +97,14 @@ class Placing:
             IrcError: what the passes raise.
         """
         job = self._begun.pop(own.number, None)
-        return placed(own.step, own.options, own.runs) if job is None else job.result()
+        return (self._begin(own) if job is None else job).result()
+
+    def _begin(self, own: Stage) -> Future[Placed]:
+        def place() -> Placed:
+            with self._shared.turn:
+                return placed(own.step, own.options, own.runs)
+
+        return self._pool.submit(self._context.copy().run, place)
 
 
 def placed(step: StageStep, options: Options, runs: StageRuns) -> Placed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp, ReturnOp
@@ -16,6 +17,7 @@ from xdsl.ir import SSAValue
 
 from irc.dialects.builder import argument_attrs, arguments, entry, results
 from irc.dialects.flow import phase_of, tensor
+from irc.dialects.text import dump
 from irc.ops.derivative import PhaseBuilder, stamp
 from irc.pipeline.run import run_passes
 from irc.pipeline.training import Training
@@ -43,6 +45,11 @@ class StageStep:
     sent: tuple[str, ...]
     batch: Mapping[str, ModuleOp]
     kinds: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @cached_property
+    def text(self) -> str:
+        """The text of the module, which stays as it is."""
+        return dump(self.module)
 
 
 def stage_step(

@@ -32,6 +32,7 @@ class Facts:
 
     Args:
         module: level flow.
+        numbers: of ops that are equal, of other modules too; filled in.
 
     Attributes:
         functions: by name, callees before callers.
@@ -44,7 +45,7 @@ class Facts:
         sums: sums of gradients of such a stage, and the accumulators that hold them.
     """
 
-    def __init__(self, module: ModuleOp) -> None:
+    def __init__(self, module: ModuleOp, numbers: dict[Key, int] | None = None) -> None:
         known = functions(module)
         self.module = module
         self.functions = {name: known[name] for name in _callees_first(known)}
@@ -62,7 +63,7 @@ class Facts:
         self.loaded = {value for role, _, value in arguments(entry(module)) if role in LOADED}
         self.traffic = {op: t for func in known.values() for op, t in candidates(func)}
         self._keys: dict[FlowOp, Key] = {}
-        self._numbers: dict[Key, int] = {}
+        self._numbers = {} if numbers is None else numbers
         self._uses: dict[SSAValue, list[Use]] = {}
         self._kinds: dict[SSAValue, tuple[LocalShape, str]] = {}
 

@@ -31,7 +31,6 @@ from irc.search.moments import liveness_of
 from irc.search.options import Options
 from irc.search.partials import AxisPartial, Partials, is_possible
 from irc.search.problem import Net, Node, Port, Problem
-from irc.search.prune import undominated
 from irc.sharding.boxing import LocalShape, even_shape
 from irc.sharding.padding import is_front_of, padded_arguments
 from irc.sharding.signatures import NdSignature
@@ -135,9 +134,8 @@ class Graph:
     def _add_op(self, op: FlowOp, function: str) -> None:
         found = self._wishes.constraints.signatures(function, op, self._partials.signatures[op])
         found = self._rules.signatures(op, found)
+        found = [found[i] for i in self.options.undominated(op, found)]
         seconds = [self.options.seconds(op, signature) for signature in found]
-        kept = undominated(op, found, seconds, self._boxing)
-        found, seconds = [found[i] for i in kept], [seconds[i] for i in kept]
         count = self.facts.often.get(op, self._counts[function])
         node = Node(f"{function}/{id_of(op)}", tuple(seconds), count)
         index = self.problem.add_node(node)

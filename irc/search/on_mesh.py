@@ -20,10 +20,11 @@ from irc.dialects.types import TensorType
 from irc.errors import IrcError
 from irc.search.facts import Facts
 from irc.search.graph import Graph, Wishes
-from irc.search.options import Options, Ways
+from irc.search.options import Known, Options, Ways
 from irc.search.problem import Problem
 from irc.search.program import Solution, TooLarge, solve
 from irc.search.relaxation import Infeasible
+from irc.search.shared import known_of
 from irc.sharding.trees import Trees
 
 if TYPE_CHECKING:
@@ -116,8 +117,11 @@ def search(
     """
     _check_axes(module, cost.mesh)
     budget = budget_bytes(cost) if wishes.memory_bytes is None else wishes.memory_bytes
-    facts = facts or Facts(module)
-    options, trees = Options(cost, facts.key, facts.traffic, ways), Trees(cost.boxing)
+    # What another search numbered its ops by is of no use here.
+    known = known_of(cost) if facts is None and ways is None else Known()
+    facts = facts or Facts(module, known.numbers)
+    options = Options(cost, facts.key, facts.traffic, ways, known)
+    trees = Trees(cost.boxing)
     shortage = shortage or Shortage()
 
     most = MOST_COLUMNS if ways is None and len(cost.mesh.axes) > 1 else float("inf")

@@ -7,14 +7,17 @@ its *ways*; on the next mesh the axes choose among them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from irc.cost.inner import inner_bytes
 from irc.cost.model import ClusterCost
+from irc.cost.rings import ring_bytes
 from irc.dialects.flow import FlowOp
 from irc.dialects.placement import AxisPlacement, Split
+from irc.ops.strategies import RING
 from irc.ops.work import Traffic
+from irc.search.prune import undominated
 from irc.sharding.signatures import NdSignature, Signature, axis_signatures, signatures
 
 Key: TypeAlias = object
@@ -29,6 +32,25 @@ NAMES = frozenset({"loc", "id", "phase", "grad"})
 """Attributes that say nothing of what an op computes."""
 
 
+class Known:
+    """What is known of ops on one mesh of one cluster, by the numbers of their keys.
+
+    Attributes:
+        numbers: of keys, and of what their kernels move.
+        signatures: of an op.
+        seconds: of an op under a signature, by the identity of that; with it, so that it lives.
+        inner: bytes that it holds inside, likewise.
+        kept: of lists of signatures, those that are not dominated, with the list.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: dict[Key, int] = {}
+        self.signatures: dict[Key, list[NdSignature]] = {}
+        self.seconds: dict[tuple[Key, int], tuple[NdSignature, float]] = {}
+        self.inner: dict[tuple[Key, int], tuple[NdSignature, int]] = {}
+        self.kept: dict[tuple[Key, tuple[int, ...]], tuple[list[NdSignature], list[int]]] = {}
+
+
 class Options:
     """Signatures and prices, remembered.
 
@@ -37,6 +59,7 @@ class Options:
         key: what equal ops have in common.
         traffic: what ops move that are fused with others.
         ways: what axes may do in each op; None: anything.
+        known: of the same cost model, where anything may be done; filled in.
     """
 
     def __init__(
@@ -45,11 +68,12 @@ class Options:
         key: Callable[[FlowOp], Key],
         traffic: Mapping[FlowOp, Traffic],
         ways: Ways | None = None,
+        known: Known | None = None,
     ) -> None:
         self.cost, self.key, self.traffic, self.ways = cost, key, traffic, ways
-        self._found: dict[Key, list[NdSignature]] = {}
-        self._seconds: dict[tuple[Key, int], float] = {}
-        self._inner: dict[tuple[Key, int], int] = {}
+        known = known or Known()
+        self._found, self._seconds, self._inner = known.signatures, known.seconds, known.inner
+        self._kept = known.kept
 
     def signatures(self, op: FlowOp) -> list[NdSignature]:
         """Return the signatures of an op; equal ops have the same list."""
@@ -72,15 +96,35 @@ class Options:
         """Return the time of an op under one of its signatures."""
         key = (self.key(op), id(signature))
         if key not in self._seconds:
-            self._seconds[key] = self.cost.op_seconds(op, signature, self.traffic.get(op))
-        return self._seconds[key]
+            seconds = self.cost.op_seconds(op, signature, self.traffic.get(op))
+            self._seconds[key] = signature, seconds
+        return self._seconds[key][1]
+
+    def undominated(self, op: FlowOp, found: Sequence[NdSignature]) -> list[int]:
+        """Return the indices of the signatures that can be part of a cheapest plan.
+
+        Args:
+            op: an op.
+            found: of its signatures; see :func:`irc.search.prune.undominated`.
+        """
+        key = self.key(op), tuple(map(id, found))
+        if key not in self._kept:
+            seconds = [self.seconds(op, signature) for signature in found]
+            # The list keeps its signatures, and so their identities.
+            self._kept[key] = [*found], undominated(op, found, seconds, self.cost.boxing)
+        return self._kept[key][1]
 
     def inner_bytes(self, op: FlowOp, signature: NdSignature) -> int:
         """Return what a rank holds inside of an op under one of its signatures."""
         key = (self.key(op), id(signature))
         if key not in self._inner:
-            self._inner[key] = inner_bytes(op, signature, self.cost.mesh)
-        return self._inner[key]
+            held = (
+                ring_bytes(self.cost, op, signature)
+                if RING in signature.strategy
+                else inner_bytes(op, signature, self.cost.mesh)
+            )
+            self._inner[key] = signature, held
+        return self._inner[key][1]
 
 
 def ways_of(signature: NdSignature, axes: Iterable[str]) -> Iterable[Way]:

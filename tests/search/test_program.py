@@ -19,7 +19,7 @@ from irc.dialects.types import TensorType
 from irc.passes.add_optimizer import AddOptimizerPass
 from irc.passes.canonicalize import CanonicalizePass
 from irc.passes.differentiate import DifferentiatePass
-from irc.search import graph as graphs
+from irc.search import options as options_module
 from irc.search.graph import Graph, Wishes
 from irc.search.least import least_memory
 from irc.search.problem import Net, Node, Port, Problem
@@ -90,7 +90,9 @@ def test_the_optimum_is_the_best_of_all_choices() -> None:
         cost = ClusterCost(PRESETS["demo-gpus"], mesh)
         module = random_module(seed)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(graphs, "undominated", lambda op, found, *rest: list(range(len(found))))
+            patch.setattr(
+                options_module, "undominated", lambda op, found, *rest: list(range(len(found)))
+            )
             full = Graph(module, cost, Wishes()).problem
         if not small_enough(full):
             continue

@@ -12,7 +12,7 @@ from xdsl.ir import Block
 
 from irc.cluster.presets import PRESETS
 from irc.cost.model import ClusterCost
-from irc.cost.rings import block_seconds, ring_block, way_seconds
+from irc.cost.rings import block_seconds, ring_block, ring_price
 from irc.dialects.comm import PermuteOp
 from irc.dialects.flow import AttentionOp, ExternOp, FlowOp
 from irc.dialects.placement import Mesh, Split
@@ -144,7 +144,7 @@ def test_steps_after_the_fourth_cost_what_the_fourth_does() -> None:
         for way in WAYS:
             block = ring_block(op, ring, cost, way, 0)
             whole = block_seconds(cost, block)
-            assert way_seconds(cost, op, ring, way) == pytest.approx(whole, rel=0.02), way
+            assert ring_price(cost, op, ring, way).seconds == pytest.approx(whole, rel=0.02), way
 
 
 def test_parts_kept_wide_are_computed_at_the_operands_speed() -> None:

@@ -9,7 +9,7 @@ from xdsl.ir import Block
 
 from irc.cluster.presets import PRESETS
 from irc.cost.model import ClusterCost
-from irc.cost.rings import ring_block, seconds_by_way
+from irc.cost.rings import ring_block, ring_price, ring_prices
 from irc.dialects.flow import AttentionOp, ExternOp, FlowOp
 from irc.dialects.placement import Mesh
 from irc.dialects.types import TensorType
@@ -140,8 +140,23 @@ def test_zigzag_halves_the_time_of_a_long_causal_ring() -> None:
     block = Block(arg_types=[q] * 3)
     op = AttentionOp.make(block.args, [q], is_causal=True, scale=0.1, id="n0")
     block.add_op(op)
-    seconds = seconds_by_way(cost, op, ring_of(op, cost.mesh))
+    prices = ring_prices(cost, op, ring_of(op, cost.mesh))
+    assert not prices[KEYS].launches_decide
+    seconds = {way: price.seconds for way, price in prices.items()}
     assert seconds[ZIGZAG] < 0.62 * seconds[KEYS]
     assert cost.op_seconds(op, ring_of(op, cost.mesh)) == min(seconds.values())
     op.attributes[WAY] = StringAttr(KEYS)
     assert cost.op_seconds(op, ring_of(op, cost.mesh)) == seconds[KEYS]
+
+
+def test_where_launches_decide_the_first_way_is_as_quick_as_any() -> None:
+    cost = ClusterCost(PRESETS["8xH100"], Mesh.parse("seq=8"))
+    q = TensorType.of((1, 2, 64, 32), "bf16")
+    block = Block(arg_types=[q] * 3)
+    op = AttentionOp.make(block.args, [q], is_causal=True, scale=0.1, id="n0")
+    block.add_op(op)
+    ring = ring_of(op, cost.mesh)
+    prices = ring_prices(cost, op, ring)
+    assert list(prices) == [KEYS] and prices[KEYS].launches_decide
+    for way in WAYS:
+        assert prices[KEYS].seconds <= 1.01 * ring_price(cost, op, ring, way).seconds, way
