@@ -218,7 +218,9 @@ class StepJudge:
 
     def _like_others(self, count: int) -> tuple[Captured, tuple[str, ...]] | None:
         """Return a forward pass whose text follows from those of two other sizes; None for none."""
-        if len(self._captured) < 2 or self.outline().samples % count:
+        if len(self._captured) < 2 or 1 not in self._captured:
+            return None
+        if self.outline().samples % count:
             return None
         if (lines := self._lines) is None:
             return None

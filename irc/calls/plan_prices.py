@@ -84,11 +84,7 @@ class Prices:
         found = simulate_blocks(blocks, contents, schedule, own.inner, cluster)
         held = max(found.held_bytes)
         self._check(held, own)
-        hidden = 0.0
-        if not own.is_staged:
-            # A step of one program sums gradients while it computes others.
-            piece = blocks.stage(contents[0])
-            hidden = min(piece.bare_s.get(UPDATE, 0.0), piece.seconds["B"])
+        hidden = 0.0 if own.is_staged else _hidden_s(blocks, contents[0], own, cluster)
         bubbles = [found.simulation.bubble(rank) for rank in range(len(schedule.ranks))]
         return Verdict(
             found.simulation.seconds - hidden,
@@ -164,6 +160,22 @@ class Prices:
 
 def _data(configuration: Configuration) -> int:
     return configuration.mesh.size("data") if "data" in configuration.mesh.names else 1
+
+
+def _hidden_s(
+    blocks: Blocks, content: Content, configuration: Configuration, cluster: Cluster
+) -> float:
+    """Return how much of the sums of gradients a step of one program has under its backward.
+
+    It begins each as soon as the gradient is there: as much as the port has time for.
+    """
+    mesh = configuration.mesh
+    if "data" not in mesh.names:
+        return 0.0
+    port = "nic" if cluster.crosses_nodes(mesh, "data") else "link"
+    busy = sum(part for kinds, part in blocks.mixes.get("B", ()) if port in kinds)
+    piece = blocks.stage(content)
+    return min(piece.bare_s.get(UPDATE, 0.0), piece.seconds["B"] * (1 - busy))
 
 
 def contents_of(module: ModuleOp, cluster: str, stages: int) -> tuple[Content, ...]:

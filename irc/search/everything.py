@@ -64,6 +64,12 @@ MOST_JUDGED = 20
 MOST_PRICED = 40
 """So many configurations on one number of devices are priced from pieces."""
 
+BEHIND = 1.15
+"""What seems to take so many times the best one is not priced: estimates are so far off."""
+
+LEAST_KNOWN = 2
+"""So many prices say by how much estimates are short of prices."""
+
 PLANNED = 3
 """So many of them at most are planned whole, of those that have a plan."""
 
@@ -401,8 +407,9 @@ class Search:
         whole = [*customary(outline, self.cluster, devices), *at_once(outline, devices)]
         first = min((self._estimate(outline, seed) for seed in seeds), default=inf)
         near = [each for each in whole if self._estimate(outline, each) <= NEAR * first]
-        for seed in (*seeds, *near):
-            if len(self._judged) < most and self._is_priced and not self._objection(seed):
+        order = sorted((*seeds, *near), key=lambda own: (self._estimate(outline, own), str(own)))
+        for seed in order:
+            if self._is_worth(outline, seed, devices, most) and not self._objection(seed):
                 self._try(seed)
         if not self._fits(devices):
             for least in self._smallest(outline, devices):
@@ -414,13 +421,30 @@ class Search:
             limit = NEAR * self._estimate(outline, own)
             for other in neighbours(own, outline):
                 is_wrong = not best[0].objection and self._objection(other)
-                is_near = self._estimate(outline, other) <= limit
-                if len(self._judged) < most and self._is_priced and is_near and not is_wrong:
+                is_near = self._estimate(outline, other) <= limit and not is_wrong
+                if is_near and self._is_worth(outline, other, devices, most):
                     self._try(other)
             now = self._best_priced(devices)
             if now[0] is best[0]:
                 return
             best = now
+
+    def _is_worth(
+        self, outline: Outline, configuration: Configuration, devices: int, most: int
+    ) -> bool:
+        """Whether to price a configuration.
+
+        Not where even by the price that was least beside its estimate it would be far behind the
+        best one.
+        """
+        if len(self._judged) >= most or not self._is_priced:
+            return False
+        known = self._best_priced(devices)
+        if len(known) < LEAST_KNOWN or self.limits.objective not in ("throughput", "latency"):
+            return True
+        steps = [(each.configuration, each.verdict.step_s) for each in known if each.verdict]
+        ratio = min(step_s / self._estimate(outline, own) for own, step_s in steps)
+        return ratio * self._estimate(outline, configuration) < BEHIND * steps[0][1]
 
     def _estimate(self, outline: Outline, configuration: Configuration) -> float:
         return estimated_s(outline, self.cluster, configuration)

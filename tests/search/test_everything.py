@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from math import inf
 
 import pytest
 
@@ -136,13 +137,14 @@ def test_the_best_is_the_least_of_all_that_was_asked_and_always_the_same() -> No
 def test_the_best_of_what_is_priced_from_pieces_are_planned_whole(off: float) -> None:
     judge = Priced(by_estimate, off=off)
     outcome = Search(judge, CLUSTER).run(16)
-    assert 1 <= len(judge.planned) <= PLANNED
+    # The best one within less memory, too.
+    assert 1 <= len(judge.planned) <= PLANNED + 1
     assert len(judge.asked) <= MOST_PRICED
     assert not outcome.best.is_priced
     assert outcome.best.verdict == by_estimate(outcome.best.configuration)
     assert outcome.best.priced_s == pytest.approx(off * outcome.best.verdict.step_s)
-    least = min(each.verdict.step_s for each in outcome.priced if each.verdict) / off
-    assert outcome.best.verdict.step_s <= least
+    steps = [each.verdict.step_s for each in outcome.priced if each.verdict]
+    assert outcome.best.verdict.step_s <= min(steps, default=inf) / off
     assert all(each.is_priced for each in outcome.priced)
 
 
