@@ -32,7 +32,8 @@ class CutStagesPass(ModulePass):
     Options: ``count`` of stages; ``cluster`` prices ops; ``stages`` fixes where they begin, by
     names of parameters: ``"tok, layers.0-layers.3; layers.4-layers.7, head"`` has two stages, and
     an op without parameters is where what it reads is; ``pins`` are constraints, of which
-    ``stage l.0-l.3 = 0`` fixes those layers, and the rest of the cut is the best one.
+    ``stage l.0-l.3 = 0`` fixes those layers, and the rest of the cut is the best one;
+    ``clusters`` are those that stages see, with ``;`` between, where their devices are unequal.
 
     Run: cut-stages{count=2}
 
@@ -76,6 +77,7 @@ class CutStagesPass(ModulePass):
     cluster: str = "this-host"
     stages: str = ""
     pins: str = ""
+    clusters: str = ""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Write ``stage`` on the ops of the entry."""
@@ -95,6 +97,8 @@ class CutStagesPass(ModulePass):
         if self.stages:
             chosen = pinned(func, costs, self.stages, self.count)
         else:
-            chosen = balanced(func, costs, self.count, fixed_ops(func, self.count, pins))
+            own = [Costs(op, name) for name in self.clusters.split(";") if name]
+            fixed = fixed_ops(func, self.count, pins)
+            chosen = balanced(func, costs, self.count, fixed, own)
         for each, stage in chosen.items():
             each.attributes["stage"] = IntegerAttr(stage, i64)

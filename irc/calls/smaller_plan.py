@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from irc.calls.feeding import axes_called_so
 from irc.calls.step_plan import training_plan
-from irc.cluster.load import THIS_HOST
+from irc.cluster.load import THIS_HOST, of_all_kinds
 from irc.dialects.builder import arguments, entry
 from irc.dialects.text import dump
 from irc.errors import IrcError
@@ -131,6 +131,6 @@ def _options(plan: Plan, gone: Collection[str], plans: Sequence[Plan] = ()) -> O
     return Options(
         mesh=plan.device_mesh,
         backend=plan.backend,
-        cluster=plan.cluster or THIS_HOST,
+        cluster=of_all_kinds(plan.cluster or THIS_HOST),
         pins="\n".join(weight_pins(plans or [plan], gone)),
     )

@@ -100,11 +100,35 @@ THIS_HOST = "this-host"
 """The machine at hand: its prediction is held against what is measured."""
 
 
+OF_KINDS = re.compile(r"(.+)@([0-9]{1,4}(?:\+[0-9]{1,4})*)")
+"""A cluster of which some kinds of devices count, by their numbers: ``lab.toml@0+2``."""
+
+
+def of_kinds(name: str, kinds: Sequence[int]) -> str:
+    """Return the name of a cluster as some kinds of its unequal devices see it.
+
+    >>> of_kinds("lab.toml", [0, 2])
+    'lab.toml@0+2'
+    """
+    return f"{name}@{'+'.join(map(str, kinds))}"
+
+
+def of_all_kinds(name: str) -> str:
+    """Return the name of the whole cluster.
+
+    >>> of_all_kinds("lab.toml@0+2"), of_all_kinds("8xH100")
+    ('lab.toml', '8xH100')
+    """
+    chosen = OF_KINDS.fullmatch(name)
+    return name if chosen is None else chosen[1]
+
+
 def find_cluster(name: str) -> Cluster:
     """Return the cluster of a name, or the one that a ``.toml`` file describes.
 
     A name is a preset's, or nodes x devices x kind, such as ``64x8xH100``. ``this-host`` is what
-    `irc cluster calibrate` measured on this machine, and until it has run, a preset.
+    `irc cluster calibrate` measured on this machine, and until it has run, a preset. Behind ``@``
+    stand the kinds of unequal devices that count (:func:`of_kinds`): all run at the slowest.
 
     Raises:
         IrcError: ``cluster-unknown``, ``cluster-invalid`` or ``file-missing``.
@@ -121,6 +145,9 @@ def find_cluster(name: str) -> Cluster:
         return replace(host, device=here)
     if name in PRESETS:
         return PRESETS[name]
+    if (chosen := OF_KINDS.fullmatch(name)) is not None:
+        kinds = [int(kind) for kind in chosen[2].split("+")]
+        return find_cluster(chosen[1]).of_kinds(kinds)
     if (cluster := node_cluster(name)) is not None:
         return cluster
     if not name.endswith(".toml"):

@@ -7,7 +7,7 @@ so the last mesh axis runs over neighbouring devices and gets the fastest level.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -113,6 +113,20 @@ class Cluster:
             return replace(self, device=device)
         outer = replace(self.links[-1], devices=max(ranks, self.num_devices))
         return replace(self, device=device, links=(*self.links[:-1], outer))
+
+    def of_kinds(self, kinds: Sequence[int]) -> Cluster:
+        """Return what ranks on some kinds of unequal devices see: the same links, those devices.
+
+        Raises:
+            IrcError: ``cluster-unknown`` for a kind that there is not.
+        """
+        if missing := [kind for kind in kinds if kind >= len(self.unequal)]:
+            raise IrcError(
+                "cluster-unknown",
+                f"cluster '{self.name}' has no kind {missing[0]} of devices",
+                because=f"it has {len(self.unequal)}, counted from 0",
+            )
+        return replace(self, device=slowest([self.unequal[k][0] for k in kinds]), unequal=())
 
     def _kinds(self, ranks: int) -> Iterator[tuple[Device, int]]:
         """Yield the kinds of the first devices, with how many of each are among them."""

@@ -33,6 +33,7 @@ from irc.programs.offload import with_offload
 from irc.programs.schedules import splits_backward
 from irc.programs.skips import Way, ways_around
 from irc.programs.slice_steps import slice_steps
+from irc.programs.stage_devices import clusters_by_place, clusters_by_stage, differ
 from irc.programs.stage_memory import budget_of, check_memory, shares_of
 from irc.programs.stage_pins import pins_of_stages
 from irc.programs.stage_plans import plan_stages
@@ -81,6 +82,7 @@ def make_parts_plan(
     module = program.module
     loss = loss_of(module, recipe)
     inputs = tuple(program.input_names)
+    clusters = clusters_by_stage(options.cluster, options.mesh, with_slices(schedule))
     given: dict[str, object] = {
         "count": len(schedule.paths[0]),
         "cluster": options.cluster,
@@ -89,6 +91,8 @@ def make_parts_plan(
     }
     trained, scale = trained_of(program, recipe), part or 1 / schedule.num_micro_batches
     losses: dict[str, object] = {"min_bytes": -1} if schedule.vocabulary else {}
+    if differ(clusters):
+        given["clusters"] = ";".join(clusters[: len(schedule.paths[0])])
     training = Training(stream=losses, cut=given)
     run_passes(module, training.of_model)
     count = len(ranks_of_slices(schedule))
@@ -128,7 +132,7 @@ def make_parts_plan(
     fixed = fixed_stages(parse_stages(*constraint_text(options.pins)), stages, len(found.modules))
 
     def plan(budgets: Sequence[int] | None) -> PartsPlan:
-        made = plan_stages(steps, runs, own, pins, shared, schedule, budgets)
+        made = plan_stages(steps, runs, own, pins, shared, schedule, budgets, clusters)
         if any(each.search for each in made):
             searched = [_searched(step, e.search) for step, e in zip(steps, made, strict=True)]
             files[SEARCHED] = json_text.dump({"stages": searched})
@@ -150,10 +154,11 @@ def make_parts_plan(
             return with_offload(facts, text, tuple(parts), options.offload)
         return make_parts(facts, text, tuple(parts))
 
-    budget, planned = budget_of(own), plan(None)
-    if (shares := shares_of(planned, budget)) is not None:
+    places, planned = clusters_by_place(options.cluster, options.mesh), plan(None)
+    room = [budget_of(replace(own, cluster=each)) for each in places]
+    if (shares := shares_of(planned, room)) is not None:
         planned = plan(shares)
-    check_memory(planned, budget, own.stored_bytes)
+    check_memory(planned, room, own.stored_bytes)
     return with_files(planned, files)
 
 

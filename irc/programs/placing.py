@@ -47,7 +47,7 @@ class Stage:
         names = names_of(step.module)
         key = (
             key_of(step.module, step.text, names, options.mesh, options.pins),
-            (runs.micro_batches, runs.merged, options.memory_bytes),
+            (runs.micro_batches, runs.merged, options.memory_bytes, options.cluster),
             # What is summed over the whole batch is in one stage.
             number if step.batch else None,
         )

@@ -31,19 +31,20 @@ def budget_of(options: Options) -> int:
     return budget_bytes(ClusterCost(cluster, options.mesh, within=options.within))
 
 
-def shares_of(plan: PartsPlan, budget: int) -> list[int] | None:
+def shares_of(plan: PartsPlan, budgets: Sequence[int]) -> list[int] | None:
     """Return what each part may hold so that those of one rank fit together; None where they do.
 
     A search knows bytes without alignment, so that a part alone may be a little over, too.
 
     Args:
         plan: whose parts may each take the whole budget.
-        budget: of a rank.
+        budgets: of a rank at each place of the pipe axis.
     """
     if plan.part_mesh.num_ranks == 1:
         return None
-    found = [budget] * len(plan.parts)
-    for place in range(len(plan.ranks)):
+    found = [budgets[plan.place_of(part)] for part in range(len(plan.parts))]
+    whole = [*found]
+    for place, budget in enumerate(budgets):
         parts, held = plan.parts_at(place), held_at(plan, place)
         if held.num_bytes() <= budget:
             continue
@@ -58,7 +59,7 @@ def shares_of(plan: PartsPlan, budget: int) -> list[int] | None:
             # One part's arena is the others' too.
             share = (budget - held.arena) * size / sum(own.values())
             found[part] = min(found[part], int(share + held.arena))
-    return found if min(found) < budget else None
+    return found if found != whole else None
 
 
 def _of_part(plan: PartsPlan, part: int) -> float:
@@ -74,12 +75,12 @@ def _registers(held: Held, stages: Sequence[int]) -> float:
     return sum(n * size for (stage, _), (n, size) in held.registers.items() if stage in stages)
 
 
-def check_memory(plan: PartsPlan, budget: int, stored: int | None = None) -> None:
+def check_memory(plan: PartsPlan, budgets: Sequence[int], stored: int | None = None) -> None:
     """Check that every rank holds no more than it has.
 
     Args:
         plan: the plan.
-        budget: bytes at any moment.
+        budgets: bytes at any moment, by place of the pipe axis.
         stored: bytes of weights, states and sums of gradients; None for any.
 
     Raises:
@@ -87,8 +88,8 @@ def check_memory(plan: PartsPlan, budget: int, stored: int | None = None) -> Non
             that work.
     """
     held = [held_at(plan, place) for place in range(len(plan.ranks))]
-    place = max(range(len(held)), key=lambda place: held[place].num_bytes())
-    worst = held[place]
+    place = max(range(len(held)), key=lambda place: held[place].num_bytes() - budgets[place])
+    worst, budget = held[place], budgets[place]
     _check_stored(plan, held, stored)
     if worst.num_bytes() <= budget:
         return

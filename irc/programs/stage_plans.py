@@ -86,6 +86,7 @@ def plan_stages(
     shared: Collection[str],
     schedule: Schedule,
     budgets: Sequence[int] | None = None,
+    clusters: Sequence[str] = (),
 ) -> list[StagePlan]:
     """Place and plan every stage, the first one first.
 
@@ -97,14 +98,14 @@ def plan_stages(
         shared: weights that several stages have: later ones put them where the first did.
         schedule: of all.
         budgets: bytes that a rank may hold of each; None: all that it may hold.
+        clusters: what each sees, where stages are on unequal devices; by default that of options.
 
     Raises:
         IrcError: ``pipeline-memory``; ``option-value`` where micro-batches are to be sliced; what
             the passes raise.
     """
     _refuse_slices(options)
-    plain = replace(options, pins="")
-    alone = replace(plain, mesh=Mesh(()), passes=tuple(of_one_rank(options.passes)))
+    whole = options
     known: dict[object, list[_Known]] = {}
     lying: dict[str, str] = {}
     found: list[StagePlan] = []
@@ -112,9 +113,10 @@ def plan_stages(
     def stage(number: int) -> Stage:
         here = {name for _, name, _ in arguments(entry(steps[number].module))}
         own = [f'"{name}" = {where}' for name, where in lying.items() if name in here]
-        budget = options.memory_bytes if budgets is None else budgets[number]
+        budget = whole.memory_bytes if budgets is None else budgets[number]
         text = "\n".join(filter(None, [pins[number], *own]))
-        chosen = replace(options, memory_bytes=budget, pins=text)
+        cluster = clusters[number] if clusters else whole.cluster
+        chosen = replace(whole, memory_bytes=budget, pins=text, cluster=cluster)
         return Stage.of(number, steps[number], runs[number], chosen)
 
     # Within a budget a search may take minutes, and the first stage that does not fit ends it all.
@@ -123,6 +125,9 @@ def plan_stages(
     with Placing(ahead) as placing:
         for number in range(len(steps)):
             own = ahead[number] if ahead else stage(number)
+            options = replace(whole, cluster=own.options.cluster)
+            plain = replace(options, pins="")
+            alone = replace(plain, mesh=Mesh(()), passes=tuple(of_one_rank(options.passes)))
             budget = own.options.memory_bytes
             least = budget_of(options) if budget is None else budget
             equal = next(
@@ -139,7 +144,7 @@ def plan_stages(
                 known.setdefault(own.key, []).append(_Known(own.names, own.runs, plan))
             found.append(plan)
             lying |= {n: p for n, p in _weight_placements(plan.plans).items() if n in shared}
-    if only := named_to_cut(passes_by_part(plain).function):
+    if only := named_to_cut(passes_by_part(replace(whole, pins="")).function):
         # What no function of a stage has, the program has not.
         ids = {name for plan in found for own in plan.lowered.values() for name in own.collectives}
         refuse_unknown(only, ids, ids)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 
-from irc.cluster.load import THIS_HOST, find_cluster
+from irc.cluster.load import THIS_HOST, find_cluster, of_all_kinds
 from irc.plan import json_text
 from irc.plan.load import LoadedPlan
 from irc.plan.parts import MICRO_BATCH_KINDS, SMALLER_KINDS, PartsPlan
@@ -133,7 +133,7 @@ def gather_parts(plan: PartsPlan) -> PartsFactsReport:
     return PartsFactsReport(
         plan.hash,
         plan.facts.mesh,
-        cluster,
+        of_all_kinds(cluster),
         plan.schedule.name or "of a file",
         plan.num_micro_batches,
         plan.facts.loss,

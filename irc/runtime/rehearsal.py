@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from irc.cluster.host import memory_bytes, processor
+from irc.cluster.load import of_all_kinds
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.plan.load import LoadedPlan
@@ -109,7 +110,7 @@ def rehearse(
         mesh=str(mesh),
         rank=rank,
         ranks=mesh.num_ranks,
-        cluster=first.cluster,
+        cluster=of_all_kinds(first.cluster),
         device=_name_of(device),
         is_host=is_host,
         layers=None,

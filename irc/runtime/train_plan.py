@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 
-from irc.cluster.load import THIS_HOST, find_cluster
+from irc.cluster.load import THIS_HOST, find_cluster, of_all_kinds
 from irc.dialects.builder import arguments, entry
 from irc.dialects.placement import Mesh
 from irc.plan.load import LoadedPlan
@@ -186,7 +186,7 @@ def train_parts(args: argparse.Namespace, plan: PartsPlan, rank: int) -> RunRepo
         args,
         _Rank(
             plan, specs, step_of(run), recorded, memory_of(plan.backend), parts, held,
-            lambda: _start(plan), plan.facts.mesh, predicted, cluster,
+            lambda: _start(plan), plan.facts.mesh, predicted, of_all_kinds(cluster),
         ),
         rank,
     )  # fmt: skip

@@ -154,7 +154,11 @@ def _whole(func: FuncOp, place: Mapping[Operation, int]) -> frozenset[int]:
 
 
 def balanced(
-    func: FuncOp, costs: Costs, count: int, fixed: Mapping[Operation, int] | None = None
+    func: FuncOp,
+    costs: Costs,
+    count: int,
+    fixed: Mapping[Operation, int] | None = None,
+    own_costs: Sequence[Costs] = (),
 ) -> dict[Operation, int]:
     """Return the stage of each op that is cut: the slowest stage as fast as can be.
 
@@ -165,6 +169,7 @@ def balanced(
         costs: of its ops.
         count: of stages.
         fixed: the stage of ops of which a user says it.
+        own_costs: of the ops in each stage, where stages are on unequal devices.
 
     Raises:
         IrcError: ``pipeline-stages`` for more stages than there are ops with work, and for
@@ -173,6 +178,8 @@ def balanced(
     line, fixed = _line(func), fixed or {}
     times = [costs.seconds(op) for op in line.ops]
     n, before = len(times), [0.0, *accumulate(times)]
+    befores = [[0.0, *accumulate(map(own.seconds, line.ops))] for own in own_costs]
+    befores = befores or [before] * count
     cuts = [i for i in range(1, n) if before[i] > before[i - 1] and i not in line.whole]
     points = [0, *cuts, n]
     working = sum(1 for a, b in pairwise(points) if before[b] > before[a])
@@ -185,8 +192,8 @@ def balanced(
         )
     price = [0.0 if i in (0, n) else costs.transfer(line.crossing[i]) for i in points]
 
-    def stage(a: int, b: int) -> float:
-        return before[points[b]] - before[points[a]] + price[a] + price[b]
+    def stage(k: int, a: int, b: int) -> float:
+        return befores[k][points[b]] - befores[k][points[a]] + price[a] + price[b]
 
     def foreign(k: int) -> list[int]:
         """Count, before each point, what is pinned to another stage than k."""
@@ -204,12 +211,12 @@ def balanced(
         origin = [-1] * (last + 1)
         for b in range(1, last + 1):
             for a in range(b - 1, -1, -1):
-                own = before[points[b]] - before[points[a]]
+                own = befores[k][points[b]] - befores[k][points[a]]
                 if own > row[b][0]:
                     break
                 if own <= 0 or best[a][0] == inf or others[a] != others[b]:
                     continue
-                found = (max(best[a][0], stage(a, b)), best[a][1] + price[a])
+                found = (max(best[a][0], stage(k, a, b)), best[a][1] + price[a])
                 if found < row[b]:
                     row[b], origin[b] = found, a
         best = row

@@ -165,10 +165,10 @@ def test_stages_of_one_rank_share_its_memory() -> None:
     """Each may have its part of what all of them hold, and all work in one arena."""
     plan = planned("dropped", "interleaved:2", "pipe=2,data=2")
     budget = int(0.8 * most(plan))
-    shares = shares_of(plan, budget)
+    shares = shares_of(plan, [budget, budget])
     assert shares is not None
     for place in range(2):
         held = held_at(plan, place)
         own = [shares[part] - held.arena for part in plan.parts_at(place).values()]
         assert sum(own) + held.arena <= budget or held.num_bytes() <= budget
-    assert shares_of(plan, most(plan)) is None
+    assert shares_of(plan, [most(plan)] * 2) is None
