@@ -130,7 +130,9 @@ def _passed(kind: TensorType, mesh: Mesh, ops: _Ops, forward: LoadedPlan) -> Pas
         dim = next((d for d, part in parts.items() if size > 1 and part % size == 0), None)
         if dim is not None:
             parts[dim] //= size
-        placed.append((name, B if dim is None else Split(dim)))
+        # Of several axes over one dim, the outer ones come first.
+        order = sum(isinstance(p, Split) and p.dim == dim for _, p in placed)
+        placed.append((name, B if dim is None else Split(dim, order)))
     num_bytes = float(ITEM_BYTES[kind.dtype] * prod(local))
     return Passed(shape, kind.dtype, Placement(tuple(placed)), num_bytes, is_float(kind.dtype))
 

@@ -66,11 +66,11 @@ def complete(most: int | None = None) -> tuple[list[Run], Counter[tuple[str, str
 
 
 def spread(runs: Sequence[Run], most: int | None) -> list[Run]:
-    """Return some of the runs, the first and the last among them."""
+    """Return some of the runs, the first and the last among them; of one, the soonest simulated."""
     if most is None or len(runs) <= most:
         return list(runs)
     if most == 1:
-        return [runs[0]]
+        return [min(runs, key=lambda run: run.pipe * run.micro_batches)]
     return [runs[i * (len(runs) - 1) // (most - 1)] for i in range(most)]
 
 
