@@ -12,13 +12,15 @@ from xdsl.passes import ModulePass
 
 from irc.cluster.load import THIS_HOST, find_cluster
 from irc.cluster.topology import Cluster
+from irc.constraints.chunks import Degrees, parse_chunks
+from irc.constraints.pins import constraint_text
 from irc.cost.model import ClusterCost
 from irc.dialects.builder import functions
 from irc.dialects.flow import id_of
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.search.facts import call_counts
-from irc.sharding.chunk_pins import check_cut, check_known
+from irc.sharding.chunk_pins import check_cut, check_known, refuse_whole
 from irc.sharding.chunks import cut_group, group_of, tell, told
 from irc.sharding.mesh import mesh_of, parse_mesh
 from irc.sharding.pieces import Pieces
@@ -110,6 +112,9 @@ class ChunkCollectivesPass(ModulePass):
         degree: of every collective beside a matmul that it divides; 0: the best of each, by price.
         only: ids of the collectives that may be cut (``n0.box0``), with ``+`` between; empty: all.
             With a degree, or on a host, one of them that stays whole is an error.
+        pins: constraints, as text or the name of a file, of which lines ``chunk NAME = 4`` say the
+            degree of collectives beside products of these modules; one that stays whole is an
+            error.
         is_part: the program is one of several functions, of which others may have what ``only``
             names.
     """
@@ -123,6 +128,7 @@ class ChunkCollectivesPass(ModulePass):
     degree: int = 0
     only: str = ""
     is_part: bool = False
+    pins: str = ""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         if self.degree < 0 or self.degree == 1:
@@ -138,15 +144,27 @@ class ChunkCollectivesPass(ModulePass):
             check_known(op, only)
         # Processes of one host take its cores for their transport: nothing is hidden.
         by_price = not self.degree and not cluster.device.cores
-        if mesh.axes and (self.degree or by_price):
-            self._cut(op, mesh, cluster, only)
+        chunks = parse_chunks(*constraint_text(self.pins))
+        degrees = Degrees(op, chunks, is_part=self.is_part)
+        if mesh.axes and (self.degree or by_price or chunks):
+            self._cut(op, mesh, cluster, only, degrees, by_price=by_price)
         if not by_price:
             check_cut(op, only, self.degree)
 
-    def _cut(self, op: ModuleOp, mesh: Mesh, cluster: Cluster, only: Collection[str]) -> None:
+    def _cut(
+        self,
+        op: ModuleOp,
+        mesh: Mesh,
+        cluster: Cluster,
+        only: Collection[str],
+        degrees: Degrees,
+        *,
+        by_price: bool,
+    ) -> None:
         within = parse_mesh(self.within) if self.within else None
         cost = ClusterCost(cluster, mesh, within=within, alone=True)
-        chooser = Chooser(cost, BlockTimes(cost, functions(op), within), self.degree)
+        times = BlockTimes(cost, functions(op), within)
+        chooser, pinned = Chooser(cost, times, self.degree), dict[int, Chooser]()
         said: list[DictionaryAttr] = []
         runs = call_counts(functions(op))
         for name, func in functions(op).items():
@@ -155,7 +173,15 @@ class ChunkCollectivesPass(ModulePass):
                 group = group_of(each) if each.parent is not None else None
                 if group is None or (only and id_of(group.wait) not in only):
                     continue
-                choice = chooser.choice(group, pieces)
+                degree = degrees.of(group.start, group.wait)
+                own = chooser
+                if degree is not None:
+                    own = pinned.setdefault(degree, Chooser(cost, times, degree))
+                elif not (self.degree or by_price):
+                    continue
+                choice = None if degree == 1 else own.choice(group, pieces)
+                if choice is None and degree is not None and degree > 1:
+                    refuse_whole(group.wait, degree)
                 if choice is not None:
                     said.append(told(group, *choice, runs[name]))
                     cut_group(group, choice.cut, pieces)

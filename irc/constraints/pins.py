@@ -31,6 +31,12 @@ Pins: TypeAlias = str | Path | Mapping[str, "str | Placement"]
 """Constraints as Python gives them: text, a file, or placements by glob."""
 
 MAX_BYTES = 1 << 20
+WORDS = (
+    "same", "fuse", "keep", "pin", "forbid", "stage", "use", "result", "recompute", "chunk",
+    "micro-batches",
+)  # fmt: skip
+"""With which a constraint begins that is no name and its placement."""
+
 INLINE = "pins"
 """Where constraints come from that are in no file."""
 
@@ -110,10 +116,7 @@ def constraint_text(pins: Pins) -> tuple[str, str]:
 
 
 def _is_statement(text: str) -> bool:
-    return (
-        re.match(r"\s*(same|fuse|keep|pin|forbid|stage|use|result|recompute|micro-batches)\s", text)
-        is not None
-    )
+    return re.match(rf"\s*({'|'.join(WORDS)})\s", text) is not None
 
 
 def pins_option(pins: Pins) -> str:
@@ -342,5 +345,6 @@ def _syntax_error(text: str, source: str, error: Any) -> IrcError:
         because=f"it stops making sense at '{found}'",
         help="write it as: [pin|forbid] NAME = PLACEMENT, pin op ID = PLACEMENT, same A, B,"
         " fuse ID, ID, keep ID, ID apart, stage NAME, NAME = 0, use NAME = column-parallel,"
-        " result NAME = PLACEMENT, recompute NAME = full, or micro-batches = 8",
+        " result NAME = PLACEMENT, recompute NAME = full, chunk NAME = 4, or"
+        " micro-batches = 8",
     )

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from xdsl.passes import ModulePass
 
 from irc.cluster.load import THIS_HOST
+from irc.constraints.chunks import parse_chunks
 from irc.constraints.pins import constraint_text, parse_constraints
 from irc.constraints.stages import parse_stages
 from irc.constraints.uses import parse_uses
@@ -98,7 +99,8 @@ def passes_by_part(options: Options) -> Passes:
         pipeline.append(("hoist-collectives", {}))
         if not options.any_rows:
             pipeline.append(("slice-batch", links))
-        pipeline.append(("chunk-collectives", links))
+        pins = {"pins": options.pins} if _chunks(options) else {}
+        pipeline.append(("chunk-collectives", {**links, **pins}))
         pipeline.append(("bucket-collectives", links))
     weights: dict[str, object] = {"weights_only": True} if target in GPUS else {}
     pipeline.append(("pack-quantized", {"target": target, **weights}))
@@ -158,6 +160,10 @@ def _device(options: Options) -> str:
     return name_at_hand(options.backend)
 
 
+def _chunks(options: Options) -> bool:
+    return bool(options.pins) and bool(parse_chunks(*constraint_text(options.pins)))
+
+
 def _refuse_stages(options: Options) -> None:
     """Refuse constraints on stages where there are none.
 
@@ -182,7 +188,8 @@ def _refuse_pins(pins: str) -> None:
         IrcError: ``mesh-mismatch``.
     """
     text, source = constraint_text(pins)
-    statements = (*parse_constraints(text, source), *parse_uses(text, source))
+    uses, chunks = parse_uses(text, source), parse_chunks(text, source)
+    statements = (*parse_constraints(text, source), *uses, *chunks)
     if statements:
         raise IrcError(
             "mesh-mismatch",

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from xdsl.dialects.builtin import ModuleOp
 
+from irc.constraints.chunks import parse_chunks
 from irc.constraints.fusion import parse_fusion
 from irc.constraints.pins import Statement, constraint_text, parse_constraints
 from irc.constraints.resolve import resolve
@@ -40,6 +41,13 @@ def pins_of_stages(
         raise IrcError(
             "pipeline-unsupported",
             f"'{kernels[0]}' is about kernels, and the functions of stages have their own",
+            help="leave it out of the constraints of a pipeline",
+        )
+    if chunks := parse_chunks(text, source):
+        raise IrcError(
+            "pipeline-unsupported",
+            f"'{chunks[0]}' is about collectives, and the functions of stages have their own",
+            where=chunks[0].where,
             help="leave it out of the constraints of a pipeline",
         )
     found: list[list[str]] = [[] for _ in modules]

@@ -19,7 +19,7 @@ PLAIN = "1f1b"
 NOTHING, SELECTIVE, EVERY_SECOND, FULL = "none", "selective", "every-second-matmul", "full"
 """Policies of recompute, each of which keeps less than the one before."""
 
-TIGHTER = 0.95
+TIGHTER = 0.9
 """Of what a plan holds: prices and arenas count a little differently."""
 
 MOST_MICRO_BATCHES = 256

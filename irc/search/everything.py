@@ -272,7 +272,12 @@ class Search:
             raise self._nothing(devices, ended)
         # What the search asked within less than the user allows need not be had.
         every = self._judged.values()
-        shown = [own for own in every if own.verdict or own.configuration.memory_bytes is None]
+        others = {own.verdict for own in every if own.configuration.memory_bytes is None}
+        shown = [
+            own
+            for own in every
+            if own.configuration.memory_bytes is None or (own.verdict and own.verdict not in others)
+        ]
         order = sorted(shown, key=self._cost)
         planned = tuple(own for own in order if not own.is_priced or own.verdict is None)
         priced = tuple(own for own in order if own.is_priced and own.verdict is not None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Never
 
 from xdsl.dialects.builtin import ModuleOp
 
@@ -89,6 +90,22 @@ def check_cut(module: ModuleOp, names: Collection[str], degree: int) -> None:
                 because=because,
                 help=advice,
             )
+
+
+def refuse_whole(wait: WaitOp, degree: int) -> Never:
+    """Refuse a constraint on a collective that stays whole.
+
+    Raises:
+        IrcError: ``option-value``, with the reason.
+    """
+    because, _ = _why_whole(wait, degree)
+    raise IrcError(
+        "option-value",
+        f"chunk: '{id_of(wait)}' stays whole, and constraints say {degree} pieces",
+        where=loc_of(wait),
+        because=because,
+        help="choose a degree that divides one, or leave the module out",
+    )
 
 
 def _why_whole(wait: WaitOp, degree: int) -> tuple[str, str]:

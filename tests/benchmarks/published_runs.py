@@ -208,9 +208,9 @@ def _recompute(row: Row) -> str:
         return "none"
     if said.startswith("selective"):
         if "op" in said:
-            raise IncompleteError("every second product recomputed, which irc has no policy for")
+            return "every-second-matmul"
         if "layer" in said or "toml" in said:
-            raise IncompleteError("every second layer recomputed, which irc has no policy for")
+            return "none; every 2 = full"
         return "selective"
     raise IncompleteError("recompute by operation, of which only the number is stated")
 

@@ -7,7 +7,7 @@ import torch
 from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, StringAttr, i64
 from xdsl.ir import Block, SSAValue
 
-from irc.dialects.builder import FlowBuilder, entry, finish_function
+from irc.dialects.builder import FlowBuilder, argument_attrs, entry, finish_function
 from irc.dialects.comm import AllGatherOp, CollectiveOp, PendingType, ReduceScatterOp, WaitOp
 from irc.dialects.dominance import verify_module
 from irc.dialects.flow import ContractOp, PointwiseOp, id_of, tensor
@@ -193,3 +193,44 @@ def test_many_ops_before_a_scatter(sums: bool, pieces: int) -> None:
     verify_module(module)
     starts = [op for op in entry(module).body.block.ops if isinstance(op, CollectiveOp)]
     assert len(starts) == pieces
+
+
+def named_mlp() -> ModuleOp:
+    """Return the same with the weights as parameters of modules."""
+    module = mlp()
+    names = [("input", "x"), ("parameter", "l.0.up.weight"), ("parameter", "l.0.down.weight")]
+    attrs = [argument_attrs(role, name) for role, name in names]
+    entry(module).properties["arg_attrs"] = ArrayAttr(attrs)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("pins", "degrees"),
+    [
+        ("chunk l.*.up = 4", {"comm.all_gather": 4}),
+        ("chunk l.0 = 2", {"comm.all_gather": 2, "comm.reduce_scatter": 2}),
+        ("chunk l.0 = 4; chunk *.down = 1", {"comm.all_gather": 4}),
+    ],
+)
+def test_modules_say_into_how_many_pieces(pins: str, degrees: dict[str, int]) -> None:
+    module = named_mlp()
+    run_passes(module, [ChunkCollectivesPass(pins=pins)])
+    said = str(module.attributes[CHUNKS])
+    for op, degree in degrees.items():
+        assert f'op = "{op}", axis = "tensor", degree = {degree} : i64' in said
+    assert said.count("degree") == len(degrees)
+
+
+@pytest.mark.parametrize(
+    ("pins", "code", "says"),
+    [
+        ("chunk l.0.up = 3", "option-value", "stays whole"),
+        ("chunk l.1 = 2", "input-mismatch", "l.0.up.weight"),
+        ("chunk l.0 = 0", "constraint-syntax", "0 pieces"),
+    ],
+)
+def test_pieces_that_cannot_be(pins: str, code: str, says: str) -> None:
+    with pytest.raises(IrcError) as raised:
+        run_passes(named_mlp(), [ChunkCollectivesPass(pins=pins)])
+    assert raised.value.code == code
+    assert says in str(raised.value)

@@ -312,4 +312,4 @@ def test_a_pinned_configuration_is_judged_beside_the_others() -> None:
     assert [each.configuration for each in outcome.judged if each.is_pinned] == [pinned]
     assert told[0] == (0, None, f"planning {pinned}")
     assert told[1][2] == "searching meshes of 16 devices"
-    assert told[-1][0] == len(outcome.judged) - 1
+    assert told[-1][0] >= len(outcome.judged) - 1
