@@ -28,6 +28,13 @@ class Estimates:
     cluster: Cluster
     samples: int
     only: str = ""
+    prices: bool = False
+
+    def in_pieces(self) -> bool:
+        return self.prices
+
+    def price(self, configuration: Configuration) -> Verdict | None:
+        return self.judge(configuration)
 
     def outline(self) -> Outline:
         return replace(OUTLINE, samples=self.samples)
@@ -47,10 +54,11 @@ class Estimates:
 @given(
     st.sampled_from(["1x8xH100", "2x8xH100", "3x8xH100", "4x4xA100", "8x2xL4", "6x8xH100"]),
     st.sampled_from([1, 2, 3, 6, 7, 12, 16, 48, 96, 100]),
+    st.booleans(),
 )
-def test_matrices_stay_in_nodes_and_batches_exist(name: str, samples: int) -> None:
+def test_matrices_stay_in_nodes_and_batches_exist(name: str, samples: int, prices: bool) -> None:
     cluster = find_cluster(name)
-    judge = Estimates(cluster, samples)
+    judge = Estimates(cluster, samples, prices=prices)
     outcome = Search(judge, cluster).run(cluster.num_devices)
     right = [each for each in outcome.judged if each.verdict and not each.objection]
     for each in outcome.judged:
