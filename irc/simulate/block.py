@@ -61,6 +61,11 @@ class BlockTimes:
         shared = self._contention.resource
         return simulate(actions, {} if shared is None else {SHARED: shared}).seconds
 
+    def compute_s(self, block: Block) -> float:
+        """Return the seconds of all that a block computes: it does not end before."""
+        tasks = tasks_of(block, self.seconds)
+        return sum(t.seconds for t in tasks if t.axis is None and t.waits_for is None)
+
     def seconds(self, op: Operation) -> float:
         """Return the seconds of an op: of its kernel, its collective, or all of a call."""
         if isinstance(op, CallOp):
