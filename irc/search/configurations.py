@@ -232,6 +232,21 @@ def tighter(configuration: Configuration, num_bytes: int) -> Configuration | Non
     return replace(configuration, memory_bytes=int(TIGHTER * num_bytes))
 
 
+def stored_split(configuration: Configuration) -> Configuration | None:
+    """Return the same step with parameters in parts over its samples; None where they are.
+
+    >>> str(stored_split(Configuration(Mesh.parse("data=8"), layout="ddp")))
+    'data=8, fsdp'
+    """
+    mesh = configuration.mesh
+    if configuration.is_staged or _size(mesh, "data") < 2 or "fsdp" in configuration.layout:
+        return None
+    if any(name not in ("data", "tensor") for name in mesh.names):
+        return None
+    layout = "fsdp+tp+sp" if _size(mesh, "tensor") > 1 else "fsdp"
+    return replace(configuration, layout=layout, memory_bytes=None)
+
+
 def _like(own: Configuration, other: Configuration) -> Configuration:
     schedule = other.schedule if own.pipe > 1 else PLAIN
     return Configuration(own.mesh, own.micro_batches, schedule, other.recompute)

@@ -40,6 +40,7 @@ from irc.search.configurations import (
     divisors,
     estimated_s,
     neighbours,
+    stored_split,
     tighter,
 )
 from irc.search.differences import Difference, difference
@@ -387,9 +388,12 @@ class Search:
         """Plan the best within less than it holds: no budget is to give a faster plan than none."""
         if best is None or best.verdict is None:
             return
-        within = tighter(best.configuration, best.verdict.num_bytes)
-        if within is not None and within not in self._judged:
-            self._judge(within, is_pinned=False)
+        own = best.configuration
+        split = stored_split(own) if self.is_training else None
+        for within in (split, tighter(own, best.verdict.num_bytes)):
+            known = None if within is None else self._judged.get(within)
+            if within is not None and (known is None or known.is_priced):
+                self._plan(within, is_pinned=False)
 
     def _on_pieces(self, devices: int) -> bool:
         """Search on one number of devices by prices from pieces; False where nothing came of it."""

@@ -281,6 +281,22 @@ def test_the_least_money_is_what_the_devices_that_are_used_cost() -> None:
     assert chosen(priced) == 4
 
 
+def test_parameters_in_parts_are_planned_whatever_they_are_priced() -> None:
+    """Under a budget they would be: none is to give a faster plan."""
+
+    def says(configuration: Configuration) -> Verdict:
+        if configuration.layout == "fsdp":
+            return Verdict(1.0, 10)
+        return Verdict(2.0 if configuration.layout == "ddp" else 3.0, 20)
+
+    class Wrong(Priced):
+        def price(self, configuration: Configuration) -> Verdict | None:
+            own = says(configuration)
+            return Verdict(9.0, 10) if configuration.layout == "fsdp" else own
+
+    assert Search(Wrong(says), CLUSTER).run(16).best.configuration.layout == "fsdp"
+
+
 def test_a_time_limit_ends_the_search_after_a_plan() -> None:
     outcome = Search(Fake(by_estimate), CLUSTER, Limits(time_limit_s=1e-9)).run(16)
     assert len(outcome.judged) == 1
