@@ -1,9 +1,9 @@
 """The pieces of a model, planned on the mesh of a stage (:mod:`irc.search.blocks`).
 
-A model of equal layers is cut to two of them, and planned as a stage of a pipeline is: placements,
-functions, kernels, collectives. Each action of a function is known by the op that it computes, so
-that what the function takes is shared out among the first ops, the layers, the last ops, and what
-is computed of inputs alone, which every stage computes for itself.
+A model of equal layers is cut to three of them, and planned as a stage of a pipeline is: with
+placements, functions, kernels, collectives. Each action of a function is known by the op that it
+computes, so that what the function takes is shared out among the first ops, the layers, the last
+ops, and what is computed of inputs alone, which every stage computes for itself.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ from irc.training.stage_choice import everywhere
 from irc.training.stage_runs import StageRuns
 from irc.training.stages import stages_of
 
-LAYERS = 2
-"""Of the short model."""
+LAYERS = 3
+"""Of the short model: the middle one takes what each does in a deep one, since weights are gathered
+for the next layer meanwhile, and gradients of the one before are summed."""
 
 Where: TypeAlias = Literal["each", "first", "layer", "last"]
 NUMBER = re.compile(r"\d+")
@@ -62,7 +63,7 @@ def blocks_of(
         splits: backward is two functions, I and W, as some schedules run them.
 
     Returns:
-        The pieces; None where the model has no two equal layers in a row, each of which reads
+        The pieces; None where the model has no three equal layers in a row, each of which reads
         what the one before gives.
 
     Raises:
@@ -187,15 +188,17 @@ def _passes_over(func: FuncOp, layers: Layers, ops: Mapping[str, Where]) -> bool
 
     An encoder's result that all layers of a decoder read is one.
     """
-    before, after = set[Operation](layers.layer(0)), set[Operation](layers.layer(1))
+    number: dict[Operation, int] = {op: n for n in range(LAYERS) for op in layers.layer(n)}
     for op in func.body.block.ops:
         for owner in (value.owner for value in op.operands):
             if not isinstance(owner, Operation) or ops[_id(owner)] == "each":
                 continue
-            if op in after and owner not in before | after:
-                return True
-            is_late = op not in before | after and ops.get(_id(op), "last") == "last"
-            if is_late and owner not in after and ops[_id(owner)] != "last":
+            before = number.get(owner, LAYERS if ops[_id(owner)] == "last" else -1)
+            if op in number:
+                is_far = number[op] > 0 and before < number[op] - 1
+            else:
+                is_far = ops.get(_id(op), "last") == "last" and before < LAYERS - 1
+            if is_far:
                 return True
     return False
 
@@ -286,13 +289,12 @@ class _Pieces:
     def _layers(
         self, numbers: Mapping[Where, dict[str, float]], kind: str, times: Sequence[float]
     ) -> None:
-        """Note what layers take.
+        """Note what layers take: the middle one, and what the others take besides once a stage.
 
-        What one of them waits for that the other does not, a stage waits for once: weights that are
-        gathered before its first layer, a sum behind its last one.
+        That is what a first layer waits for, or a last one has not to wait for.
         """
-        steady = min(times)
-        _add(numbers["each"], kind, max(times) - steady)
+        steady = times[LAYERS // 2]
+        _add(numbers["each"], kind, sum(times) - LAYERS * steady)
         _add(numbers["layer"], kind, LAYERS * steady)
 
     def _alive(self, kind: str, found: Prediction, spans: Sequence[tuple[float, Where]]) -> None:

@@ -79,7 +79,8 @@ def simulate_blocks(
 
 def _costs(piece: Piece) -> StageCosts:
     return StageCosts(
-        {kind: seconds for kind, seconds in piece.seconds.items() if kind != UPDATE},
+        # What a first or last layer takes besides may be less than nothing, without a layer.
+        {kind: max(0.0, own) for kind, own in piece.seconds.items() if kind != UPDATE},
         piece.arena_bytes,
         weight_bytes=piece.held_bytes,
         update_seconds=piece.seconds.get(UPDATE, 0.0),
