@@ -82,7 +82,7 @@ CASES = (
     Case("fsdp, slow", "fsdp", 0.3, 100, ("order",)),
     Case("tp+sp, slow", "tp+sp", 0.3, 100, ("order", "chunk-collectives")),
     Case("tp, slow", "tp", 0.3, 100, ("order", "slice-batch")),
-    Case("experts, slow", "experts", 0.1, 100, ("order", "chunk-experts")),
+    Case("experts, slow", "experts", 0.05, 100, ("order", "chunk-experts")),
     Case("pipe, slow", "pipe", 0.01, 100, (FILLER,)),
 )
 QUICK = ("tp, slow", "pipe, slow")
