@@ -421,7 +421,9 @@ class Search:
             if self._is_worth(outline, seed, devices, most) and not self._objection(seed):
                 self._try(seed)
         if not self._fits(devices):
-            for least in self._smallest(outline, devices):
+            smallest = [each for each in self._smallest(outline, devices)
+                        if not self._objection(each)]  # fmt: skip
+            for least in sorted(smallest, key=lambda own: self._estimate(outline, own)):
                 if len(self._judged) < most and self._is_priced and not self._fits(devices):
                     self._try(least)
         best = self._best_priced(devices)
