@@ -15,7 +15,7 @@ from irc.pipeline import Options, run_passes
 from irc.pipeline.default import passes_by_part
 from irc.programs.equal_stages import Names, key_of, names_of
 from irc.programs.stage_step import StageStep
-from irc.search.shared import SHARED, Shared
+from irc.search.shared import SHARED, Shared, turn
 from irc.training.call_parts import split_calls
 from irc.training.functions import sort_by_function
 from irc.training.stage_runs import RUNS, StageRuns
@@ -76,8 +76,8 @@ class Placing:
     def __init__(self, ahead: Sequence[Stage]) -> None:
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="irc-stage")
         # Which sizes are being decided is known to the context of a caller.
-        self._context, self._shared = copy_context(), Shared()
-        self._context.run(SHARED.set, self._shared)
+        self._context = copy_context()
+        self._context.run(SHARED.set, Shared())
         first = {own.key: own for own in reversed(ahead)}
         self._begun: dict[int, Future[Placed]] = {}
         for own in sorted(first.values(), key=lambda own: own.number) if len(first) > 1 else ():
@@ -101,7 +101,7 @@ class Placing:
 
     def _begin(self, own: Stage) -> Future[Placed]:
         def place() -> Placed:
-            with self._shared.turn:
+            with turn():
                 return placed(own.step, own.options, own.runs)
 
         return self._pool.submit(self._context.copy().run, place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import count
 from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import ModuleOp
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from irc.sharding.boxing import LocalShape
 
 NO_OPS: Mapping[Operation, int] = {}
+
+NUMBERS = count()
+"""Of ops that differ: two threads never give one number to two."""
 
 LOADED = ("parameter", "buffer", "constant", "state", "accumulator", "cache", "boundary")
 """Roles whose ranks may load any slice, or hold any between calls."""
@@ -71,7 +75,7 @@ class Facts:
         """Return a number that equal ops, alike in their kernels, have in common."""
         if op not in self._keys:
             key = op_key(op), self.traffic.get(op)
-            self._keys[op] = self._numbers.setdefault(key, len(self._numbers))
+            self._keys[op] = self._numbers.setdefault(key, next(NUMBERS))
         return self._keys[op]  # type: ignore[return-value]  # a number by now
 
     def runs_in(self, value: SSAValue, use: Use) -> str | None:

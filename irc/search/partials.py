@@ -46,7 +46,10 @@ class Partials:
         self._can: dict[SSAValue, set[AxisPartial]] = {v: {*s} for v, s in (given or {}).items()}
         self._ops = {name: list(func.body.block.ops) for name, func in known.items()}
         ops = [op for every in self._ops.values() for op in every if isinstance(op, FlowOp)]
-        self._wants = {op: _wants(options.signatures(op)) for op in ops}
+        # Equal ops have one list of signatures, which lives as long as the options.
+        lists = {id(found): found for found in map(options.signatures, ops)}
+        wants = {key: _wants(found) for key, found in lists.items()}
+        self._wants = {op: wants[id(options.signatures(op))] for op in ops}
         # Grows only, and calls pass it on both ways: repeat until nothing is new.
         while self._spread():
             pass

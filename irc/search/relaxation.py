@@ -17,7 +17,7 @@ import numpy as np
 from irc.errors import InternalError
 from irc.search.columns import Matrix
 from irc.search.highs import GAP, LARGE, add_rows, integer_program, linear_program
-from irc.search.shared import no_lookups
+from irc.search.shared import end_turn
 from irc.sharding.spaces import Codes, Numbers
 
 if TYPE_CHECKING:
@@ -301,8 +301,8 @@ class Relaxation:
         """
         import highspy
 
-        with no_lookups():
-            solver.run()
+        end_turn()
+        solver.run()
         status = solver.getModelStatus()
         if status in (
             highspy.HighsModelStatus.kInfeasible,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Hashable
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import Lock
@@ -16,12 +16,12 @@ from irc.search.options import Known
 
 @dataclass(frozen=True)
 class Shared:
-    """Cost models and what is known of ops under them, of one plan.
+    """Cost models and what is known of ops under them, of one plan; threads may share it.
 
     Attributes:
         costs: by cluster, mesh and the mesh of the whole run.
         known: by the identity of a cost model, which lives as long.
-        turn: held by the thread that searches: tables of boxings grow while they are read.
+        turn: of the search that builds its problem; the next finds what it has looked up.
     """
 
     costs: dict[Hashable, ClusterCost] = field(default_factory=dict[Hashable, ClusterCost])
@@ -31,6 +31,25 @@ class Shared:
 
 SHARED: ContextVar[Shared | None] = ContextVar("irc_shared_searches", default=None)
 """Set where several searches follow each other (:mod:`irc.programs.placing`)."""
+
+TURN: ContextVar[ExitStack | None] = ContextVar("irc_turn", default=None)
+
+
+@contextmanager
+def turn() -> Generator[None]:
+    """Build a problem when no other search of the plan does, until :func:`end_turn`."""
+    shared = SHARED.get()
+    assert shared is not None
+    with ExitStack() as held:
+        held.enter_context(shared.turn)
+        TURN.set(held)
+        yield
+
+
+def end_turn() -> None:
+    """Let another search build its problem: this one's is handed to a solver."""
+    if (held := TURN.get()) is not None:
+        held.close()
 
 
 def cost_on(cluster: str, mesh: Mesh, within: Mesh | None) -> ClusterCost:
@@ -49,7 +68,8 @@ def cost_on(cluster: str, mesh: Mesh, within: Mesh | None) -> ClusterCost:
         return ClusterCost(find_cluster(cluster), mesh, within=within)
     key = cluster, mesh, within
     if key not in shared.costs:
-        shared.costs[key] = ClusterCost(find_cluster(cluster), mesh, within=within)
+        # Of two threads that come at once, the first one's is taken.
+        shared.costs.setdefault(key, ClusterCost(find_cluster(cluster), mesh, within=within))
     return shared.costs[key]
 
 
@@ -59,17 +79,3 @@ def known_of(cost: ClusterCost) -> Known:
     if shared is None or not any(cost is own for own in shared.costs.values()):
         return Known()
     return shared.known.setdefault(id(cost), Known())
-
-
-@contextmanager
-def no_lookups() -> Generator[None]:
-    """Let another thread have the turn, while a solver runs that looks nothing up."""
-    shared = SHARED.get()
-    if shared is None:
-        yield
-        return
-    shared.turn.release()
-    try:
-        yield
-    finally:
-        shared.turn.acquire()

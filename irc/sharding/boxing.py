@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
+from threading import RLock
 from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -214,20 +215,24 @@ class _Table:
         self.placements: list[Placement] = []
         self.steps: list[list[Priced]] = []
         self._distances: NDArray[np.float64] | None = None
+        # Searches in several threads share a table, which grows while it is read.
+        self._lock = RLock()
         # From a sum over all axes every placement can be reached but those of other reductions.
         self.index(Placement(tuple((axis, Partial("sum")) for axis in mesh.names)))
+        self._num_first = len(self.placements)
 
     def index(self, placement: Placement) -> int:
         """Return the row of a placement, after adding all that it leads to."""
-        if placement not in self._place:
-            stack = [placement]
-            self._add(placement)
-            while stack:
-                for step, _ in self.steps[self._place[stack.pop()]]:
-                    if step.result not in self._place:
-                        self._add(step.result)
-                        stack.append(step.result)
-        return self._place[placement]
+        with self._lock:
+            if placement not in self._place:
+                stack = [placement]
+                self._add(placement)
+                while stack:
+                    for step, _ in self.steps[self._place[stack.pop()]]:
+                        if step.result not in self._place:
+                            self._add(step.result)
+                            stack.append(step.result)
+            return self._place[placement]
 
     def _add(self, placement: Placement) -> None:
         before = even_shape(self._shape, placement, self._mesh)
@@ -249,18 +254,21 @@ class _Table:
     @property
     def distances(self) -> NDArray[np.float64]:
         """All distances, by Floyd and Warshall's algorithm."""
-        if self._distances is None:
-            size = len(self.placements)
-            d = np.full((size, size), np.inf)
-            for here, steps in enumerate(self.steps):
-                d[here, here] = 0.0
-                for step, seconds in steps:
-                    there = self._place[step.result]
-                    d[here, there] = min(d[here, there], seconds)
-            for between in range(size):
-                np.minimum(d, d[:, between, None] + d[None, between, :], out=d)
-            self._distances = d
-        return self._distances
+        with self._lock:
+            if self._distances is None:
+                size = len(self.placements)
+                d = np.full((size, size), np.inf)
+                for here, steps in enumerate(self.steps):
+                    d[here, here] = 0.0
+                    for step, seconds in steps:
+                        there = self._place[step.result]
+                        d[here, there] = min(d[here, there], seconds)
+                # Sums round by their order, which must not be that in which readers came.
+                later = sorted(range(self._num_first, size), key=lambda i: str(self.placements[i]))
+                for between in (*range(self._num_first), *later):
+                    np.minimum(d, d[:, between, None] + d[None, between, :], out=d)
+                self._distances = d
+            return self._distances
 
     def path(self, source: Placement, target: Placement) -> tuple[Step, ...]:
         """Return the cheapest path by Dijkstra's algorithm; (cost, steps) orders the queue."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from math import prod
 
 from xdsl.dialects.builtin import StringAttr
 
@@ -28,9 +29,13 @@ def way_of(op: FlowOp) -> str:
 
 
 def ring_key(op: FlowOp, signature: NdSignature, mesh: Mesh) -> Hashable:
-    """Return what the programs of a ring depend on but its axis: equal keys, equal programs."""
+    """Return what the programs of a ring cost by, but its axis: bytes and seconds.
+
+    Samples and heads count by their product: a kernel computes each pair by itself.
+    """
     placed = zip(op.inputs, signature.operands, strict=True)
-    held = tuple(local_shape(tensor(v).static_shape(), p, mesh) for v, p in placed)
+    shapes = (local_shape(tensor(v).static_shape(), p, mesh) for v, p in placed)
+    held = tuple((prod(shape[:-2]), *shape[-2:]) for shape in shapes)
     dtypes = tuple(tensor(v).dtype for v in op.inputs)
     size = mesh.axes[signature.strategy.index(RING)][1]
     return op.name, tuple(op.properties.items()), len(op.outputs), held, dtypes, size
