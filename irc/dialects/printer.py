@@ -1,7 +1,8 @@
 """xDSL's printer, with the same text in a third of the time.
 
 Planning keeps a program's text after every pass, and tells by it which passes changed something.
-xDSL prints each type anew wherever a value is used, strings byte by byte, and counts the lines.
+xDSL prints each type anew wherever a value is used, strings byte by byte, and counts the lines; the
+form of most ops, which is one and the same, it reads from its description each time.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, StringAttr, UnitAttr
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove
 from xdsl.utils.mlir_lexer import MLIRLexer
+
+from irc.dialects.flow import FORM, FlowOp
+from irc.dialects.types import TensorType
 
 T = TypeVar("T")
 ESCAPED = re.compile(rb'[^\x20-\x7e]|["\\]')
@@ -47,6 +51,7 @@ class TextPrinter(Printer):
         self.pieces: list[str] = []
         # By identity: equal attributes may print differently (0.0 and -0.0). They live as long.
         self._known = {} if attributes is None else attributes
+        self._types: dict[TensorType, str] = {}
 
     def print_string(self, text: str, *, indent: int | None = None) -> None:
         if "\n" in text:
@@ -57,6 +62,43 @@ class TextPrinter(Printer):
     def _print_new_line(self, indent: int | None = None, print_message: bool = True) -> None:
         del print_message  # there are no diagnostics
         self.print_string("\n", indent=indent)
+
+    def print_op(self, op: Operation) -> None:
+        if _has_form(type(op)) and not (op.regions or op.successors):
+            self._print_form(op)
+        else:
+            super().print_op(op)
+
+    def _print_form(self, op: Operation) -> None:
+        """Print an op in :data:`irc.dialects.flow.FORM`."""
+        if op.results:
+            self._print_values(op.results)
+            self.pieces.append(" = ")
+        self.pieces += (op.name, "(")
+        self._print_values(op.operands)
+        self.pieces.append(")")
+        # What clashes is printed under the one key or the other: xDSL says so.
+        assert op.attributes.keys().isdisjoint(op.properties)
+        self.print_op_attributes({**op.attributes, **op.properties})
+        self.pieces.append(" : ")
+        self.print_function_type(op.operand_types, op.result_types)
+
+    def _print_values(self, values: Sequence[SSAValue]) -> None:
+        for i, value in enumerate(values):
+            if i:
+                self.pieces.append(", ")
+            self.print_ssa_value(value)
+
+    def print_attr_dict(self, attr_dict: Mapping[str, Attribute]) -> None:
+        self.pieces.append("{")
+        separator = ""
+        for name, attribute in attr_dict.items():
+            self.pieces += (separator, identifier_or_literal(name))
+            if not isinstance(attribute, UnitAttr):
+                self.pieces.append(" = ")
+                self.print_attribute(attribute)
+            separator = ", "
+        self.pieces.append("}")
 
     def print_list(
         self, elems: Iterable[T], print_fn: Callable[[T], Any], delimiter: str = ", "
@@ -79,10 +121,19 @@ class TextPrinter(Printer):
 
     def print_attribute(self, attribute: Attribute) -> None:
         if (known := self._known.get(id(attribute))) is None:
-            start = len(self.pieces)
-            super().print_attribute(attribute)
-            known = attribute, "".join(self.pieces[start:])
-            self._known[id(attribute)] = known
+            if type(attribute) is StringAttr:
+                self.pieces.append(literal(attribute.data.encode()))
+                return
+            text = self._types.get(attribute) if type(attribute) is TensorType else None
+            if text is None:
+                start = len(self.pieces)
+                super().print_attribute(attribute)
+                text = "".join(self.pieces[start:])
+                if type(attribute) is TensorType:
+                    self._types[attribute] = text
+            else:
+                self.pieces.append(text)
+            self._known[id(attribute)] = attribute, text
             return
         self.pieces.append(known[1])
 
@@ -91,6 +142,19 @@ class TextPrinter(Printer):
 
     def print_bytes_literal(self, bytestring: bytes) -> None:
         self.pieces.append(literal(bytestring))
+
+
+@functools.cache
+def _has_form(cls: type[Operation]) -> bool:
+    """Return whether all that ops of a class have is printed by :data:`irc.dialects.flow.FORM`."""
+    if not issubclass(cls, FlowOp) or cls.assembly_format != FORM:
+        return False
+    own = cls.get_irdl_definition()
+    known = (*own.properties.values(), *own.attributes.values())
+    # What has a default value is left out where it has that.
+    return not cls.has_trait(IsolatedFromAbove) and all(
+        each.default_value is None for each in known
+    )
 
 
 class Texts:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import StringIO
 
 import pytest
 import torch
 from torch import nn
 from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp
+from xdsl.printer import Printer
 
 from irc.dialects.builder import entry, functions
 from irc.dialects.placement import Mesh
@@ -33,6 +35,12 @@ func.func @forward(%x: !flow.tensor<[4], f32>) -> !flow.tensor<[4], f32> {
 """
 
 
+def printed_by_xdsl(module: ModuleOp) -> str:
+    out = StringIO()
+    Printer(out).print_op(module)
+    return out.getvalue()
+
+
 def test_after_each_pass_of_a_pipeline() -> None:
     model = nn.Sequential(*(nn.TransformerEncoderLayer(16, 2, 32) for _ in range(3))).eval()
     module = capture(model, (torch.randn(8, 4, 16),)).program.module
@@ -40,7 +48,7 @@ def test_after_each_pass_of_a_pipeline() -> None:
 
     def check(name: str, module: ModuleOp) -> None:
         seen.append(name)
-        assert texts.of(module) == text_of(module), name
+        assert texts.of(module) == text_of(module) == printed_by_xdsl(module), name
 
     options = Options(mesh=Mesh.parse("data=2"))
     run_passes(module, default_pipeline(options), on_stage=check)
