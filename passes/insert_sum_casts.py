@@ -9,7 +9,7 @@ from typing import ClassVar
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
-from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
+from xdsl.ir import Attribute, BlockArgument, Operation, OpResult, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
 
@@ -79,8 +79,9 @@ class InsertSumCastsPass(ModulePass):
     }
     ```
 
-    What reads the sum in its own dtype gets it rounded once. Gradients of activations, which ranks
-    of a tensor axis add up, stay as they are.
+    What reads the sum in its own dtype gets it rounded once. Where a sum over one axis leaves
+    summands of another, which a caller adds up, they go there as they were added up. Gradients of
+    activations, which ranks of a tensor axis add up, stay as they are.
     """
 
     name = "insert-sum-casts"
@@ -103,28 +104,80 @@ class InsertSumCastsPass(ModulePass):
                 source = boxing.inputs[0]
                 if _adds_up(boxing) and _is_gradient(source, known, sums):
                     self._cast(boxing)
+            if func is not entry(op):
+                self._hand_on(func, op)
 
     def _cast(self, boxing: BoxingOp) -> None:
         source, result = boxing.inputs[0], boxing.outputs[0]
         if tensor(source).dtype == self.dtype:
             return
         name, loc, before = id_of(boxing), loc_of(boxing), InsertPoint.before(boxing)
-        cast = PointwiseOp.make(
-            [source], [self._as(source)], fn="cast", apart=True, loc=loc, id=f"{name}.in"
-        )
-        total = BoxingOp.make(cast.outputs, [self._as(result)])
+        summand = self._behind(source)
+        if summand is None:
+            cast = PointwiseOp.make(
+                [source], [self._as(source)], fn="cast", apart=True, loc=loc, id=f"{name}.in"
+            )
+            Rewriter.insert_op(cast, before)
+            summand = cast.outputs[0]
+        total = BoxingOp.make([summand], [self._as(result)])
         total.attributes.update(boxing.attributes)
-        back = PointwiseOp.make(total.outputs, [result.type], fn="cast", loc=loc, id=f"{name}.out")
-        Rewriter.insert_op([cast, total], before)
-        for reader in [use.operation for use in result.uses]:
-            if self.dtype in WIDER[tensor(source).dtype] and _is_cast(reader, self.dtype):
-                # What is cast to it anyway is not rounded in between.
-                reader.results[0].replace_all_uses_with(total.outputs[0])
-                Rewriter.erase_op(reader)
-        if result.first_use is not None:
-            Rewriter.insert_op(back, before)
-            result.replace_all_uses_with(back.outputs[0])
+        Rewriter.insert_op(total, before)
+        self._round(total.outputs[0], result, loc, f"{name}.out", before)
         Rewriter.erase_op(boxing)
+        if isinstance(source.owner, PointwiseOp) and source.first_use is None:
+            Rewriter.erase_op(source.owner)  # summands that were rounded on the way here
+
+    def _round(self, total: SSAValue, old: SSAValue, loc: str, name: str, at: InsertPoint) -> None:
+        """Give what reads a sum in its own dtype the sum in that of this pass, rounded once."""
+        kind = tensor(old)
+        for reader in [use.operation for use in old.uses]:
+            if self.dtype in WIDER[kind.dtype] and _is_cast(reader, self.dtype):
+                # What is cast to it anyway is not rounded in between.
+                reader.results[0].replace_all_uses_with(total)
+                Rewriter.erase_op(reader)
+        if old.first_use is None:
+            return
+        is_part = kind.placement is not None and bool(kind.placement.partial_axes())
+        back = PointwiseOp.make(
+            [total], [kind], fn="cast", apart=True if is_part else None, loc=loc, id=name
+        )
+        Rewriter.insert_op(back, at)
+        old.replace_all_uses_with(back.outputs[0])
+
+    def _behind(self, value: SSAValue) -> SSAValue | None:
+        """Return the summands of which these are rounded ones; None of what was not rounded."""
+        op = value.owner
+        if not isinstance(op, PointwiseOp) or not op.plain.get("apart"):
+            return None
+        return op.inputs[0] if tensor(op.inputs[0]).dtype == self.dtype else None
+
+    def _hand_on(self, func: FuncOp, module: ModuleOp) -> None:
+        """Return summands of a function as they were added up; its callers go on with them."""
+        end = func.body.block.last_op
+        assert isinstance(end, ReturnOp)
+        for index, value in enumerate(end.operands):
+            summand = self._behind(value)
+            if summand is None or not value.has_one_use():
+                continue
+            end.operands[index] = summand
+            assert isinstance(value.owner, Operation)
+            Rewriter.erase_op(value.owner)
+            for call in [op for op in module.walk() if isinstance(op, CallOp)]:
+                if call.callee.string_value() == func.sym_name.data:
+                    self._receive(call, index, summand.type)
+        func.update_function_type()
+
+    def _receive(self, call: CallOp, index: int, kind: Attribute) -> None:
+        """Give a call a result of another type, and what reads it the old one."""
+        types = [kind if i == index else v.type for i, v in enumerate(call.results)]
+        wider = CallOp(call.callee, [*call.operands], types)
+        wider.attributes.update(call.attributes)
+        Rewriter.insert_op(wider, InsertPoint.before(call))
+        name, at = f"{id_of(call)}.{index}.out", InsertPoint.before(call)
+        self._round(wider.results[index], call.results[index], loc_of(call), name, at)
+        for old, new in zip(call.results, wider.results, strict=True):
+            old.replace_all_uses_with(new)
+        Rewriter.erase_op(call)
 
     def _as(self, value: SSAValue) -> TensorType:
         kind = tensor(value)

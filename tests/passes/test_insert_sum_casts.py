@@ -18,6 +18,7 @@ from irc.dialects.builder import entry, results
 from irc.dialects.comm import AllReduceOp, ReduceScatterOp
 from irc.dialects.flow import PointwiseOp, tensor
 from irc.dialects.placement import Mesh
+from irc.dialects.text import load
 from irc.dialects.types import TensorType
 from irc.interpret.spmd import run_spmd
 from irc.pipeline import Options, run_passes
@@ -88,3 +89,62 @@ def test_only_casts_between_floats_are_apart(fn: str, dtype: str, says: str) -> 
     )
     with pytest.raises(VerifyException, match=says) if says else nullcontext():
         op.verify()
+
+
+BLOCK = """
+builtin.module attributes {irc.mesh = "data=2,tensor=2"} {
+func.func @b0(%x: !flow.tensor<[4, 2, 6], bf16, [data = S(0), tensor = S(1)]>,
+    %g: !flow.tensor<[4, 2, 8], bf16, [data = S(0), tensor = S(1)]>)
+    -> !flow.tensor<[6, 8], bf16, [data = P(sum), tensor = S(0)]> {
+  %0 = flow.contract(%x, %g) {spec = "bsi,bso->io", loc = "m.py:3", id = "b0n2.g0",
+      phase = "backward", grad = "weight"}
+      : (!flow.tensor<[4, 2, 6], bf16, [data = S(0), tensor = S(1)]>,
+         !flow.tensor<[4, 2, 8], bf16, [data = S(0), tensor = S(1)]>)
+      -> !flow.tensor<[6, 8], bf16, [data = P(sum), tensor = P(sum)]>
+  %1 = sbp.boxing(%0) {loc = "m.py:3", id = "b0n2.g0.box0"}
+      : (!flow.tensor<[6, 8], bf16, [data = P(sum), tensor = P(sum)]>)
+      -> !flow.tensor<[6, 8], bf16, [data = P(sum), tensor = S(0)]>
+  func.return %1 : !flow.tensor<[6, 8], bf16, [data = P(sum), tensor = S(0)]>
+}
+func.func @forward(
+    %x: !flow.tensor<[4, 2, 6], bf16, [data = S(0), tensor = S(1)]> {role = "input", name = "x"},
+    %g: !flow.tensor<[4, 2, 8], bf16, [data = S(0), tensor = S(1)]> {role = "input", name = "g"})
+    -> (!flow.tensor<[6, 8], bf16, [data = B, tensor = S(0)]> {role = "gradient", name = "w"}) {
+  %0 = func.call @b0(%x, %g) {loc = "m.py:3", id = "n2"}
+      : (!flow.tensor<[4, 2, 6], bf16, [data = S(0), tensor = S(1)]>,
+         !flow.tensor<[4, 2, 8], bf16, [data = S(0), tensor = S(1)]>)
+      -> !flow.tensor<[6, 8], bf16, [data = P(sum), tensor = S(0)]>
+  %1 = sbp.boxing(%0) {loc = "m.py:3", id = "n2.box0"}
+      : (!flow.tensor<[6, 8], bf16, [data = P(sum), tensor = S(0)]>)
+      -> !flow.tensor<[6, 8], bf16, [data = B, tensor = S(0)]>
+  func.return %1 : !flow.tensor<[6, 8], bf16, [data = B, tensor = S(0)]>
+}
+}
+"""
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_what_a_block_adds_up_over_one_axis_alone_is_not_rounded_before_the_other(
+    dtype: str,
+) -> None:
+    """Over one axis a block adds up, over the other its caller: as by a search on two axes."""
+    module = load(BLOCK)
+    run_passes(module, parse_passes(f"insert-sum-casts{{dtype={dtype}}},lower-boxing"))
+    sums = [op for op in module.walk() if isinstance(op, AllReduceOp | ReduceScatterOp)]
+    assert [tensor(op.operands[0]).dtype for op in sums] == [dtype] * 2
+    casts = [op for op in module.walk() if isinstance(op, PointwiseOp)]
+    # Into the dtype of sums, and back behind the last one.
+    assert [tensor(op.outputs[0]).dtype for op in casts] == [dtype, "bf16"]
+    x, g = (torch.randn(4, 2, size, generator=DRAW).bfloat16() for size in (6, 8))
+    (found,) = run_spmd(module, [x, g], Mesh.parse("data=2,tensor=2"))
+    whole = torch.einsum("bsi,bso->io", x.float(), g.float())
+    torch.testing.assert_close(found.float(), whole, rtol=1e-2, atol=3e-2)
+
+
+def test_summands_that_nothing_adds_up_are_rounded_each() -> None:
+    """As of gradients that are added up over several batches before ranks do."""
+    head, _, _ = BLOCK.partition("func.func @forward")
+    module = load(head.replace("@b0", "@forward") + "}")
+    run_passes(module, parse_passes("insert-sum-casts{dtype=f32},lower-boxing"))
+    casts = [op for op in module.walk() if isinstance(op, PointwiseOp)]
+    assert [tensor(op.outputs[0]).dtype for op in casts] == ["f32", "bf16"]
