@@ -18,6 +18,7 @@ from irc.dialects.flow import (
     TakeOp,
     tensor,
 )
+from irc.dialects.size import Dim
 from irc.frontends.torch.lowering import Lowering, lowers
 from irc.frontends.torch.shapes import iota
 
@@ -51,9 +52,10 @@ def embedding_bag(
     elif mode == MOST:
         t.decline()
     else:
-        if include_last_offset:
-            offsets = t.b.op(TakeOp, [offsets, iota(t, count)], dim=0)
         result = bags.between(offsets, mode)
+        if include_last_offset:
+            # The last offset begins a bag of what lies behind all of them, which nobody reads.
+            result = t.b.op(TakeOp, [result, iota(t, count)], dim=0)
     rest = [t.b.constant([0], kind.shape, kind.dtype) for kind in t.results[1:]]
     return [t.b.cast(result, t.dtype), *rest]
 
@@ -104,23 +106,23 @@ class _Bags:
     def between(self, offsets: SSAValue, mode: int) -> SSAValue:
         """Add up bags that begin at offsets: an index is of the last bag that began before it."""
         t = self._t
-        places, count = tensor(self._rows).shape[0], t.shape[0]
+        places, count = tensor(self._rows).shape[0], tensor(offsets).shape[0]
         here = t.b.reshape(iota(t, places), (places, 1))
         starts = t.b.reshape(t.b.cast(offsets, "i64"), (1, count))
         begun = t.b.cast(t.b.pointwise("ge", here, starts), "i64")
         number = t.b.reduce("sum", begun, [1], keep_dims=True)
         bag = t.b.pointwise("sub", number, t.value(1, "i64"))
-        total = self._added(self._rows, bag)
+        total = self._added(self._rows, bag, count)
         if mode == SUM:
             return total
         ones = self._counts
         if ones is None:
             ones = t.b.broadcast(t.value(1, tensor(total).dtype), (places,))
-        return self._mean(total, self._added(t.b.reshape(ones, (places, 1)), bag))
+        return self._mean(total, self._added(t.b.reshape(ones, (places, 1)), bag, count))
 
-    def _added(self, rows: SSAValue, bag: SSAValue) -> SSAValue:
+    def _added(self, rows: SSAValue, bag: SSAValue, count: Dim) -> SSAValue:
         t, kind = self._t, tensor(rows)
-        zeros = t.b.constant([0], (t.shape[0], kind.shape[1]), kind.dtype)
+        zeros = t.b.constant([0], (count, kind.shape[1]), kind.dtype)
         return t.b.op(ScatterOp, [zeros, t.b.broadcast(bag, kind.shape), rows], dim=0, fn="sum")
 
     def _mean(self, total: SSAValue, counts: SSAValue) -> SSAValue:
@@ -134,13 +136,19 @@ def _step(offsets: SSAValue) -> int:
     """Return by how much evenly spaced offsets from 0 grow; 0 where they are not known to."""
     owner = _behind(offsets).owner
     if isinstance(owner, IotaOp):
-        return 1
+        return 1 if _counts(owner, offsets) else 0
     if not isinstance(owner, PointwiseOp) or owner.plain["fn"] != "mul":
         return 0
     first, second = (_behind(value).owner for value in owner.inputs)
     if not isinstance(first, IotaOp) or not isinstance(second, ConstantOp):
         return 0
-    return int(second.plain["value"][0])
+    step = second.plain["value"]
+    return int(step[0]) if len(step) == 1 and _counts(first, offsets) else 0
+
+
+def _counts(op: IotaOp, offsets: SSAValue) -> bool:
+    """Return whether it counts all offsets, none of which is a copy of another."""
+    return tensor(op.outputs[0]).shape == tensor(offsets).shape
 
 
 def _behind(value: SSAValue) -> SSAValue:

@@ -32,6 +32,18 @@ class Scaled(nn.Module):
         return self.bag(words, per_sample_weights=scales)
 
 
+class Copied(nn.Module):
+    """Offsets that are copies of one, so that all bags but the last are empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(10, 3, mode="sum")
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Return the sums."""
+        return self.bag(words, torch.arange(1).expand(12).contiguous())
+
+
 def bag(**options: Any) -> nn.Module:
     torch.manual_seed(0)
     return nn.EmbeddingBag(10, 3, **options)
@@ -48,7 +60,9 @@ def bag(**options: Any) -> nn.Module:
         (bag(), (WORDS.flatten(), torch.tensor([0, 2, 2, 7]))),
         (bag(mode="sum"), (WORDS.flatten(), torch.tensor([0, 5]))),
         (bag(include_last_offset=True), (WORDS.flatten(), torch.tensor([0, 5, 12]))),
+        (bag(mode="sum", include_last_offset=True), (WORDS.flatten(), torch.tensor([0, 5, 9]))),
         (bag(padding_idx=0), (WORDS.flatten(), torch.tensor([0, 8, 9, 12]))),
+        (Copied(), (WORDS.flatten(),)),
         (Scaled(), (WORDS, torch.rand(3, 4))),
     ],
 )
