@@ -26,7 +26,7 @@ from irc.choices import (
     recipe_option,
 )
 from irc.constraints.pins import Pins, pins_option
-from irc.constraints.steps import pinned_count
+from irc.constraints.steps import called_pins, pinned_count
 from irc.errors import IrcError
 from irc.pipeline import Options
 from irc.plan.host import is_host, load_host
@@ -180,7 +180,7 @@ def compile(
             cluster=cluster,
             passes=names_option("passes", passes),
             rules=names_option("rules", rules),
-            pins=pins_option(pins),
+            pins=called_pins(pins),
             layout=layout_option(layout, mesh),
             batch=batch_option(batch, mesh, layout),
             check_every=count_option("check_every", check_every),
@@ -509,7 +509,7 @@ def compile_entries(
     from irc.calls.entries import compile_entries as compile_all
 
     whole = parse_mesh(mesh_option(mesh))
-    options = Options(mesh=whole, cluster=cluster, pins=pins_option(pins))
+    options = Options(mesh=whole, cluster=cluster, pins=called_pins(pins))
     return compile_all(entries, options, runs)
 
 

@@ -21,7 +21,7 @@ from irc.choices import (
 )
 from irc.collection import collection_held
 from irc.constraints.pins import Pins, pins_option
-from irc.constraints.steps import pinned_count
+from irc.constraints.steps import called_pins, pinned_count
 from irc.errors import IrcError
 from irc.pipeline import Options, make_plan
 from irc.plan.load import LoadedPlan
@@ -147,7 +147,7 @@ def export_plan(
         cluster=cluster,
         passes=names_option("passes", passes),
         rules=names_option("rules", rules),
-        pins=pins_option(pins),
+        pins=called_pins(pins) if optimizer is None else pins_option(pins),
         memory_bytes=memory_bytes,
         stored_bytes=stored_bytes,
         regather=regather,
@@ -322,7 +322,7 @@ def compile_file(
         cluster=cluster or "this-host",
         passes=names_option("passes", passes),
         rules=names_option("rules", rules),
-        pins=pins_option(pins),
+        pins=called_pins(pins),
         memory_bytes=memory_bytes,
     )
     refuse_pipeline(options.mesh, None, DEFAULT_SCHEDULE, "")
@@ -454,7 +454,7 @@ def export_entries(
 
     check_target(Path(out), force=force, marker=ENTRIES)
     options = Options(
-        mesh=parse_mesh(mesh), backend=backend, cluster=cluster, pins=pins_option(pins)
+        mesh=parse_mesh(mesh), backend=backend, cluster=cluster, pins=called_pins(pins)
     )
     found = export_all(entries, options, out, runs, force=force)
     return "\n\n".join(

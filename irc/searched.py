@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from irc.choices import DEFAULT_SCHEDULE, names_option, recipe_option
 from irc.constraints.pins import Pins, pins_option
-from irc.constraints.steps import pinned_count
+from irc.constraints.steps import called_pins, pinned_count
 from irc.errors import IrcError
 from irc.pipeline import Options
 from irc.training.precision import Precision, PrecisionOption
@@ -79,7 +79,7 @@ def searched_module(
         cluster=cluster,
         passes=names_option("passes", passes),
         rules=names_option("rules", rules),
-        pins=pins_option(pins),
+        pins=called_pins(pins) if optimizer is None else pins_option(pins),
         memory_bytes=memory_bytes,
         stored_bytes=stored_bytes,
         regather=regather,

@@ -6,11 +6,12 @@ what an option says of all layers, and in its place.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from irc.constraints.pins import INLINE, Pins, constraint_text, constraint_tree, place
+from irc.constraints.pins import INLINE, Pins, constraint_text, constraint_tree, pins_option, place
 from irc.errors import IrcError, did_you_mean
 from irc.training.layer_policies import EVERY, FIRST, LayerPolicy, parse_policies, policies_text
 from irc.training.policies import POLICIES
@@ -44,7 +45,7 @@ def parse_steps(text: str, source: str = INLINE) -> StepPins:
     Raises:
         IrcError: ``constraint-syntax``, with the line.
     """
-    if "recompute " not in text and "micro-batches" not in text:
+    if re.search(r"\b(recompute|micro-batches)\b", text) is None:
         return StepPins()  # as nearly always; the parser of the grammar takes 40 ms to make
     count, policies, where = None, list[LayerPolicy](), list[str]()
     for node in constraint_tree(text, source).children:
@@ -105,6 +106,27 @@ def pinned_count(micro_batches: int | None, pins: Pins) -> int | None:
         f"micro_batches={micro_batches}, and the constraints say micro-batches = {stated}",
         help="leave one of them out",
     )
+
+
+def called_pins(pins: Pins) -> str:
+    """Return the constraints on a call, as :func:`irc.constraints.pins.pins_option` does.
+
+    Raises:
+        IrcError: ``option-value`` for one on a step of training; what reading constraints raises.
+    """
+    own = parse_steps(*constraint_text(pins)) if pins else StepPins()
+    if own.micro_batches is not None or own.recompute:
+        said = f"micro-batches = {own.micro_batches}"
+        if own.recompute:
+            said = f"recompute {own.recompute[0].word} = {own.recompute[0].policy}"
+        raise IrcError(
+            "option-value",
+            f"'{said}' is of a step of training, and this is a call",
+            where=own.where[0] if own.where else "",
+            help="plan a step (irc plan --train, optimizer='adamw', irc.compile_step), or leave "
+            "it out",
+        )
+    return pins_option(pins)
 
 
 def pinned_recompute(policy: str, pins: Pins, names: Iterable[str]) -> str:

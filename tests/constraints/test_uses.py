@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 
-from irc.constraints.steps import parse_steps, pinned_count, pinned_recompute
+from irc.constraints.chunks import parse_chunks
+from irc.constraints.steps import called_pins, parse_steps, pinned_count, pinned_recompute
 from irc.constraints.uses import applied, parse_uses
 from irc.dialects.builder import functions
 from irc.dialects.flow import ContractOp
@@ -160,3 +161,16 @@ def test_micro_batches() -> None:
     assert pinned_count(None, "micro-batches = 4; x = S(0)") == 4
     assert pinned_count(4, "micro-batches = 4") == 4
     assert parse_steps("x = S(0)").micro_batches is None
+
+
+def test_what_is_of_a_step_is_refused_of_a_call() -> None:
+    for text in ("micro-batches=4", "x = S(0); recompute l.* = full"):
+        with pytest.raises(IrcError, match="is of a step of training, and this is a call"):
+            called_pins(text)
+    assert called_pins({"x": "S(0)"}) == '"x" = S(0)'
+
+
+def test_words_may_stand_before_a_tab() -> None:
+    assert parse_uses("use\tl.up = column-parallel")
+    assert parse_chunks("chunk\tl.up = 4")
+    assert parse_steps("recompute\tl.up = full").recompute
