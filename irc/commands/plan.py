@@ -103,12 +103,13 @@ def run(args: argparse.Namespace) -> int:
     result = _searched(args)
     found = result.found
     print(json.dumps(found.as_json(), indent=1) if args.json else for_stdout(plan_table(found)))
-    for path in args.write:
-        said = _write_settings(path, result)
-        if not args.json:
-            print(f"\n{for_stdout(said)}")
     if args.output:
         said = result.write(result.outcome.best.configuration)
+        if not args.json:
+            print(f"\n{for_stdout(said)}")
+    # Behind the plan, since a trainer may have no words for any configuration.
+    for path in args.write:
+        said = _write_settings(path, result, args.pins)
         if not args.json:
             print(f"\n{for_stdout(said)}")
     return 0
@@ -141,11 +142,11 @@ def _check_write(args: argparse.Namespace) -> None:
             raise IrcError("file-missing", f"there is no folder for '{path}'")
 
 
-def _write_settings(path: str, result: _Result) -> str:
+def _write_settings(path: str, result: _Result, pins: str) -> str:
     """Write what a trainer can be told, and return what it is."""
     from irc.search.write_stated import written
 
-    own = written(path, result.outcome.judged, result.outline.samples, result.sequence)
+    own = written(path, result.outcome.judged, result.outline.samples, result.sequence, pins)
     try:
         Path(path).write_text(own.text, encoding="utf-8")
     except OSError as error:

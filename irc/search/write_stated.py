@@ -8,9 +8,12 @@ trainer's own layout on the same axes is stated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from irc.constraints.pins import Pins, constraint_text, constraint_tree
+from irc.constraints.steps import based_on, parse_steps
 from irc.errors import IrcError
 from irc.search.configurations import (
     EVERY_SECOND,
@@ -22,7 +25,7 @@ from irc.search.configurations import (
 )
 from irc.search.everything import Judged
 from irc.search.stated import SCHEDULES
-from irc.training.layer_policies import parse_policies
+from irc.training.layer_policies import parse_policies, policies_text
 
 TORCH_NAMES = {
     "1f1b": "1F1B", "gpipe": "GPipe", "interleaved:2": "Interleaved1F1B", "zb-v": "ZBVZeroBubble",
@@ -46,7 +49,9 @@ class Written:
     note: str = ""
 
 
-def written(path: str, judged: Sequence[Judged], samples: int, sequence: int = 0) -> Written:
+def written(
+    path: str, judged: Sequence[Judged], samples: int, sequence: int = 0, pins: Pins = ""
+) -> Written:
     """Return the settings of the best configuration that a trainer can be told.
 
     Args:
@@ -54,12 +59,18 @@ def written(path: str, judged: Sequence[Judged], samples: int, sequence: int = 0
         judged: best first.
         samples: of the whole batch.
         sequence: tokens of a sample; 0: not known.
+        pins: constraints that all of them keep: what layers recompute is written, too.
 
     Raises:
         IrcError: ``option-value`` where the trainer has no words for any of them.
     """
+    again = policies_text(NOTHING, parse_steps(*constraint_text(pins)).recompute)
     first: IrcError | None = None
-    for own in judged:
+    for each in judged:
+        recompute = based_on(each.configuration.recompute, again)
+        own = each
+        if recompute != each.configuration.recompute:
+            own = replace(each, configuration=replace(each.configuration, recompute=recompute))
         if own.verdict is None:
             continue
         try:
@@ -70,9 +81,17 @@ def written(path: str, judged: Sequence[Judged], samples: int, sequence: int = 0
         notes = [f"{first.message}: this is {own.configuration}"] if first else []
         if not own.configuration.layout and own.configuration.mesh.num_ranks > 1:
             notes.append("irc places each op by itself, the trainer by its own layout")
+        if _has_others(pins):
+            notes.append("constraints but for recompute and micro-batches are not in it")
         return Written(text, own, "; ".join(notes))
     assert first is not None
     raise first
+
+
+def _has_others(pins: Pins) -> bool:
+    """Return whether there are constraints that no setting states."""
+    nodes: list[Any] = constraint_tree(*constraint_text(pins)).children if pins else []
+    return any(node.data not in ("recompute", "micro_batches") for node in nodes)
 
 
 def settings(path: str, configuration: Configuration, samples: int, sequence: int = 0) -> str:

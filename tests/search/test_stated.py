@@ -129,3 +129,15 @@ def test_what_a_trainer_cannot_be_told() -> None:
         written("a.args", [best], 64)
     with pytest.raises(IrcError, match="recompute 'cheap'"):
         settings("a.toml", Configuration(Mesh.parse("data=8"), recompute="cheap"), 64)
+
+
+def test_what_constraints_say_of_layers_is_written() -> None:
+    best = Judged(Configuration(Mesh.parse("data=8")), Verdict(1.0, 10))
+    own = written("a.toml", [best], 64, pins="recompute every 2 = full; micro-batches = 1")
+    assert 'selective_ac_option = "2"' in own.text
+    assert "constraints" not in own.note
+    own = written("a.toml", [best], 64, pins="*.up = [data = S(0)]")
+    assert own.judged is best
+    assert own.note.endswith("constraints but for recompute and micro-batches are not in it")
+    with pytest.raises(IrcError, match=r"no word for recompute 'none; l.0 = full'"):
+        written("a.toml", [best], 64, pins="recompute l.0 = full")
