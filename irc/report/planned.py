@@ -216,14 +216,16 @@ def plan_table(found: Planned) -> str:
         "", "mesh", "micro", "schedule", "recompute", "step", f"{found.items}/s", "MFU", "memory",
         "bubble", "exposed",
     )  # fmt: skip
-    if works[0].money_per_step is not None:
-        heads += ("money/step", f"1e9 {found.items}")
     shown = works[:SHOWN] + [row for row in works[SHOWN:] if row.pinned]
+    # Of unequal devices some may have no price.
+    has_money = any(row.money_per_step is not None for row in shown)
+    if has_money:
+        heads += ("money/step", f"1e9 {found.items}")
     lines += [
         "",
         *table(
             heads,
-            [_cells(row, row is works[0]) for row in shown],
+            [_cells(row, row is works[0], has_money=has_money) for row in shown],
             right="llrllrrrrrrrr"[: len(heads)],
         ),
     ]
@@ -264,8 +266,11 @@ def _objections(works: Sequence[Row]) -> list[str]:
     ]
 
 
-def _cells(row: Row, is_chosen: bool) -> tuple[str, ...]:
+def _cells(row: Row, is_chosen: bool, *, has_money: bool) -> tuple[str, ...]:
     assert row.step_s is not None and row.memory_bytes is not None
+    money: tuple[str, ...] = ("-", "-") if has_money else ()
+    if row.money_per_step is not None and row.money_per_billion is not None:
+        money = f"{row.money_per_step:.4g}", f"{row.money_per_billion:,.2f}"
     mark = "chosen" if is_chosen else ""
     return (
         f"{mark} pinned".strip() if row.pinned else mark,
@@ -281,9 +286,5 @@ def _cells(row: Row, is_chosen: bool) -> tuple[str, ...]:
         size(row.memory_bytes),
         percent(row.bubble or 0.0, 1.0),
         percent(row.exposed or 0.0, 1.0),
-        *(
-            ()
-            if row.money_per_step is None or row.money_per_billion is None
-            else (f"{row.money_per_step:.4g}", f"{row.money_per_billion:,.2f}")
-        ),
+        *money,
     )

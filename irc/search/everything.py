@@ -239,6 +239,7 @@ class Search:
     _judged: dict[Configuration, Judged] = field(default_factory=dict[Configuration, Judged])
     _is_priced: bool = False
     _considered: int = 0
+    _devices: int = 0
     _began: float = field(default_factory=time.monotonic)
 
     def run(self, devices: int, pinned: Iterable[Configuration] = ()) -> Outcome:
@@ -252,6 +253,7 @@ class Search:
             IrcError: ``plan-infeasible`` where nothing has a plan; what is wrong with the model.
         """
         ended, differences = "", ()
+        self._devices = devices
         try:
             for configuration in pinned:
                 self._try(configuration, is_pinned=True)
@@ -318,10 +320,16 @@ class Search:
             case "memory":
                 return wrong, float(own.num_bytes), devices, count
             case "cost":
-                hourly = per_hour(self.cluster, devices, self.limits.price_per_hour) or devices
-                return wrong, own.step_s * hourly, devices, count
+                return wrong, own.step_s * self._hourly(devices), devices, count
             case _:
                 return wrong, own.step_s, devices, count
+
+    def _hourly(self, devices: int) -> float:
+        """Return what devices cost: money where all that there are have a price, or themselves."""
+        price = self.limits.price_per_hour
+        if per_hour(self.cluster, self._devices, price) is None:
+            return devices
+        return per_hour(self.cluster, devices, price) or devices
 
     def _objection(self, configuration: Configuration, *, is_pinned: bool = False) -> str:
         """Return what is wrong with a step; a call has no stages to choose instead."""
@@ -610,6 +618,12 @@ class Search:
         because = [f"{own}: {error.message}" for own, error in tried]
         short = [own for own, error in tried if error.code in OF_MEMORY]
         help_ = "use more devices, or a batch that they share equally"
+        if not tried and self.limits.micro_batches is not None:
+            samples = self.judge.outline().samples
+            because.append(
+                f"the step is to have {self.limits.micro_batches} micro-batches, and nothing cuts "
+                f"a batch of {samples} samples into so many"
+            )
         if ended:
             because.append(f"it ended at {ended}")
         elif short and (error := self._explained(short)) is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from irc.cluster.load import find_cluster
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
@@ -34,3 +36,18 @@ def test_a_table_of_a_search() -> None:
     assert "tokens/s" in text
     assert "pinned  pipe=2,tensor=4 as tp+sp" in text
     assert "99 B" in text
+
+
+def test_money_is_of_what_has_a_price() -> None:
+    """Of unequal devices some may have none."""
+    cluster = find_cluster("8xH100")
+    priced = replace(cluster.device, price_per_hour=3.6)
+    cluster = replace(cluster, unequal=((priced, 4), (cluster.device, 4)))
+    four, eight = (
+        Judged(Configuration(Mesh.parse(f"data={n}")), Verdict(1.0, 2**30)) for n in (4, 8)
+    )
+    for rows in ((four, eight), (eight, four)):
+        outcome = Outcome(rows[0], rows, 0)
+        found = planned(outcome, OUTLINE, cluster, program="net.py:build", objective="cost")
+        assert {row.devices: row.money_per_step for row in found.rows} == {4: 0.004, 8: None}
+        assert "money/step" in plan_table(found)

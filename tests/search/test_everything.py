@@ -220,6 +220,12 @@ def test_the_smallest_budget_is_the_least_of_all_that_was_tried() -> None:
     assert f"{10**9 // 32} bytes do for one device, 32 micro-batches" in raised.value.help
 
 
+def test_micro_batches_that_the_batch_does_not_have_are_named() -> None:
+    limits = Limits(micro_batches=3)
+    with pytest.raises(IrcError, match="3 micro-batches, and nothing cuts a batch of 32 samples"):
+        Search(Fake(by_estimate), CLUSTER, limits).run(16)
+
+
 def test_an_error_of_the_model_ends_the_search() -> None:
     def says(configuration: Configuration) -> Verdict:
         raise IrcError("loss-unknown", "no loss")
@@ -279,6 +285,9 @@ def test_the_least_money_is_what_the_devices_that_are_used_cost() -> None:
 
     assert chosen(CLUSTER) == 16  # without prices: seconds of devices
     assert chosen(priced) == 4
+    # Where some have none, money and seconds of devices are not held against each other.
+    nearly_free = replace(cheap, price_per_hour=0.01)
+    assert chosen(replace(CLUSTER, unequal=((nearly_free, 4), (CLUSTER.device, 12)))) == 16
 
 
 def test_parameters_in_parts_are_planned_whatever_they_are_priced() -> None:
