@@ -19,7 +19,7 @@ from irc.training.entry import HELD
 from irc.training.pairs import FORWARD, Pair, pairs
 from irc.training.stage_names import named_by
 
-LAYER = re.compile(r"(.*?\.\d+)(?:\.|$)")
+LAYER = re.compile(r"((?:.*?\.)?\d+)(?:\.|$)")
 """A name up to its first number: the layer of a list of them."""
 
 EVERY, FIRST = "every", "first"
@@ -43,14 +43,14 @@ class LayerPolicy:
         """Return whether a layer is meant.
 
         Args:
-            place: of the layer in its list, counted from 1.
+            place: of the layer in the program, counted from 1; 0: it is in no list of layers.
             names: of its parameters.
         """
         first, _, number = self.word.partition(" ")
         if first == EVERY and number.isdigit():
-            return place % int(number) == 0
+            return place > 0 and place % int(number) == 0
         if first == FIRST and number.isdigit():
-            return place <= int(number)
+            return 0 < place <= int(number)
         return bool(named_by(self.word, names))
 
 
@@ -76,6 +76,18 @@ def policy_of(base: str, own: Sequence[LayerPolicy], place: int, names: Sequence
     return next((each.policy for each in reversed(own) if each.is_of(place, names)), base)
 
 
+def places_of_layers(forward: Iterable[Operation], named: Mapping[SSAValue, str]) -> dict[str, int]:
+    """Return the place of each layer of a list of them, in the order of their first readers.
+
+    Args:
+        forward: the ops of the entry, in order.
+        named: its parameters.
+    """
+    names = (named[value] for op in forward for value in op.operands if value in named)
+    layers = dict.fromkeys(match[1] for name in names if (match := LAYER.match(name)))
+    return {layer: place for place, layer in enumerate(layers, start=1)}
+
+
 def split_by_policy(module: ModuleOp, base: str, own: Sequence[LayerPolicy]) -> dict[str, str]:
     """Give each policy a function of its own, and return the policies by forward function.
 
@@ -84,12 +96,20 @@ def split_by_policy(module: ModuleOp, base: str, own: Sequence[LayerPolicy]) -> 
         base: the policy of layers that nothing is said of.
         own: what is said of some.
     """
-    named = {value: name for role, name, value in arguments(entry(module)) if role in HELD}
+    func = entry(module)
+    named = {value: name for role, name, value in arguments(func) if role in HELD}
+    order = {op: number for number, op in enumerate(func.body.block.ops)}
+    places = places_of_layers(order, named)
+    every = pairs(module)
+    # What has no parameters of a list of layers is a layer of its own.
+    called = sorted((c[0] for pair in every for c in pair.calls), key=lambda op: order.get(op, 0))
     found: dict[str, str] = {}
-    for pair in pairs(module):
+    for pair in every:
         groups: dict[str, list[tuple[CallOp, CallOp]]] = {}
-        for place, calls in enumerate(pair.calls, start=1):
+        for calls in pair.calls:
             names = [named[value] for value in calls[0].operands if value in named]
+            layers = [places[m[1]] for name in names if (m := LAYER.match(name))]
+            place = min(layers, default=called.index(calls[0]) + 1)
             groups.setdefault(policy_of(base, own, place, names), []).append(calls)
         first, *others = groups
         found[pair.forward.sym_name.data] = first
@@ -123,22 +143,32 @@ def _copy(module: ModuleOp, func: FuncOp, number: int) -> str:
 
 
 def stretches_of_layers(
-    forward: Sequence[Operation], named: Mapping[SSAValue, str]
-) -> list[tuple[list[str], list[Operation]]]:
-    """Return the layers of a flat body: their parameters, and the ops from first to last reader.
+    forward: Sequence[Operation], named: Mapping[SSAValue, str], *, has_blocks: bool
+) -> list[tuple[int, list[str], list[Operation]]]:
+    """Return the layers of a flat body: place, parameters, the ops from first to last reader.
+
+    Modules around a list of layers, or around calls of blocks, have the place 0; where there is no
+    such list, each module has its own place.
 
     Args:
         forward: the body's ops, in order.
         named: its parameters.
+        has_blocks: some ops call blocks, which are layers.
     """
-    places: dict[str, list[int]] = {}
+    readers: dict[str, list[int]] = {}
     names: dict[str, list[str]] = {}
-    for place, op in enumerate(forward):
+    for number, op in enumerate(forward):
         for value in op.operands:
             if (name := named.get(value)) is None:
                 continue
-            found = LAYER.match(name)
-            layer = found[1] if found else name.rpartition(".")[0] or name
-            places.setdefault(layer, []).append(place)
+            match = LAYER.match(name)
+            layer = match[1] if match else name.rpartition(".")[0] or name
+            readers.setdefault(layer, []).append(number)
             names.setdefault(layer, []).append(name)
-    return [(names[layer], list(forward[min(own) : max(own) + 1])) for layer, own in places.items()]
+    places = places_of_layers(forward, named)
+    if not places and not has_blocks:
+        places = {layer: place for place, layer in enumerate(readers, start=1)}
+    return [
+        (places.get(layer, 0), names[layer], list(forward[min(own) : max(own) + 1]))
+        for layer, own in readers.items()
+    ]

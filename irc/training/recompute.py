@@ -117,7 +117,7 @@ def _entry(
     named = "none" if has_blocks and policy == "full" else policy
     again = _again(forward, "forward", named, fixed, hits, is_flat=True)
     params = {value: name for role, name, value in arguments(func) if role in HELD}
-    for place, (names, ops) in enumerate(stretches_of_layers(forward, params), start=1):
+    for place, names, ops in stretches_of_layers(forward, params, has_blocks=has_blocks):
         if own := policy_of("", layers, place, names):
             again -= set(ops)
             again |= _again(ops, "forward", own, fixed, hits, is_flat=False)

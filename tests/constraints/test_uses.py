@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import FuncOp
+from xdsl.dialects.builtin import ModuleOp, StringAttr
+from xdsl.dialects.func import CallOp, FuncOp
 
 from irc.constraints.chunks import parse_chunks
 from irc.constraints.steps import called_pins, parse_steps, pinned_count, pinned_recompute
 from irc.constraints.uses import applied, parse_uses
-from irc.dialects.builder import functions
+from irc.dialects.builder import arguments, entry, functions
 from irc.dialects.flow import ContractOp
 from irc.dialects.placement import Mesh
 from irc.dialects.text import context
@@ -20,7 +22,7 @@ from irc.dialects.types import TensorType
 from irc.errors import IrcError
 from irc.passes.auto_shard import AutoShardPass
 from irc.train import training_program
-from irc.training.recompute import POLICY
+from irc.training.recompute import POLICY, SAVED
 from tests.training.models import TARGETS, TOKENS, program_of, small_gpt
 
 MESH = Mesh.parse("data=2,tensor=2")
@@ -136,6 +138,25 @@ def test_layers_have_policies_of_their_own() -> None:
         if POLICY in func.attributes and name != "forward"
     ]
     assert sorted(said) == ['"every-second-matmul"', '"full"', '"none"']
+
+
+@pytest.mark.parametrize(("said", "layers"), [("first 1", {0}), ("every 2", {1, 3})])
+def test_layers_are_counted_in_the_order_of_the_program(said: str, layers: set[int]) -> None:
+    """Not of backward, and without what stands around them."""
+    policies = ("none", f"none; {said} = full")
+    plain, program = (
+        training_program(program_of(small_gpt(4), TOKENS, TARGETS), optimizer=None, recompute=each)
+        for each in policies
+    )
+    func, known = entry(program.module), functions(program.module)
+    full = {n for n, own in known.items() if own.attributes.get(POLICY) == StringAttr("full")}
+    names = {value: name for _, name, value in arguments(func)}
+    calls = [op for op in func.body.block.ops if isinstance(op, CallOp)]
+    read = [v for op in calls if op.callee.string_value() in full for v in op.operands]
+    numbers = {int(match[1]) for v in read if (match := re.search(r"\.(\d+)\.", names.get(v, "")))}
+    assert numbers == layers
+    if 0 not in layers:  # whose input is of the entry
+        assert func.attributes[SAVED] == entry(plain.module).attributes[SAVED]
 
 
 @pytest.mark.parametrize(
