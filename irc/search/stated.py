@@ -26,6 +26,9 @@ SCHEDULES = {
 }  # fmt: skip
 """torch's names of schedules, in small letters."""
 
+LOCAL_BATCH = 8
+"""Samples of a rank where a torchtitan file does not say, as in torchtitan."""
+
 
 @dataclass(frozen=True)
 class Stated:
@@ -131,9 +134,11 @@ def read_stated(path: str) -> Stated:
 def _torchtitan(path: str, data: Mapping[str, Any]) -> Stated:
     parallel, training = _section(path, data, "parallelism"), _section(path, data, "training")
     again = _section(path, data, "activation_checkpoint")
+    if not (parallel or training or again):
+        raise _refused(path, "it has none of torchtitan's sections")
     _refuse_degrees(path, parallel, ("expert_parallel_degree", "expert_tensor_parallel_degree"))
     pipe = _count(path, parallel, "pipeline_parallel_degree", 1)
-    local = _count(path, training, "local_batch_size", 1)
+    local = _count(path, training, "local_batch_size", LOCAL_BATCH)
     size = _count(path, parallel, "pipeline_parallel_microbatch_size", 1)
     shard = _either(path, parallel, "data_parallel_shard_degree")
     copies = _count(path, parallel, "data_parallel_replicate_degree", 1)
@@ -237,7 +242,7 @@ def _refuse_degrees(path: str, section: Mapping[str, Any], keys: tuple[str, ...]
 
 def _torch_policy(path: str, again: Mapping[str, Any]) -> str:
     """Return torchtitan's recompute: selective is by op, or of every so many layers (two)."""
-    policy = _policy(path, str(again.get("mode", "none")))
+    policy = _policy(path, str(again.get("mode", "selective")))
     option = str(again.get("selective_ac_option", "2"))
     if policy != "selective":
         return policy

@@ -48,6 +48,12 @@ def test_torchtitan(tmp_path: Path) -> None:
     assert said == "data=8,tensor=8, recompute full, fsdp+tp+sp"
 
 
+def test_what_torchtitan_does_where_nothing_is_said(tmp_path: Path) -> None:
+    """Eight samples of a rank, and every second layer recomputed."""
+    said = stated(tmp_path, "[training]\nseq_len = 8192", "run.toml", 8, 128)
+    assert said == "data=8, 2 micro-batches, recompute none; every 2 = full, fsdp"
+
+
 def test_megatron(tmp_path: Path) -> None:
     said = stated(tmp_path, MEGATRON, "megatron.args", 64, 128)
     parts = "32 micro-batches, interleaved:4, recompute selective, ddp+tp+sp"
@@ -61,6 +67,7 @@ def test_megatron(tmp_path: Path) -> None:
         ("[parallelism]\ntensor_parallel_degree = 0", "a.toml", "1 or more"),
         ("[parallelism", "a.toml", "no TOML"),
         ("parallelism = 3", "a.toml", "no section"),
+        ("[project]\nname = 'a'", "a.toml", "none of torchtitan's sections"),
         ("[activation_checkpoint]\nmode = 'some'", "a.toml", "recompute 'some'"),
         ("--lr 3e-4", "a.args", "none of Megatron-LM's"),
         ("--micro-batch-size x", "a.args", "1 or more"),
