@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from irc.errors import IrcError
 from irc.runtime.once import once
@@ -20,7 +20,7 @@ from irc.torch_backend.compiled import Flat
 from irc.torch_backend.counts import counters
 
 HELD = "_irc_inputs"
-"""Where the node of a call has its inputs."""
+"""Where the node of a call has its inputs, and the versions that they had, until it is let go."""
 
 WHAT = (
     "gradients of a compiled function are differentiated, which draws random numbers, writes into "
@@ -45,8 +45,13 @@ def is_repeatable(graph: GraphModule, metadata: Any) -> bool:
         return False
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         return False
-    drawing = torch.Tag.nondeterministic_seeded
-    return not any(drawing in getattr(node.target, "tags", ()) for node in graph.graph.nodes)
+    return not any(_draws(node) for node in graph.graph.nodes)
+
+
+def _draws(node: Node) -> bool:
+    """Return whether a node draws random numbers, or calls an op that does, to have them again."""
+    called = (node.target, *node.args)
+    return any(torch.Tag.nondeterministic_seeded in getattr(each, "tags", ()) for each in called)
 
 
 def differentiable(run: Flat, graph: GraphModule, repeats: Callable[[], bool]) -> Flat:
@@ -68,7 +73,7 @@ def differentiable(run: Flat, graph: GraphModule, repeats: Callable[[], bool]) -
                 if not is_told:
                     is_told = True
                     _tell(node._forward_cls, graph, repeats())
-                setattr(node, HELD, args)
+                setattr(node, HELD, (args, [*map(_version, args)]))
                 break
         return results
 
@@ -80,12 +85,17 @@ def _tell(function: Any, graph: GraphModule, repeats: bool) -> None:
     plain = function.backward
 
     def backward(ctx: Any, *given: Any) -> Any:
+        inputs, versions = getattr(ctx, HELD, ((), ()))
         if not torch.is_grad_enabled():
+            keeps = torch._C._autograd._get_current_graph_task_keep_graph  # type: ignore[attr-defined]
+            if not keeps():
+                ctx.__dict__.pop(HELD, None)
             return plain(ctx, *given)
-        inputs = getattr(ctx, HELD, ())
         if repeats and len(inputs) == len(ctx.needs_input_grad):
             # This version of torch gives them in a list, for functions that ask for that.
             boxed = getattr(function, "boxed_grads_call", False)
+            _ = ctx.saved_tensors  # torch's error where they were written to, or are gone
+            _check_versions(inputs, versions)
             return _by_torch(ctx, graph, inputs, given[0] if boxed else given)
         try:
             gradients = plain(ctx, *given)
@@ -99,8 +109,32 @@ def _tell(function: Any, graph: GraphModule, repeats: bool) -> None:
     function.backward = staticmethod(backward)
 
 
+def _version(value: Any) -> int | None:
+    """Return how often a tensor was written to; None of what does not know."""
+    if not isinstance(value, torch.Tensor) or value.is_inference():
+        return None
+    return value._version
+
+
+def _check_versions(inputs: Sequence[Any], versions: Sequence[int | None]) -> None:
+    """Refuse to run a graph again on inputs that were written to since.
+
+    Eager needs what it saved alone, which may be the values before: they are gone here.
+
+    Raises:
+        IrcError: ``not-differentiable``.
+    """
+    if any(_version(x) != before for x, before in zip(inputs, versions, strict=True)):
+        raise IrcError(
+            "not-differentiable",
+            "gradients of a compiled function are differentiated, of which an argument or a "
+            "parameter has been modified by an inplace operation since the call",
+            because=WHY,
+            help=f"write to it behind that, or to a copy; or {ADVICE}",
+        )
+
+
 def _by_torch(ctx: Any, graph: GraphModule, inputs: Sequence[Any], given: Sequence[Any]) -> Any:
-    _ = ctx.saved_tensors  # torch's error where they were written to since, or are gone
     counters["backward run by torch"] += 1
     with torch.enable_grad():
         results = graph.forward(*inputs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -66,3 +68,30 @@ def test_memory_that_was_written_to_since() -> None:
     scale.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(result, x, create_graph=True)
+
+
+def test_arguments_that_were_written_to_since_and_are_not_saved() -> None:
+    def slope(function: Callable[..., Tensor]) -> Tensor:
+        x, shift = torch.ones(4, requires_grad=True), torch.zeros(4)
+        result = function(x, shift)
+        shift.add_(1)  # eager keeps exp(x + shift) alone
+        return torch.autograd.grad(result, x, create_graph=True)[0]
+
+    def function(x: Tensor, shift: Tensor) -> Tensor:
+        return ((x + shift).exp() * 2).sum()
+
+    assert slope(function)[0].item() == pytest.approx(2 * torch.e)
+    with pytest.raises(IrcError, match="modified by an inplace operation since the call"):
+        slope(irc.compile(function))
+
+
+def test_arguments_are_let_go_with_the_graph() -> None:
+    compiled = irc.compile(nn.Linear(4, 4))
+    x = torch.randn(2, 4)
+    held = weakref.ref(x)
+    loss = compiled(x).sum()
+    loss.backward()
+    del x
+    gc.collect()
+    assert held() is None
+    assert loss.grad_fn is not None

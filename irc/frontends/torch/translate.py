@@ -303,7 +303,10 @@ class Scope:
     def _item(self, node: Node) -> Any:
         source, index = node.args
         assert isinstance(source, Node)
-        return self.values[source][index]
+        several = self.values[source]
+        if several is None:
+            raise InternalError(f"nothing is known of what {source.name} gives")
+        return several[index]
 
     def _inline(self, node: Node, name: str) -> list[Any]:
         if name not in WRAPPERS:
