@@ -95,7 +95,7 @@ def _add_rehearsal(parser: argparse.ArgumentParser) -> None:
 
 REHEARSED = ("rank", "layers", "micro_batches", "json")
 """Options of a rehearsal alone."""
-TOGETHER = ("inputs", "nproc", "outputs", "steps", "check", "size", "verify")
+TOGETHER = ("inputs", "nproc", "outputs", "steps", "check", "size", "verify", "no_compare")
 """Options of a run of all ranks alone."""
 
 
@@ -110,7 +110,7 @@ def _rehearse(args: argparse.Namespace) -> int:
         if getattr(args, name):
             raise IrcError(
                 "option-value",
-                f"--{name} is of a run of all ranks, and --comm fake runs one",
+                f"--{name.replace('_', '-')} is of a run of all ranks, and --comm fake runs one",
                 help="leave out one of the two",
             )
     report = rehearse_plan(
@@ -137,7 +137,8 @@ def run(args: argparse.Namespace) -> int:
     if args.comm is not None:
         return _rehearse(args)
     for name in REHEARSED:
-        if getattr(args, name) not in (None, False):
+        # A number may be 0.
+        if (value := getattr(args, name)) is not None and value is not False:
             raise IrcError(
                 "option-value",
                 f"--{name.replace('_', '-')} is of a rehearsal of one rank",

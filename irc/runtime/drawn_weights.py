@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from irc.plan.files import WEIGHTS
+from irc.plan.json_text import corrupt
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Buffer, placement_of
 from irc.plan.weights import local_slices
 from irc.runtime.arguments import whole_shape
 from irc.runtime.dtypes import dtypes
-from irc.runtime.weights import load_weights
+from irc.runtime.weights import load_weights, references_in
 
 PARAMETER_STD = 0.02
 """Standard deviation of drawn parameters, as language models are initialised."""
@@ -56,14 +57,23 @@ def drawn_weights(
 
 
 def _names_in(loaded: LoadedPlan) -> frozenset[str]:
-    """Return the names of the tensors that the plan's folder has; parts have them two above."""
-    if loaded.folder is None:
+    """Return the names of the weights whose values the plan's folder holds or refers to.
+
+    Raises:
+        IrcError: ``plan-corrupt``.
+    """
+    folder = loaded.folder
+    if folder is None:
         return frozenset()
-    for path in (loaded.folder / WEIGHTS, loaded.folder.parents[2] / WEIGHTS):
-        if path.is_file():
+    known = references_in(folder).items()
+    named = {name for name, each in known if (folder / each.file).is_file()}
+    if (path := folder / WEIGHTS).is_file():
+        try:
             with safe_open(path, framework="pt") as opened:
-                return frozenset(opened.keys())
-    return frozenset()
+                named |= set(opened.keys())
+        except (SafetensorError, OSError) as error:
+            raise corrupt(f"its weights cannot be read: {error}", str(path)) from None
+    return frozenset(named)
 
 
 def _drawn(

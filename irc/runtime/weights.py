@@ -82,10 +82,7 @@ def load_weights(
     plan, folder = loaded.plan, loaded.folder
     if folder is None:
         raise IrcError("input-mismatch", "a plan that was received has no weights of its own")
-    references: dict[str, Reference] = {}
-    if (folder / REFERENCES).exists():
-        text = files.read_file(folder, REFERENCES, json_text.MAX_BYTES)
-        references = parse_references(text, str(folder / REFERENCES))
+    references = references_in(folder)
     _check_files(loaded, references, rank, held, verify=verify)
     opened: dict[Path, Any] = {}
     found: dict[str, torch.Tensor] = {}
@@ -120,6 +117,18 @@ def load_weights(
         except (SafetensorError, OSError, ValueError, RuntimeError, OverflowError) as error:
             raise corrupt(f"weight '{buffer.name}' cannot be read: {error}", str(path)) from None
     return found
+
+
+def references_in(folder: Path) -> dict[str, Reference]:
+    """Return where the weights of a plan lie that its folder does not hold itself, by name.
+
+    Raises:
+        IrcError: ``plan-corrupt``.
+    """
+    if not (folder / REFERENCES).exists():
+        return {}
+    text = files.read_file(folder, REFERENCES, json_text.MAX_BYTES)
+    return parse_references(text, str(folder / REFERENCES))
 
 
 def whole_weights(plan: PartsPlan) -> dict[str, torch.Tensor]:
