@@ -9,7 +9,7 @@ from pathlib import Path
 
 from irc.errors import IrcError
 from irc.runtime.agreement import ranks_named
-from irc.runtime.host_memory import shelf_of
+from irc.runtime.host_memory import Shelf
 from irc.runtime.join import own_rank
 from irc.runtime.kept import kept_state
 from irc.runtime.stored import StoredState
@@ -38,13 +38,14 @@ class Resumed:
 
 
 def stored_state(
-    folder: Path, *, kept: bool, missing_ok: bool
+    folder: Path, shelf: Shelf | None, *, missing_ok: bool
 ) -> tuple[StoredState | None, str, str]:
     """Open what is to be gone on from; every rank calls it.
 
     Args:
         folder: of checkpoints.
-        kept: whether what ranks kept in memory counts, where it is of as late a step.
+        shelf: what this rank kept in memory, which counts where it is of as late a step; None where
+            it does not.
         missing_ok: whether there may be nothing.
 
     Returns:
@@ -56,7 +57,7 @@ def stored_state(
     from irc.runtime.checkpoint import Checkpoint, last_step
 
     lost = ""
-    if kept and (shelf := shelf_of(folder)) is not None:
+    if shelf is not None:
         state, lost = kept_state(shelf)
         if state is not None and state.step >= last_step(folder):
             _tell(lost, str(state.path))

@@ -18,7 +18,7 @@ from irc.errors import IrcError
 from irc.pipeline import Options
 from irc.runtime.eager_optimizer import EagerOptimizer
 from irc.runtime.given_optimizer import GivenOptimizer
-from irc.runtime.host_memory import shelf_of
+from irc.runtime.host_memory import Shelf, shelf_of
 from irc.runtime.initialisers import Init
 from irc.runtime.join import join_processes, own_rank
 from irc.runtime.kept import Keeping
@@ -62,6 +62,7 @@ class StepState:
         self._eager = optimizer if isinstance(optimizer, EagerOptimizer) else None
         self._state = TrainingState(module, recipe, options.mesh, seed, init, self._eager)
         self._writes: Saving | None = None
+        self._shelves: dict[Path, Shelf | None] = {}
         self._kept: dict[Path, Keeping] = {}
         self._evaluation: Evaluation | None = None
         self._stopwatch = Stopwatch()
@@ -172,7 +173,7 @@ class StepState:
         """
         self.join()
         place = Path(folder).absolute()
-        if place not in self._kept and (shelf := shelf_of(place)) is not None:
+        if place not in self._kept and (shelf := self._shelf(place)) is not None:
             self._kept[place] = Keeping(shelf)
         if (kept := self._kept.get(place)) is not None:
             kept.keep(self._stored(more, copied=False), self.count, self._state.parts.stage)
@@ -212,7 +213,8 @@ class StepState:
         """
         self.join()
         self._state.hide()
-        checkpoint, place, where = stored_state(Path(folder), kept=optimizer, missing_ok=missing_ok)
+        shelf = self._shelf(Path(folder)) if optimizer else None
+        checkpoint, place, where = stored_state(Path(folder), shelf, missing_ok=missing_ok)
         if checkpoint is None:
             return Resumed(self.count, place, f"begins: '{folder}' holds no checkpoint")
         sections = {name: checkpoint.section(name) for name in _named(more)}
@@ -283,6 +285,13 @@ class StepState:
         state |= self._scaler_state()
         rest = {name: each.state_dict() for name, each in _named(more).items()}
         return {**state, **(copy.deepcopy(rest) if copied else rest)}
+
+    def _shelf(self, folder: Path) -> Shelf | None:
+        """Return where this rank keeps a state: the one that it was loaded from is kept longest."""
+        place = folder.absolute()
+        if place not in self._shelves:
+            self._shelves[place] = shelf_of(place)
+        return self._shelves[place]
 
     def _target(self, folder: str | Path) -> Path:
         return Path(folder).absolute() / f"step-{self._state.step}"

@@ -73,9 +73,17 @@ class Shelf:
         return room
 
     def publish(self, slot: str, head: str) -> None:
-        """Make a slot of what was written to its room."""
+        """Make a slot of what was written to its room.
+
+        Raises:
+            IrcError: ``checkpoint-failed`` where the machine has no memory for what is said of it.
+        """
         partial = self._path(slot, "partial")
-        partial.write_text(head)
+        try:
+            partial.write_text(head)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise _no_memory(len(head), error) from error
         partial.rename(self._path(slot, "head"))
 
     def remove(self) -> None:
@@ -116,14 +124,18 @@ class Shelf:
                 os.close(descriptor)
         except OSError as error:
             path.unlink(missing_ok=True)
-            raise IrcError(
-                "checkpoint-failed",
-                f"'{MEMORY}' cannot keep the {size:,} bytes that this rank holds: "
-                f"{error.strerror or error}",
-                because="step.keep needs two copies of what the ranks of a machine hold",
-                help="give it more memory (docker run --shm-size=..), or save checkpoints alone",
-            ) from error
+            raise _no_memory(size, error) from error
         return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
+
+
+def _no_memory(size: int, error: OSError) -> IrcError:
+    return IrcError(
+        "checkpoint-failed",
+        f"'{MEMORY}' cannot keep the {size:,} bytes that this rank holds: "
+        f"{error.strerror or error}",
+        because="step.keep needs two copies of what the ranks of a machine hold",
+        help="give it more memory (docker run --shm-size=..), or save checkpoints alone",
+    )
 
 
 def shelf_of(run: Path) -> Shelf | None:

@@ -187,21 +187,23 @@ def kept_state(shelf: Shelf) -> tuple[KeptState | None, str]:
     told = {slot: {**head, "objects": ""} for slot, head in own.items()}
     every = [json.loads(text).values() for text in _all(json.dumps(told))]
     marks = {(head["step"], head["start"]) for heads in every for head in heads}
-    lost = ""
+    lost, lost_step = "", -1
     for mark in sorted(marks, reverse=True):
         heads = [next((h for h in each if _mark(h) == mark), None) for each in every]
         slot = next((s for s, head in own.items() if _mark(head) == mark), None)
         memory = torch.empty(0, dtype=torch.uint8) if slot is None else shelf.read(slot)
         state = KeptState(heads, memory)
         if missing := _stages_missing(heads) or state.missing():
-            lost = lost or (
-                f"of step {state.step}, which {ranks_named(state.ranks)} kept, no rank that is "
-                f"left has {missing}"
-            )
+            if not lost:
+                lost_step = state.step
+                lost = (
+                    f"of step {state.step}, which {ranks_named(state.ranks)} kept, no rank that is "
+                    f"left has {missing}"
+                )
             continue
         shelf.resumed = slot or ""
         state.know(_all("" if slot is None else own[slot]["objects"]))
-        return state, lost
+        return state, lost if lost_step > state.step else ""
     return None, lost
 
 

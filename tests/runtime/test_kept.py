@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import irc
 from irc.errors import IrcError
 from irc.runtime import host_memory
 from irc.runtime.boxes import Box
@@ -113,6 +115,32 @@ def test_launchers_that_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     own.chmod(0o755)
     with pytest.raises(IrcError, match="not this user's alone"):
         shelf_of(tmp_path / "run")
+
+
+def test_what_was_gone_on_from_is_there_until_more_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_memory, "MEMORY", tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+
+    def trained() -> Any:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return irc.compile_step(model, loss=torch.nn.functional.mse_loss, optimizer=optimizer)
+
+    batch = torch.ones(3, 4), torch.zeros(3, 2)
+    before, place = trained(), tmp_path / "run"
+    before(*batch)
+    before.keep(place)
+    after = trained()
+    assert str(after.load(place)) == "goes on behind step 1, from the memory of rank 0"
+    after(*batch)
+    after.keep(place)
+    again = shelf_of(place)
+    assert again is not None
+    steps = [json.loads(head)["step"] for head in again.heads().values()]
+    assert sorted(steps) == [1, 2]
 
 
 def test_ranks_that_kept_nothing_are_told() -> None:
