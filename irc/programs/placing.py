@@ -58,8 +58,11 @@ Placed: TypeAlias = tuple[ModuleOp, Mapping[str, Any]]
 """A stage whose values have placements, and what the search says of it."""
 
 
-AT_ONCE = 2
-"""Stages that are placed at one time: one is solved while another is built."""
+AT_ONCE = 3
+"""Stages that are placed at one time: one is built while others are solved.
+
+Most pipelines have three that differ: the first, the last, and those between.
+"""
 
 
 class Placing:
