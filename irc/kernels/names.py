@@ -59,10 +59,10 @@ def identity(kernel: KernelOp) -> str:
     """Return a text that equal kernels share: without names and source lines."""
     number: dict[SSAValue, int] = {arg: i for i, arg in enumerate(kernel.args)}
     lengths = f" {kernel.part_lengths}" if kernel.part_lengths else ""
+    expected = f" {kernel.attributes[EXPECTED]}" if EXPECTED in kernel.attributes else ""
     lines = [
         f"{kernel.template.data} {kernel.space_extents} {kernel.num_parallel} {kernel.num_inputs}"
-        f"{lengths}",
-        str(kernel.attributes.get(EXPECTED, "")),
+        f"{lengths}{expected}",
         f"{kernel.task_mapping} {sorted(kernel.tile_sizes.items())}",
         ", ".join(str(arg.type) for arg in kernel.args),
     ]
