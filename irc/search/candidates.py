@@ -10,8 +10,9 @@ and the prediction of what it chose does (`irc.simulate.chosen_kernels`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from math import prod
+from typing import TypeAlias
 
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
@@ -21,6 +22,43 @@ from irc.dialects.types import ITEM_BYTES, TensorType
 from irc.kernels.fusion.groups import Grouping, anchor, is_literal
 from irc.kernels.holds import FREE_OPS, SHAPE_OPS
 from irc.ops.work import Traffic
+
+Traffics: TypeAlias = dict[Hashable, list[tuple[int, Traffic]]]
+"""Of functions by what they compute: the traffic of ops by their places."""
+
+NAMES = frozenset({"loc", "id"})
+"""Attributes that say nothing of what is fused."""
+
+
+def known_candidates(func: FuncOp, known: Traffics) -> Iterator[tuple[FlowOp, Traffic]]:
+    """Yield what :func:`candidates` does, worked out once for all functions that compute the same.
+
+    Args:
+        func: its sizes are numbers.
+        known: of functions before; filled in.
+    """
+    ops = list(func.body.block.ops)
+    key = _form(func, ops)
+    if key not in known:
+        place = {op: i for i, op in enumerate(ops)}
+        known[key] = [(place[op], traffic) for op, traffic in candidates(func)]
+    for at, traffic in known[key]:
+        op = ops[at]
+        assert isinstance(op, FlowOp)
+        yield op, traffic
+
+
+def _form(func: FuncOp, ops: Sequence[Operation]) -> Hashable:
+    """Return what a function computes, but for names: ops, types, and who reads whom."""
+    number: dict[SSAValue, int] = {}
+    for value in (*func.body.block.args, *(value for op in ops for value in op.results)):
+        number[value] = len(number)
+    said: list[Hashable] = [value.type for value in number]
+    for op in ops:
+        every = {**op.properties, **op.attributes}
+        named = tuple((name, every[name]) for name in sorted(every) if name not in NAMES)
+        said.append((op.name, named, tuple(number[value] for value in op.operands)))
+    return tuple(said)
 
 
 def candidates(func: FuncOp) -> Iterator[tuple[FlowOp, Traffic]]:

@@ -14,7 +14,7 @@ from irc.dialects.builder import arguments, entry, functions
 from irc.dialects.flow import FlowOp
 from irc.dialects.types import TensorType
 from irc.errors import InternalError
-from irc.search.candidates import candidates
+from irc.search.candidates import Traffics, known_candidates
 from irc.search.options import Key, op_key
 from irc.training.functions import kinds_of, sums_of
 from irc.training.stage_runs import MICRO_BATCH, runs_of
@@ -37,6 +37,7 @@ class Facts:
     Args:
         module: level flow.
         numbers: of ops that are equal, of other modules too; filled in.
+        traffics: of functions of other modules; filled in.
 
     Attributes:
         functions: by name, callees before callers.
@@ -49,7 +50,12 @@ class Facts:
         sums: sums of gradients of such a stage, and the accumulators that hold them.
     """
 
-    def __init__(self, module: ModuleOp, numbers: dict[Key, int] | None = None) -> None:
+    def __init__(
+        self,
+        module: ModuleOp,
+        numbers: dict[Key, int] | None = None,
+        traffics: Traffics | None = None,
+    ) -> None:
         known = functions(module)
         self.module = module
         self.functions = {name: known[name] for name in _callees_first(known)}
@@ -65,7 +71,8 @@ class Facts:
         self.counts = call_counts(known, self.often)
         self.place = {op: i for func in known.values() for i, op in enumerate(func.body.block.ops)}
         self.loaded = {value for role, _, value in arguments(entry(module)) if role in LOADED}
-        self.traffic = {op: t for func in known.values() for op, t in candidates(func)}
+        same: Traffics = {} if traffics is None else traffics
+        self.traffic = {op: t for f in known.values() for op, t in known_candidates(f, same)}
         self._keys: dict[FlowOp, Key] = {}
         self._numbers = {} if numbers is None else numbers
         self._uses: dict[SSAValue, list[Use]] = {}

@@ -119,7 +119,7 @@ def search(
     budget = budget_bytes(cost) if wishes.memory_bytes is None else wishes.memory_bytes
     # What another search numbered its ops by is of no use here.
     known = known_of(cost) if facts is None and ways is None else Known()
-    facts = facts or Facts(module, known.numbers)
+    facts = facts or Facts(module, known.numbers, known.traffics)
     options = Options(cost, facts.key, facts.traffic, ways, known)
     trees = Trees(cost.boxing)
     shortage = shortage or Shortage()

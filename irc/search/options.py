@@ -17,6 +17,7 @@ from irc.dialects.flow import FlowOp
 from irc.dialects.placement import AxisPlacement, Split
 from irc.ops.strategies import RING
 from irc.ops.work import Traffic
+from irc.search.candidates import Traffics
 from irc.search.prune import undominated
 from irc.sharding.signatures import NdSignature, Signature, axis_signatures, signatures
 
@@ -37,6 +38,7 @@ class Known:
 
     Attributes:
         numbers: of keys, and of what their kernels move.
+        traffics: what ops of functions move.
         signatures: of an op.
         seconds: of an op under a signature, by the identity of that; with it, so that it lives.
         inner: bytes that it holds inside, likewise.
@@ -45,6 +47,7 @@ class Known:
 
     def __init__(self) -> None:
         self.numbers: dict[Key, int] = {}
+        self.traffics: Traffics = {}
         self.signatures: dict[Key, list[NdSignature]] = {}
         self.seconds: dict[tuple[Key, int], tuple[NdSignature, float]] = {}
         self.inner: dict[tuple[Key, int], tuple[NdSignature, int]] = {}
