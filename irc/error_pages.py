@@ -116,6 +116,15 @@ PAGES = (
         fix="step.load('run')",
     ),
     ErrorPage(
+        code="chunk-whole",
+        title="a collective cannot be cut into the pieces that a constraint asks for",
+        exit_code=2,
+        what="`chunk NAME = N` is about a collective beside a product that no dim cuts so.",
+        why="Pieces are equal, along a dim that the product keeps; other sums would be wrong.",
+        example="chunk layers.*.up = 3, where the columns of a rank are 32",
+        fix="chunk layers.*.up = 4",
+    ),
+    ErrorPage(
         code="cluster-invalid",
         title="a cluster file cannot be read",
         exit_code=2,

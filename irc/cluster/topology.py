@@ -124,7 +124,9 @@ class Cluster:
             raise IrcError(
                 "cluster-unknown",
                 f"cluster '{self.name}' has no kind {missing[0]} of devices",
-                because=f"it has {len(self.unequal)}, counted from 0",
+                because=f"it has {len(self.unequal)}, counted from 0"
+                if self.unequal
+                else "all its devices are alike",
             )
         return replace(self, device=slowest([self.unequal[k][0] for k in kinds]), unequal=())
 

@@ -51,7 +51,7 @@ OBJECTIVES: tuple[Objective, ...] = ("throughput", "latency", "memory", "cost")
 
 OF_MEMORY = frozenset({"sharding-infeasible", "pipeline-memory"})
 OF_CONFIGURATION = OF_MEMORY | {
-    "mesh-axes", "mesh-axis-indivisible", "mesh-mismatch", "pipeline-stages",
+    "chunk-whole", "mesh-axes", "mesh-axis-indivisible", "mesh-mismatch", "pipeline-stages",
     "pipeline-unsupported", "schedule-size",
 }  # fmt: skip
 """Errors that say that one configuration cannot be; all others are of the model or the options."""

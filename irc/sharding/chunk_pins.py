@@ -96,11 +96,11 @@ def refuse_whole(wait: WaitOp, degree: int) -> Never:
     """Refuse a constraint on a collective that stays whole.
 
     Raises:
-        IrcError: ``option-value``, with the reason.
+        IrcError: ``chunk-whole``, with the reason.
     """
     because, _ = _why_whole(wait, degree)
     raise IrcError(
-        "option-value",
+        "chunk-whole",
         f"chunk: '{id_of(wait)}' stays whole, and constraints say {degree} pieces",
         where=loc_of(wait),
         because=because,

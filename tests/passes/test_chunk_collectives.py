@@ -224,7 +224,7 @@ def test_modules_say_into_how_many_pieces(pins: str, degrees: dict[str, int]) ->
 @pytest.mark.parametrize(
     ("pins", "code", "says"),
     [
-        ("chunk l.0.up = 3", "option-value", "stays whole"),
+        ("chunk l.0.up = 3", "chunk-whole", "stays whole"),
         ("chunk l.1 = 2", "input-mismatch", "l.0.up.weight"),
         ("chunk l.0 = 0", "constraint-syntax", "0 pieces"),
     ],
