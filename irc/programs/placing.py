@@ -79,8 +79,8 @@ class Placing:
     def __init__(self, ahead: Sequence[Stage]) -> None:
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="irc-stage")
         # Which sizes are being decided is known to the context of a caller.
-        self._context = copy_context()
-        self._context.run(SHARED.set, Shared())
+        self._context, self._shared = copy_context(), Shared()
+        self._context.run(SHARED.set, self._shared)
         first = {own.key: own for own in reversed(ahead)}
         self._begun: dict[int, Future[Placed]] = {}
         for own in sorted(first.values(), key=lambda own: own.number) if len(first) > 1 else ():
@@ -91,6 +91,7 @@ class Placing:
 
     def __exit__(self, *_: object) -> None:
         # Where one raised, nobody asks for the others.
+        self._shared.stops.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def place(self, own: Stage) -> Placed:

@@ -6,12 +6,16 @@ from collections.abc import Generator, Hashable
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from threading import Lock
+from threading import Event, Lock
 
 from irc.cluster.load import find_cluster
 from irc.cost.model import ClusterCost
 from irc.dialects.placement import Mesh
 from irc.search.options import Known
+
+
+class Stopped(Exception):  # noqa: N818 - nobody asks for what the search would say
+    """Another search of the plan failed, or the user has ended it."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +26,13 @@ class Shared:
         costs: by cluster, mesh and the mesh of the whole run.
         known: by the identity of a cost model, which lives as long.
         turn: of the search that builds its problem; the next finds what it has looked up.
+        stops: set where no search is wanted any more: a process ends when its threads have.
     """
 
     costs: dict[Hashable, ClusterCost] = field(default_factory=dict[Hashable, ClusterCost])
     known: dict[int, Known] = field(default_factory=dict[int, Known])
     turn: Lock = field(default_factory=Lock)
+    stops: Event = field(default_factory=Event)
 
 
 SHARED: ContextVar[Shared | None] = ContextVar("irc_shared_searches", default=None)
@@ -37,19 +43,34 @@ TURN: ContextVar[ExitStack | None] = ContextVar("irc_turn", default=None)
 
 @contextmanager
 def turn() -> Generator[None]:
-    """Build a problem when no other search of the plan does, until :func:`end_turn`."""
+    """Build a problem when no other search of the plan does, until :func:`end_turn`.
+
+    Raises:
+        Stopped: the search is not wanted any more.
+    """
     shared = SHARED.get()
     assert shared is not None
     with ExitStack() as held:
         held.enter_context(shared.turn)
         TURN.set(held)
+        _check_wanted()
         yield
 
 
 def end_turn() -> None:
-    """Let another search build its problem: this one's is handed to a solver."""
+    """Let another search build its problem: this one's is handed to a solver.
+
+    Raises:
+        Stopped: the search is not wanted any more.
+    """
     if (held := TURN.get()) is not None:
         held.close()
+        _check_wanted()
+
+
+def _check_wanted() -> None:
+    if (shared := SHARED.get()) is not None and shared.stops.is_set():
+        raise Stopped
 
 
 def cost_on(cluster: str, mesh: Mesh, within: Mesh | None) -> ClusterCost:
