@@ -87,18 +87,10 @@ def _steps(before: Configuration, after: Configuration) -> Iterator[tuple[str, C
         schedule = own.schedule if min(own.pipe, after.pipe) > 1 else after.schedule
         own = replace(own, mesh=after.mesh, layout=after.layout, schedule=schedule)
         yield "mesh", own
-    if own.layout != after.layout:
-        own = replace(own, layout=after.layout)
-        yield "layout", own
-    if own.micro_batches != after.micro_batches:
-        own = replace(own, micro_batches=after.micro_batches)
-        yield "micro-batches", own
-    if own.schedule != after.schedule:
-        own = replace(own, schedule=after.schedule)
-        yield "schedule", own
-    if own.recompute != after.recompute:
-        own = replace(own, recompute=after.recompute)
-        yield "recompute", own
+    for name in ("layout", "micro_batches", "schedule", "recompute"):
+        if getattr(own, name) != getattr(after, name):
+            own = replace(own, **{name: getattr(after, name)})
+            yield name.replace("_", "-"), own
     if own != after:
         yield "memory", after
 
