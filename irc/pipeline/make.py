@@ -109,7 +109,6 @@ def planned(
     module: ModuleOp,
     options: Options,
     ranges: Mapping[str, tuple[int, int]],
-    known: Mapping[str, str] | None = None,
 ) -> tuple[Plan, dict[str, str]]:
     """Turn a module of level task into a plan, priced, and the sources of its kernels by name.
 
@@ -117,11 +116,10 @@ def planned(
         module: level task, behind ``plan-memory``.
         options: what the user chose.
         ranges: of inputs that are indices.
-        known: the sources, where kernels like these were written before.
     """
     backend = find_backend(options.backend)
     kernels = [op for op in module.body.block.ops if isinstance(op, KernelOp)]
-    sources = dict(known) if known is not None else backend.emit_plan_sources(kernels)
+    sources = backend.emit_plan_sources(kernels)
     cost = ActionCost(
         module, options.cluster, options.mesh, sources.values(), within=options.within
     )
@@ -203,26 +201,15 @@ def named_to_cut(passes: Sequence[ModulePass]) -> frozenset[str]:
     return frozenset(filter(None, told.split("+")))
 
 
-def lowered_plan(function: Lowered, options: Options, like: LoadedPlan | None = None) -> LoadedPlan:
+def lowered_plan(function: Lowered, options: Options) -> LoadedPlan:
     """Plan one function of a stage whose kernels are there.
 
     Args:
         function: as :func:`lower_function` gives it.
         options: what the user chose; the mesh is the stage's.
-        like: a plan of the same kernels, whose sources are taken.
     """
-    known = None if like is None else _sources(like)
-    plan, sources = planned(function.module, options, {}, known)
+    plan, sources = planned(function.module, options, {})
     return bundle(plan, ir=function.texts, kernels=sources, torch_version=_torch_version())
-
-
-def _sources(plan: LoadedPlan) -> dict[str, str]:
-    first = "kernels/"
-    return {
-        name.removeprefix(first): text.decode()
-        for name, text in plan.texts.items()
-        if name.startswith(first)
-    }
 
 
 def _torch_version() -> str:

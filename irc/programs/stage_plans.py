@@ -28,6 +28,7 @@ from irc.plan.training import SPLIT
 from irc.plugin import parse_passes
 from irc.programs.equal_stages import Names, Renaming
 from irc.programs.placing import Placing, Stage, placed
+from irc.programs.renamed_plan import renamed_plan
 from irc.programs.stage_memory import budget_of, too_small
 from irc.programs.stage_step import StageStep
 from irc.schedule.actions import Schedule
@@ -43,13 +44,13 @@ class StagePlan:
     Attributes:
         functions: what it was split into.
         plans: of each function, by kind.
-        lowered: each function as it was planned.
+        collectives: ids of those that are cut by name, where some are.
         search: what the search says of it; empty where there was nothing to choose.
     """
 
     functions: Functions
     plans: Mapping[str, LoadedPlan]
-    lowered: Mapping[str, Lowered]
+    collectives: frozenset[str]
     search: Mapping[str, Any]
 
 
@@ -134,19 +135,20 @@ def plan_stages(
                 (k for k in known.get(own.key, ()) if k.serves(own.names, own.runs, least)), None
             )
             if equal is not None:
-                plan = _renamed(equal.plan, equal.names.to(own.names), options)
+                plan = _renamed(equal.plan, equal.names.to(own.names))
             else:
                 functions, search = _place(own, schedule, placing)
                 batch = {k: _whole_plan(m.clone(), alone) for k, m in own.step.batch.items()}
                 lowered = _lowered(functions, plain)
                 plans = {kind: lowered_plan(each, plain) for kind, each in lowered.items()}
-                plan = StagePlan(functions, {**plans, **batch}, lowered, search)
+                named = frozenset(name for each in lowered.values() for name in each.collectives)
+                plan = StagePlan(functions, {**plans, **batch}, named, search)
                 known.setdefault(own.key, []).append(_Known(own.names, own.runs, plan))
             found.append(plan)
             lying |= {n: p for n, p in _weight_placements(plan.plans).items() if n in shared}
     if only := named_to_cut(passes_by_part(replace(whole, pins="")).function):
         # What no function of a stage has, the program has not.
-        ids = {name for plan in found for own in plan.lowered.values() for name in own.collectives}
+        ids = {name for plan in found for name in plan.collectives}
         refuse_unknown(only, ids, ids)
     return found
 
@@ -163,23 +165,15 @@ def _refuse_slices(options: Options) -> None:
             replace(each, is_part=True).check()
 
 
-def _renamed(plan: StagePlan, names: Renaming, options: Options) -> StagePlan:
+def _renamed(plan: StagePlan, names: Renaming) -> StagePlan:
     """Return the plan of a stage that differs from a planned one in names alone."""
-    lowered = {kind: _renamed_function(own, names) for kind, own in plan.lowered.items()}
     registers = {
         names.value(name): names.value(register)
         for name, register in plan.functions.registers.items()
     }
-    plain = replace(options, pins="")
-    plans = {k: lowered_plan(own, plain, like=plan.plans[k]) for k, own in lowered.items()}
     functions = Functions(plan.functions.modules, registers)
-    return StagePlan(functions, plans, lowered, plan.search)
-
-
-def _renamed_function(function: Lowered, names: Renaming) -> Lowered:
-    texts = {name: names.apply_to_text(text) for name, text in function.texts.items()}
-    ids = frozenset(map(names.op, function.collectives))
-    return Lowered(names.apply(function.module), texts, ids)
+    plans = {k: renamed_plan(plan.plans[k], names) for k in functions.modules}
+    return StagePlan(functions, plans, frozenset(map(names.op, plan.collectives)), plan.search)
 
 
 def _place(own: Stage, schedule: Schedule, placing: Placing) -> tuple[Functions, Mapping[str, Any]]:

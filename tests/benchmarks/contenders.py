@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @functools.cache
-def _byte_compile() -> None:
+def byte_compile() -> None:
     """Compile irc's modules to byte code, as pip does with what it installs, torch among it."""
     for folder in ("irc", "passes", "backends"):
         compileall.compile_dir(ROOT / folder, quiet=2)
@@ -45,7 +45,7 @@ class Contender:
     def __init__(
         self, name: str, model: str, threads: int = 2, warm: Contender | None = None
     ) -> None:
-        _byte_compile()
+        byte_compile()
         self.name = name
         self._caches = TemporaryDirectory() if warm is None else warm._caches
         env = dict(os.environ)
