@@ -226,7 +226,7 @@ def _choice_of_one(module: Any, example: Sequence[Any], **options: Any) -> Confi
     from irc.calls.plan_search import Asked
     from irc.dialects.placement import Mesh
     from irc.search.configurations import Configuration
-    from irc.search.everything import Limits
+    from irc.search.limits import Limits
 
     if "optimizer" not in options:
         return Configuration(Mesh(()))

@@ -30,8 +30,8 @@ from irc.plugin import builtin_pass
 from irc.program import Program
 from irc.programs.blocks import LAYERS
 from irc.search.configurations import NOTHING, Configuration, Outline
-from irc.search.everything import Verdict
 from irc.search.graph import Inputs, Wishes
+from irc.search.judge import Verdict
 from irc.search.layers import layers_of
 from irc.search.meshes import Ranking, search_meshes
 from irc.search.objections import objection

@@ -27,7 +27,7 @@ from irc.programs.schedules import schedule_for, splits_backward
 from irc.programs.stage_memory import budget_of
 from irc.search.blocks import UPDATE, Blocks, Content
 from irc.search.configurations import Configuration
-from irc.search.everything import Verdict
+from irc.search.judge import Verdict
 from irc.search.layers import layers_of, shortened
 from irc.simulate.assembled import simulate_blocks
 from irc.training.recipe import Recipe

@@ -19,7 +19,9 @@ from irc.errors import IrcError, did_you_mean
 from irc.pipeline import Options
 from irc.program import Program
 from irc.search.configurations import Configuration, Outline
-from irc.search.everything import OBJECTIVES, Limits, Outcome, Progress, Search
+from irc.search.everything import Outcome, Search
+from irc.search.limits import OBJECTIVES, Limits
+from irc.search.trials import Progress
 from irc.training.recipe import Recipe
 
 if TYPE_CHECKING:

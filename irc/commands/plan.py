@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from irc.calls.plan_search import Asked
     from irc.report.planned import Planned
     from irc.search.configurations import Configuration, Outline
-    from irc.search.everything import Judged, Outcome
+    from irc.search.everything import Outcome
+    from irc.search.judge import Judged
 
 HELP = "search the best mesh, stages, micro-batches and schedule for a model on a cluster"
 QUIET_S = 2.0

@@ -11,7 +11,9 @@ from irc.report.decisions import as_plain, difference_lines
 from irc.report.table import counted, pairs, percent, seconds, size, table
 from irc.search.configurations import Outline
 from irc.search.differences import Difference
-from irc.search.everything import Judged, Outcome, smallest_budget
+from irc.search.everything import Outcome
+from irc.search.infeasible import smallest_budget
+from irc.search.judge import Judged
 
 SHOWN = 6
 """So many configurations with a plan are printed, and so many without; all are in the JSON."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from irc.search.configurations import PLAIN, Configuration
 
 if TYPE_CHECKING:
-    from irc.search.everything import Judged, Verdict
+    from irc.search.judge import Judged, Verdict
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from irc.search.configurations import (
     SELECTIVE,
     Configuration,
 )
-from irc.search.everything import Judged
+from irc.search.judge import Judged
 from irc.search.stated import SCHEDULES
 from irc.training.layer_policies import parse_policies, policies_text
 

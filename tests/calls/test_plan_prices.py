@@ -14,8 +14,8 @@ from irc.choices import recipe_option
 from irc.dialects.placement import Mesh
 from irc.dialects.text import dump
 from irc.pipeline import Options
+from irc.search.by_pieces import PRICE_ERROR
 from irc.search.configurations import Configuration
-from irc.search.everything import PRICE_ERROR
 from tests.programs.models import GPT
 
 SAMPLES = 32

@@ -9,7 +9,8 @@ from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.report.planned import plan_table, planned
 from irc.search.configurations import Configuration, Outline
-from irc.search.everything import Judged, Outcome, Verdict
+from irc.search.everything import Outcome
+from irc.search.judge import Judged, Verdict
 
 OUTLINE = Outline(1e15, "bf16", 2e9, 2**26, layers=16, samples=32, launches=100)
 

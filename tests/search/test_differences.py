@@ -11,7 +11,7 @@ from irc.errors import IrcError
 from irc.report.decisions import as_plain, difference_lines
 from irc.search.configurations import Configuration
 from irc.search.differences import difference
-from irc.search.everything import Judged, Verdict
+from irc.search.judge import Judged, Verdict
 
 HAND = Configuration(Mesh.parse("pipe=2,data=2"), 2, "gpipe", "full")
 BEST = Configuration(Mesh.parse("data=2,tensor=2"), 4, layout="fsdp+tp+sp")

@@ -13,6 +13,7 @@ from irc.cluster.load import find_cluster
 from irc.cluster.topology import Cluster
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
+from irc.search.by_pieces import MOST_PRICED, PLANNED
 from irc.search.configurations import (
     Configuration,
     Outline,
@@ -21,16 +22,10 @@ from irc.search.configurations import (
     neighbours,
     staged_mesh,
 )
-from irc.search.everything import (
-    MOST_PRICED,
-    PLANNED,
-    Judged,
-    Limits,
-    Objective,
-    Search,
-    Verdict,
-    smallest_budget,
-)
+from irc.search.everything import Search
+from irc.search.infeasible import smallest_budget
+from irc.search.judge import Judged, Verdict
+from irc.search.limits import Limits, Objective
 
 SMALL = Outline(1e15, "bf16", 2e9, 2**26, layers=16, samples=32, launches=100)
 CLUSTER = find_cluster("2x8xH100")

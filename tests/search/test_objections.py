@@ -14,7 +14,8 @@ from irc.cluster.topology import Cluster
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.search.configurations import Configuration, Outline, estimated_s
-from irc.search.everything import Search, Verdict
+from irc.search.everything import Search
+from irc.search.judge import Verdict
 from irc.search.meshes import factorisations
 from irc.search.objections import objection
 

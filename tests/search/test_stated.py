@@ -9,7 +9,7 @@ import pytest
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.search.configurations import Configuration
-from irc.search.everything import Judged, Verdict
+from irc.search.judge import Judged, Verdict
 from irc.search.stated import read_stated
 from irc.search.write_stated import settings, written
 

@@ -1,0 +1,140 @@
+"""The search by prices from pieces of a model of equal layers.
+
+Stages are put together from pieces (:mod:`irc.search.blocks`) and simulated. Only the best few are
+planned whole, and the plans' simulated steps say which is the best: priced ones that are so much
+longer that the error of prices does not make up for it are left alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf
+
+from irc.search.configurations import Configuration, Outline, at_once, customary, neighbours
+from irc.search.judge import Judged
+from irc.search.seeds import seeds, smallest
+from irc.search.trials import Trials
+
+MOST_PRICED = 40
+"""So many configurations on one number of devices are priced from pieces."""
+
+BEHIND = 1.15
+"""What seems to take so many times the best one is not priced: estimates are so far off."""
+
+LEAST_KNOWN = 2
+"""So many prices say by how much estimates are short of prices."""
+
+PLANNED = 3
+"""So many of them at most are planned whole, of those that have a plan."""
+
+PRICE_ERROR = 0.05
+"""Of the step of a whole plan: so far off are prices from pieces, as tests hold them to."""
+
+NEAR = 1.25
+"""An estimate of so many times that of the best one is not priced for being beside it."""
+
+
+def search_by_pieces(trials: Trials, devices: int) -> bool:
+    """Search on one number of devices by prices; return False where nothing came of it."""
+    if not trials.judge.in_pieces():
+        return False
+    most = len(trials.judged) + MOST_PRICED
+    trials.prices = True
+    try:
+        _Climb(trials, trials.judge.outline(), devices, most).run()
+    finally:
+        trials.prices = False
+    if not plan_best(trials, devices, min(PLANNED, trials.limits.most_judged)):
+        return False
+    trials.plan_tighter(trials.best())
+    return True
+
+
+def plan_best(trials: Trials, devices: int, most: int = PLANNED) -> bool:
+    """Plan the best of what was priced; return whether one of them has a plan."""
+    planned: list[Judged] = []
+    for each in trials.priced(devices):
+        wrong, cost, *_ = trials.cost(each)
+        least = min(map(trials.cost, planned), default=(True, inf))[:2]
+        if len(planned) == most or (wrong, cost * (1 - PRICE_ERROR)) > least:
+            break
+        if planned:
+            trials.check_time()
+        assert each.verdict is not None
+        judged = trials.plan(each.configuration, is_pinned=each.is_pinned)
+        judged = replace(judged, priced_s=each.verdict.step_s)
+        trials.judged[each.configuration] = judged
+        planned += [judged] if judged.verdict is not None else []
+    return bool(planned)
+
+
+@dataclass(frozen=True)
+class _Climb:
+    """Prices the first few by the closed form, then what differs from the best in one choice."""
+
+    trials: Trials
+    outline: Outline
+    devices: int
+    most: int
+
+    def run(self) -> None:
+        trials = self.trials
+        for seed in self._first():
+            if self._is_worth(seed) and not trials.objection(seed):
+                trials.attempt(seed)
+        if not trials.fits(self.devices):
+            self._fit()
+        best = trials.priced(self.devices)
+        while best and trials.prices:
+            self._around(best[0])
+            now = trials.priced(self.devices)
+            if now[0] is best[0]:
+                return
+            best = now
+
+    def _first(self) -> list[Configuration]:
+        """Return what is priced first, in order: each by its estimate."""
+        own = seeds(self.trials, self.outline, self.devices)
+        whole = [
+            *customary(self.outline, self.trials.cluster, self.devices),
+            *at_once(self.outline, self.devices),
+        ]
+        first = min(map(self._estimate, own), default=inf)
+        near = [each for each in whole if self._estimate(each) <= NEAR * first]
+        return sorted((*own, *near), key=lambda each: (self._estimate(each), str(each)))
+
+    def _fit(self) -> None:
+        """Price what holds least, until something fits."""
+        trials = self.trials
+        least = smallest(trials, self.outline, self.devices)
+        right = [each for each in least if not trials.objection(each)]
+        for each in sorted(right, key=self._estimate):
+            if len(trials.judged) < self.most and trials.prices and not trials.fits(self.devices):
+                trials.attempt(each)
+
+    def _around(self, best: Judged) -> None:
+        """Price what differs from the best in one choice, and may be better."""
+        limit = NEAR * self._estimate(best.configuration)
+        for other in neighbours(best.configuration, self.outline):
+            is_wrong = not best.objection and self.trials.objection(other)
+            if self._estimate(other) <= limit and not is_wrong and self._is_worth(other):
+                self.trials.attempt(other)
+
+    def _is_worth(self, configuration: Configuration) -> bool:
+        """Whether to price a configuration.
+
+        Not where even by the price that was least beside its estimate it would be far behind the
+        best one.
+        """
+        trials = self.trials
+        if len(trials.judged) >= self.most or not trials.prices:
+            return False
+        known = trials.priced(self.devices)
+        if len(known) < LEAST_KNOWN or trials.limits.objective not in ("throughput", "latency"):
+            return True
+        steps = [(each.configuration, each.verdict.step_s) for each in known if each.verdict]
+        ratio = min(step_s / self._estimate(own) for own, step_s in steps)
+        return ratio * self._estimate(configuration) < BEHIND * steps[0][1]
+
+    def _estimate(self, configuration: Configuration) -> float:
+        return self.trials.estimate(self.outline, configuration)

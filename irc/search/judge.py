@@ -1,0 +1,91 @@
+"""What a search asks of a configuration, and what it is told: the simulator's verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from irc.dialects.placement import Mesh
+from irc.errors import IrcError
+from irc.search.configurations import Configuration, Outline
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the simulator says of a plan.
+
+    Attributes:
+        step_s: of a step, or a call.
+        num_bytes: that a device holds at the worst moment.
+        bubble: the share of a step in which a rank waits for others, in the mean over ranks.
+        exposed_s: for which compute waits for collectives, of a rank, in the mean.
+    """
+
+    step_s: float
+    num_bytes: int
+    bubble: float = 0.0
+    exposed_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A configuration, and what came of it.
+
+    Attributes:
+        configuration: what was planned.
+        verdict: None where there is no plan.
+        error: why there is none.
+        is_pinned: the user stated it, for comparison.
+        objection: what is wrong with it, for which any other plan is preferred; empty: nothing.
+        is_priced: the verdict is put together from pieces of the model; nothing is planned whole.
+        priced_s: what pieces said of one that was planned whole since; None where they did not.
+    """
+
+    configuration: Configuration
+    verdict: Verdict | None = None
+    error: IrcError | None = None
+    is_pinned: bool = False
+    objection: str = ""
+    is_priced: bool = False
+    priced_s: float | None = None
+
+
+class Judge(Protocol):
+    """What a search asks: it captures, plans and simulates."""
+
+    def outline(self) -> Outline:
+        """Return what is known of the forward pass of the whole batch."""
+        ...
+
+    def meshes(self, devices: int, recompute: str) -> Sequence[Mesh]:
+        """Return the best meshes of one program, best first.
+
+        Raises:
+            IrcError: ``sharding-infeasible``.
+        """
+        ...
+
+    def in_pieces(self) -> bool:
+        """Whether the model has layers that pieces of it can stand for."""
+        ...
+
+    def price(self, configuration: Configuration) -> Verdict | None:
+        """Return what pieces of the model say of a configuration; None where they say nothing.
+
+        Raises:
+            IrcError: of the configuration, or of the model.
+        """
+        ...
+
+    def judge(self, configuration: Configuration, *, brief: bool = True) -> Verdict:
+        """Plan a configuration and simulate it.
+
+        Args:
+            configuration: to plan.
+            brief: where it does not fit say so alone, and not what would, which takes long.
+
+        Raises:
+            IrcError: of the configuration, or of the model.
+        """
+        ...

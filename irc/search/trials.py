@@ -1,0 +1,199 @@
+"""What a search has tried, which of it is the best, and how it tries more.
+
+A configuration is priced from pieces of the model while prices are asked for, and planned whole
+otherwise; what came of it is noted. One that does not fit into the memory is tried again with
+everything recomputed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import TypeAlias
+
+from irc.cluster.topology import Cluster
+from irc.cost.money import per_hour
+from irc.errors import IrcError
+from irc.search.configurations import (
+    FULL,
+    Configuration,
+    Outline,
+    configurations,
+    estimated_s,
+    stored_split,
+    tighter,
+)
+from irc.search.judge import Judge, Judged, Verdict
+from irc.search.limits import Limits
+from irc.search.objections import absent_batch, objection
+
+OF_MEMORY = frozenset({"sharding-infeasible", "pipeline-memory"})
+OF_CONFIGURATION = OF_MEMORY | {
+    "chunk-whole", "mesh-axes", "mesh-axis-indivisible", "mesh-mismatch", "pipeline-stages",
+    "pipeline-unsupported", "schedule-size",
+}  # fmt: skip
+"""Errors that say that one configuration cannot be; all others are of the model or the options."""
+
+Progress: TypeAlias = Callable[[int, Judged | None, str], None]
+"""Is told how many plans were judged, the best one, and what is done next."""
+
+
+class TimeIsUp(Exception):  # noqa: N818 - no fault: the user set the limit
+    """The time that the user allows is over, and something has a plan."""
+
+
+@dataclass
+class Trials:
+    """All that one search tried.
+
+    Attributes:
+        judge: plans and simulates.
+        cluster: the machines.
+        limits: how far the search goes.
+        is_training: stages and micro-batches are of a step of training alone.
+        devices: the most that are used.
+        progress: is told before each piece of work what is done next.
+        judged: what came of each configuration.
+        prices: configurations are priced from pieces, not planned whole.
+        considered: configurations that were compared by the closed form.
+    """
+
+    judge: Judge
+    cluster: Cluster
+    limits: Limits
+    is_training: bool
+    devices: int
+    progress: Progress | None = None
+    judged: dict[Configuration, Judged] = field(default_factory=dict[Configuration, Judged])
+    prices: bool = False
+    considered: int = 0
+    _began: float = field(default_factory=time.monotonic)
+
+    def attempt(self, configuration: Configuration, *, is_pinned: bool = False) -> None:
+        """Try a configuration; where it does not fit, with everything recomputed."""
+        if not is_pinned and not self.is_allowed(configuration):
+            return
+        attempts = [configuration]
+        if self.is_training and not is_pinned:
+            # What keeps less than nothing, and more than all, is a neighbour of the latter.
+            attempts.append(replace(configuration, recompute=FULL))
+        for each in attempts:
+            judged = self.judged.get(each)
+            if judged is None or (judged.is_priced and not self.prices):
+                self.check_time()
+                judged = self.plan(each, is_pinned=is_pinned)
+            if judged.error is None or judged.error.code not in OF_MEMORY:
+                return
+
+    def plan(self, configuration: Configuration, *, is_pinned: bool = False) -> Judged:
+        """Price a configuration, or plan it whole, and note what came of it."""
+        self.tell(f"{'pricing' if self.prices else 'planning'} {configuration}")
+        try:
+            if self.is_training:
+                absent_batch(configuration, self.judge.outline())
+            verdict, error = self._verdict(configuration), None
+            wrong = self.objection(configuration, is_pinned=is_pinned)
+        except IrcError as raised:
+            if raised.code not in OF_CONFIGURATION:
+                raise
+            verdict, error, wrong = None, raised, ""
+        judged = Judged(configuration, verdict, error, is_pinned, wrong, self.prices)
+        self.judged[configuration] = judged
+        return judged
+
+    def _verdict(self, configuration: Configuration) -> Verdict:
+        if self.prices:
+            if (priced := self.judge.price(configuration)) is not None:
+                return priced
+            # Pieces say nothing: from here on all is planned whole.
+            self.prices = False
+        return self.judge.judge(configuration)
+
+    def planned(self, configuration: Configuration) -> Judged:
+        """Return what comes of a configuration, which is planned whole unless it was."""
+        known = self.judged.get(configuration)
+        if known is None or known.is_priced:
+            self.check_time()
+            return self.plan(configuration)
+        return known
+
+    def plan_tighter(self, best: Judged | None) -> None:
+        """Plan the best within less than it holds: no budget is to give a faster plan than none."""
+        if best is None or best.verdict is None:
+            return
+        own = best.configuration
+        split = stored_split(own) if self.is_training else None
+        for within in (split, tighter(own, best.verdict.num_bytes)):
+            known = None if within is None else self.judged.get(within)
+            if within is not None and (known is None or known.is_priced):
+                self.plan(within)
+
+    def best(self) -> Judged | None:
+        """Return the best of what was planned; while all are priced, of what was."""
+        known = [each for each in self.judged.values() if each.verdict is not None]
+        planned = [each for each in known if not each.is_priced]
+        return min(planned or known, key=self.cost, default=None)
+
+    def priced(self, devices: int) -> list[Judged]:
+        """Return what was priced on so many devices, best first."""
+        own = [each for each in self.judged.values() if each.is_priced and each.verdict]
+        return sorted(
+            (each for each in own if each.configuration.mesh.num_ranks == devices), key=self.cost
+        )
+
+    def fits(self, devices: int) -> bool:
+        """Whether something on so many devices has a plan, or a price."""
+        every = self.judged.values()
+        return any(own.verdict and own.configuration.mesh.num_ranks == devices for own in every)
+
+    def cost(self, judged: Judged) -> tuple[bool, float, int, int]:
+        """Return what is least for the best."""
+        own, wrong = judged.verdict, judged.objection != ""
+        devices, count = judged.configuration.mesh.num_ranks, judged.configuration.micro_batches
+        if own is None:
+            return True, inf, 0, 0
+        match self.limits.objective:
+            case "memory":
+                return wrong, float(own.num_bytes), devices, count
+            case "cost":
+                return wrong, own.step_s * self._hourly(devices), devices, count
+            case _:
+                return wrong, own.step_s, devices, count
+
+    def _hourly(self, devices: int) -> float:
+        """Return what devices cost: money where all that there are have a price, or themselves."""
+        price = self.limits.price_per_hour
+        if per_hour(self.cluster, self.devices, price) is None:
+            return devices
+        return per_hour(self.cluster, devices, price) or devices
+
+    def objection(self, configuration: Configuration, *, is_pinned: bool = False) -> str:
+        """Return what is wrong with a step; a call has no stages to choose instead."""
+        if not self.is_training:
+            return ""
+        return objection(configuration, self.cluster, is_pinned=is_pinned)
+
+    def estimate(self, outline: Outline, configuration: Configuration) -> float:
+        """Return about what a step takes, by the closed form."""
+        return estimated_s(outline, self.cluster, configuration)
+
+    def configurations(self, outline: Outline, devices: int) -> Iterator[Configuration]:
+        """Yield steps with stages or micro-batches that the user allows."""
+        return filter(self.is_allowed, configurations(outline, devices))
+
+    def is_allowed(self, configuration: Configuration) -> bool:
+        """Whether it has as many micro-batches as the user wants."""
+        return self.limits.micro_batches in (None, configuration.micro_batches)
+
+    def tell(self, doing: str) -> None:
+        """Say what is done next."""
+        if self.progress is not None:
+            self.progress(len(self.judged), self.best(), doing)
+
+    def check_time(self) -> None:
+        """Raise TimeIsUp where the time is over and something was tried."""
+        limit = self.limits.time_limit_s
+        if limit is not None and self.judged and time.monotonic() - self._began >= limit:
+            raise TimeIsUp
