@@ -80,8 +80,8 @@ class _Climb:
     def run(self) -> None:
         trials = self.trials
         for seed in self._first():
-            if self._is_worth(seed) and not trials.objection(seed):
-                trials.attempt(seed)
+            if not trials.objection(seed):
+                trials.attempt(seed, is_worth=self._is_worth)
         if not trials.fits(self.devices):
             self._fit()
         best = trials.priced(self.devices)
@@ -117,8 +117,8 @@ class _Climb:
         limit = NEAR * self._estimate(best.configuration)
         for other in neighbours(best.configuration, self.outline):
             is_wrong = not best.objection and self.trials.objection(other)
-            if self._estimate(other) <= limit and not is_wrong and self._is_worth(other):
-                self.trials.attempt(other)
+            if self._estimate(other) <= limit and not is_wrong:
+                self.trials.attempt(other, is_worth=self._is_worth)
 
     def _is_worth(self, configuration: Configuration) -> bool:
         """Whether to price a configuration.
@@ -134,7 +134,11 @@ class _Climb:
             return True
         steps = [(each.configuration, each.verdict.step_s) for each in known if each.verdict]
         ratio = min(step_s / self._estimate(own) for own, step_s in steps)
-        return ratio * self._estimate(configuration) < BEHIND * steps[0][1]
+        least = ratio * self._estimate(configuration)
+        if least < BEHIND * steps[0][1]:
+            return True
+        trials.left[configuration] = least
+        return False
 
     def _estimate(self, configuration: Configuration) -> float:
         return self.trials.estimate(self.outline, configuration)

@@ -58,6 +58,8 @@ class Trials:
         judged: what came of each configuration.
         prices: configurations are priced from pieces, not planned whole.
         considered: configurations that were compared by the closed form.
+        left: what was not priced, since at the least that it seemed to take it was far behind the
+            best one; with those seconds.
     """
 
     judge: Judge
@@ -69,10 +71,23 @@ class Trials:
     judged: dict[Configuration, Judged] = field(default_factory=dict[Configuration, Judged])
     prices: bool = False
     considered: int = 0
+    left: dict[Configuration, float] = field(default_factory=dict[Configuration, float])
     _began: float = field(default_factory=time.monotonic)
 
-    def attempt(self, configuration: Configuration, *, is_pinned: bool = False) -> None:
-        """Try a configuration; where it does not fit, with everything recomputed."""
+    def attempt(
+        self,
+        configuration: Configuration,
+        *,
+        is_pinned: bool = False,
+        is_worth: Callable[[Configuration], bool] = lambda _: True,
+    ) -> None:
+        """Try a configuration; where it does not fit, with everything recomputed.
+
+        Args:
+            configuration: to try.
+            is_pinned: the user stated it.
+            is_worth: says of either whether to try it.
+        """
         if not is_pinned and not self.is_allowed(configuration):
             return
         attempts = [configuration]
@@ -81,6 +96,8 @@ class Trials:
             attempts.append(replace(configuration, recompute=FULL))
         for each in attempts:
             judged = self.judged.get(each)
+            if judged is None and not is_worth(each):
+                return
             if judged is None or (judged.is_priced and not self.prices):
                 self.check_time()
                 judged = self.plan(each, is_pinned=is_pinned)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from itertools import product
 from math import inf
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from irc.cluster.load import find_cluster
 from irc.cluster.topology import Cluster
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
-from irc.search.by_pieces import MOST_PRICED, PLANNED
+from irc.search.by_pieces import BEHIND, MOST_PRICED, PLANNED, search_by_pieces
 from irc.search.configurations import (
     Configuration,
     Outline,
@@ -26,6 +30,7 @@ from irc.search.everything import Search
 from irc.search.infeasible import smallest_budget
 from irc.search.judge import Judged, Verdict
 from irc.search.limits import Limits, Objective
+from irc.search.trials import Trials
 
 SMALL = Outline(1e15, "bf16", 2e9, 2**26, layers=16, samples=32, launches=100)
 CLUSTER = find_cluster("2x8xH100")
@@ -141,6 +146,29 @@ def test_the_best_of_what_is_priced_from_pieces_are_planned_whole(off: float) ->
     steps = [each.verdict.step_s for each in outcome.priced if each.verdict]
     assert outcome.best.verdict.step_s <= min(steps, default=inf) / off
     assert all(each.is_priced for each in outcome.priced)
+
+
+@given(seed=st.integers(0, 10_000), needed=st.floats(0.0, 1.0))
+@settings(max_examples=40, deadline=None)
+def test_what_is_left_alone_never_beats_the_best(seed: int, needed: float) -> None:
+    """Prices are above the closed form by any factor up to the one that is reckoned with."""
+
+    def says(configuration: Configuration) -> Verdict:
+        word = f"{seed} {configuration}".encode()
+        number = int.from_bytes(sha256(word).digest()[:4]) / 2**32
+        if number < needed and configuration.recompute != "full":
+            raise needs(7 * 10**9)
+        seconds = by_estimate(configuration).step_s
+        return Verdict(seconds * (1 + (BEHIND - 1) * number), 10**9)
+
+    trials = Trials(Priced(says), CLUSTER, Limits(), True, 16)
+    assert search_by_pieces(trials, 16)
+    best = trials.best()
+    assert best is not None
+    assert best.verdict is not None
+    for configuration in trials.left:
+        with suppress(IrcError):
+            assert says(configuration).step_s >= best.verdict.step_s
 
 
 def test_where_no_priced_plan_fits_all_is_planned_whole() -> None:
