@@ -58,7 +58,8 @@ class AutoShardPass(ModulePass):
     ``+`` between: what the axes are for (`irc.constraints.layouts`). ``samples`` names axes that
     are to divide the samples of a batch; it is refused where they do not and nothing else is
     divided over them (`irc.search.samples`). ``brief`` says of a budget that nothing fits into that
-    alone: the groups in conflict and the smallest budget that works take many searches.
+    alone: the groups in conflict and the smallest budget that works take many searches. Its report
+    has no runners-up.
 
     Results of the entry are whole on each rank, a state lies as its buffer. A pass before it has
     bound the named sizes. It writes ``irc.mesh``, and unless ``report=false``, in ``irc.plan_cost``
@@ -150,7 +151,13 @@ class AutoShardPass(ModulePass):
         if self.report:
             overlapped = step_seconds(found, within)
             report = plan_cost(
-                graph, solution, self.cluster, cost.boxing, trees, overlapped_s=overlapped
+                graph,
+                solution,
+                self.cluster,
+                cost.boxing,
+                trees,
+                overlapped_s=overlapped,
+                runners_up=not self.brief,
             )
         write_placements(op, graph, solution.choice, trees, cost.boxing)
         check_samples(op, mesh, globs(self.samples), set(constraints.arguments))

@@ -28,7 +28,7 @@ from irc.plan.parts import MICRO_BATCH_KINDS, SMALLER_KINDS, PartsPlan
 from irc.plan.schema import Plan
 from irc.plugin import builtin_pass
 from irc.program import Program
-from irc.programs.blocks import LAYERS
+from irc.programs.short_steps import LAYERS
 from irc.search.configurations import NOTHING, Configuration, Outline
 from irc.search.graph import Inputs, Wishes
 from irc.search.judge import Verdict
@@ -37,6 +37,7 @@ from irc.search.meshes import Ranking, search_meshes
 from irc.search.objections import objection
 from irc.search.on_mesh import MARGIN
 from irc.search.outline import outline_of
+from irc.search.shared import Shared, sharing
 from irc.simulate.choice import step_seconds
 from irc.simulate.parts import contention_of, held_at, predict_step
 from irc.simulate.plan import Contention, predict
@@ -119,6 +120,7 @@ class StepJudge:
     _captured: dict[int, tuple[Captured, tuple[str, ...]]] = field(
         default_factory=dict[int, "tuple[Captured, tuple[str, ...]]"]
     )
+    _shared: Shared = field(default_factory=Shared)
 
     @cached_property
     def cluster(self) -> Cluster:
@@ -140,7 +142,8 @@ class StepJudge:
     @collection_held()
     def price(self, configuration: Configuration) -> Verdict | None:
         """Return what pieces of the model say of a step."""
-        return self._prices.price(configuration)
+        with sharing(self._shared):
+            return self._prices.price(configuration)
 
     @cached_property
     def _prices(self) -> Prices:
@@ -175,10 +178,11 @@ class StepJudge:
     @collection_held()
     def judge(self, configuration: Configuration, *, brief: bool = True) -> Verdict:
         """Plan a step and simulate it."""
-        if configuration.is_staged:
-            plan = self._parts(configuration, brief=brief)
-            return verdict_of_parts(plan, self.cluster.fit(plan.mesh))
-        return verdict_of(self._plan(configuration, brief=brief), self.cluster)
+        with sharing(self._shared):
+            if configuration.is_staged:
+                plan = self._parts(configuration, brief=brief)
+                return verdict_of_parts(plan, self.cluster.fit(plan.mesh))
+            return verdict_of(self._plan(configuration, brief=brief), self.cluster)
 
     def _plan(self, configuration: Configuration, *, brief: bool) -> Plan:
         from irc.calls.step_plan import training_plan

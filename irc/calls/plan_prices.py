@@ -22,8 +22,9 @@ from irc.pipeline import Options
 from irc.pipeline.run import run_passes
 from irc.pipeline.training import Training
 from irc.program import Program
-from irc.programs.blocks import LAYERS, blocks_of
+from irc.programs.blocks import blocks_of
 from irc.programs.schedules import schedule_for, splits_backward
+from irc.programs.short_steps import LAYERS, ShortStep, short_step
 from irc.programs.stage_memory import budget_of
 from irc.search.blocks import UPDATE, Blocks, Content
 from irc.search.configurations import Configuration
@@ -59,6 +60,9 @@ class Prices:
     )
     _short: dict[int, tuple[Program, Recipe] | None] = field(
         default_factory=dict[int, "tuple[Program, Recipe] | None"]
+    )
+    _steps: dict[tuple[int, str], ShortStep | None] = field(
+        default_factory=dict[tuple[int, str], ShortStep | None]
     )
     _cuts: dict[int, tuple[Content, ...]] = field(default_factory=dict[int, tuple[Content, ...]])
     _whole: ModuleOp | None = None
@@ -124,13 +128,20 @@ class Prices:
         return blocks.on(_data(known), data, self._data_s(own) / self._data_s(known))
 
     def _plan(self, own: Configuration, *, splits: bool) -> Blocks | None:
-        short = self._shortened(own.micro_batches)
-        if short is None or self.options.pins:
+        if self.options.pins or (short := self._step(own.micro_batches, own.recompute)) is None:
             return None
-        program, recipe = short
-        recipe = replace(recipe, recompute=own.recompute)
-        options = replace(self.options, mesh=own.mesh, layout=own.layout)
-        return blocks_of(program, recipe, options, splits=splits)
+        options = replace(self.options, mesh=own.mesh, layout=own.layout, brief=True)
+        return blocks_of(short, options, splits=splits)
+
+    def _step(self, count: int, recompute: str) -> ShortStep | None:
+        if (count, recompute) not in self._steps:
+            short = self._shortened(count)
+            self._steps[count, recompute] = (
+                None
+                if short is None
+                else short_step(short[0], replace(short[1], recompute=recompute))
+            )
+        return self._steps[count, recompute]
 
     def _data_s(self, configuration: Configuration) -> float:
         """Return what a large sum over the axis ``data`` takes."""

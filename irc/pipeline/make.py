@@ -96,6 +96,8 @@ def make_plan(
     plan, sources = planned(program.module, options, ranges)
     if options.num_ranks == 1:
         check_budget(plan, options.memory_bytes, options.stored_bytes)
+    if _has_no_files(options):
+        return LoadedPlan(plan, {}, b"")
     return bundle(
         plan,
         ir=texts,
@@ -119,7 +121,7 @@ def planned(
     """
     backend = find_backend(options.backend)
     kernels = [op for op in module.body.block.ops if isinstance(op, KernelOp)]
-    sources = backend.emit_plan_sources(kernels)
+    sources = {} if _has_no_files(options) else backend.emit_plan_sources(kernels)
     cost = ActionCost(
         module, options.cluster, options.mesh, sources.values(), within=options.within
     )
@@ -209,7 +211,14 @@ def lowered_plan(function: Lowered, options: Options) -> LoadedPlan:
         options: what the user chose; the mesh is the stage's.
     """
     plan, sources = planned(function.module, options, {})
+    if _has_no_files(options):
+        return LoadedPlan(plan, {}, b"")
     return bundle(plan, ir=function.texts, kernels=sources, torch_version=_torch_version())
+
+
+def _has_no_files(options: Options) -> bool:
+    """Whether a plan is priced alone; kernels that were measured here are known by their text."""
+    return options.brief and options.cluster != THIS_HOST
 
 
 def _torch_version() -> str:

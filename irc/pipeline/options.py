@@ -50,7 +50,8 @@ class Options:
         fullgraph: nothing is left to torch or Python: where a graph would break is an error.
         keep_ir: keep the text after each pass of the functions of a pipeline's stages, for
             ``irc check``.
-        brief: of a budget that nothing fits into no more is said: a search tries others.
+        brief: the plan is priced and thrown away, as a search of the best one does: it has no
+            kernels and no other files, and of a budget that nothing fits into no more is said.
         verify_each: verify the IR after each pass, or run it before and after and compare.
     """
 

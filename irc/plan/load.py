@@ -28,8 +28,8 @@ class LoadedPlan:
 
     Attributes:
         plan: the content of plan.json.
-        texts: content of each file of the manifest, by name.
-        manifest: the manifest as it was read.
+        texts: content of each file of the manifest, by name; none where it is priced alone.
+        manifest: the manifest as it was read; empty where the plan is priced alone.
         folder: where the plan lies, None for one that was received.
         code: whose the kernels are: ``own`` were written by this run, ``trusted`` were read and may
             be run as they are, ``unknown`` have to be asked about, and were perhaps ``rewritten``

@@ -10,89 +10,44 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
-from typing import Literal, TypeAlias
-
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.ir import Operation, SSAValue
 
 from irc.cluster.load import find_cluster
-from irc.dialects.builder import arguments, entry
 from irc.dialects.items import ITEM_BYTES
 from irc.dialects.placement import AxisPlacement, B, Mesh, Placement, Split
 from irc.dialects.types import TensorType, is_float
-from irc.pipeline import Options, run_passes
-from irc.pipeline.training import Training
+from irc.pipeline import Options
 from irc.plan.load import LoadedPlan
 from irc.plan.parts import MICRO_BATCH_KINDS, PIPE, function_of, is_register
-from irc.program import Program
-from irc.programs.make import loss_of, shared_of, steps_of, trained_of
+from irc.programs.short_steps import LAYERS, LayerOps, ShortStep, Where
 from irc.programs.stage_plans import plan_stages
 from irc.schedule.named import generate
 from irc.search.blocks import UPDATE, Blocks, Passed, Piece
-from irc.search.layers import Layers, layers_of, shortened
 from irc.simulate.held import held_bytes
 from irc.simulate.mixes import mix_of
 from irc.simulate.plan import Contention, Prediction, predict
-from irc.training.recipe import Recipe
-from irc.training.stage_choice import everywhere
 from irc.training.stage_runs import StageRuns
-from irc.training.stages import stages_of
 
-LAYERS = 3
-"""Of the short model: the middle one takes what each does in a deep one, since weights are gathered
-for the next layer meanwhile, and gradients of the one before are summed."""
-
-Where: TypeAlias = Literal["each", "first", "layer", "last"]
 NUMBER = re.compile(r"\d+")
-FIRST_ID = re.compile(r"[^./,]+")
-"""The op of the entry in the id of an action, ``n4`` in ``n4.g/b0n3.box0``."""
 
 
-def blocks_of(
-    program: Program, recipe: Recipe, options: Options, *, splits: bool = False
-) -> Blocks | None:
+def blocks_of(short: ShortStep, options: Options, *, splits: bool = False) -> Blocks:
     """Plan the pieces of a model on the mesh of a stage.
 
     Args:
-        program: the forward pass of one micro-batch; it stays as it is.
-        recipe: how it is trained, with the inputs that are cut and the number of micro-batches.
+        short: a step of a few layers; it stays as it is.
         options: of the pipeline of passes; the mesh is the whole one.
         splits: backward is two functions, I and W, as some schedules run them.
-
-    Returns:
-        The pieces; None where the model has no three equal layers in a row, each of which reads
-        what the one before gives.
 
     Raises:
         IrcError: what the passes raise.
     """
-    known = layers_of(program.module)
-    if known is None or known.count < LAYERS:
-        return None
-    module = shortened(program.module, LAYERS)
-    loss = loss_of(module, recipe)
-    trained = trained_of(Program(module), recipe)
-    run_passes(module, Training(stream={}).of_model)
-    layers = layers_of(module)
-    if layers is None or layers.count != LAYERS or (ops := _Ops.of(module, layers)) is None:
-        return None
-    inner = Mesh(tuple(axis for axis in options.mesh.axes if axis[0] != PIPE))
-    values = [value for call in layers.layer(0) for value in call.results]
-    later = set(layers.layer(1))
-    handed = [v for v in values if any(use.operation in later for use in v.uses)]
-    kinds = [value.type for value in handed if isinstance(value.type, TensorType)]
-    if not kinds or len(kinds) < len(handed):
-        return None
-    stages = stages_of(module)
-    scale = 1 / recipe.micro_batches
-    steps = steps_of(stages, recipe, trained, shared_of(stages), {}, loss, scale, set())
-    runs = [StageRuns(recipe.micro_batches, merged=not splits)]
+    ops, inner = short.ops, Mesh(tuple(axis for axis in options.mesh.axes if axis[0] != PIPE))
+    runs = [StageRuns(short.micro_batches, merged=not splits)]
     own = replace(options, mesh=inner, within=options.mesh)
     schedule = generate("1f1b", ranks=1, micro_batches=1)
-    planned = plan_stages(steps, runs, own, [""], (), schedule)[0].plans
+    planned = plan_stages([short.step], runs, own, [""], (), schedule)[0].plans
     cluster = find_cluster(options.cluster).fit(options.mesh)
     host = cluster.device.cores
     contention = Contention() if host else Contention.of(cluster, options.mesh)
@@ -101,12 +56,12 @@ def blocks_of(
     kinds_of_batch = [kind for kind in MICRO_BATCH_KINDS if kind in planned]
     mixes = {kind: mix_of([found[kind]]) for kind in kinds_of_batch}
     mixes[UPDATE] = mix_of([own for kind, own in found.items() if kind not in kinds_of_batch])
-    passed = [_passed(kind, inner, ops, planned["F"]) for kind in kinds]
+    passed = [_passed(kind, inner, ops, planned["F"]) for kind in short.handed]
     norm = "norm" in planned
     return Blocks(**pieces, passed=tuple(passed), norm=norm, mixes=mixes)
 
 
-def _passed(kind: TensorType, mesh: Mesh, ops: _Ops, forward: LoadedPlan) -> Passed:
+def _passed(kind: TensorType, mesh: Mesh, ops: LayerOps, forward: LoadedPlan) -> Passed:
     """Return how a value lies that the first layer hands to the second.
 
     The last value of its rank that the layer saves is it, or lies as it does; where it saves none,
@@ -138,81 +93,11 @@ def _passed(kind: TensorType, mesh: Mesh, ops: _Ops, forward: LoadedPlan) -> Pas
     return Passed(shape, kind.dtype, Placement(tuple(placed)), num_bytes, is_float(kind.dtype))
 
 
-@dataclass(frozen=True)
-class _Ops:
-    """Which piece each op of the entry is of, by id, and each weight, by name; which layer."""
-
-    ops: Mapping[str, Where]
-    weights: Mapping[str, Where]
-    layers: Mapping[str, int]
-
-    @classmethod
-    def of(cls, module: ModuleOp, layers: Layers) -> _Ops | None:
-        func = entry(module)
-        calls, free = set[Operation](layers.calls), everywhere(func)
-        ops: dict[str, Where] = {}
-        readers: dict[SSAValue, Where] = {}
-        at: Where = "first"
-        for op in func.body.block.ops:
-            if isinstance(op, ReturnOp):
-                break
-            where: Where = "each" if op in free else "layer" if op in calls else at
-            at = "last" if op in calls else at
-            ops[_id(op)] = where
-            for value in op.operands:
-                readers.setdefault(value, where)
-        if not calls.isdisjoint(free) or _passes_over(func, layers, ops):
-            return None
-        held: dict[str, Where] = {n: readers.get(v, "last") for _, n, v in arguments(func)}
-        numbers = {_id(call): n for n in range(LAYERS) for call in layers.layer(n)}
-        return cls(ops, held, numbers)
-
-    def where(self, name: str) -> Where:
-        """Return the piece of an action or of a saved value, by the id of its op."""
-        found = FIRST_ID.search(name)
-        return self.ops.get(found[0], "last") if found else "last"
-
-    def layer(self, name: str) -> int | None:
-        """Return the number of the layer of an action; None for one of no layer."""
-        found = FIRST_ID.search(name)
-        return self.layers.get(found[0]) if found else None
-
-    def holder(self, name: str) -> Where:
-        """Return the piece of a weight, or of a state or sum of it, whose name has the weight's."""
-        own = [each for each in self.weights if each in name]
-        return self.weights[max(own, key=len)] if own else "last"
-
-
-def _passes_over(func: FuncOp, layers: Layers, ops: Mapping[str, Where]) -> bool:
-    """True where a value passes over a layer, so that it would go through stages between.
-
-    An encoder's result that all layers of a decoder read is one.
-    """
-    number: dict[Operation, int] = {op: n for n in range(LAYERS) for op in layers.layer(n)}
-    for op in func.body.block.ops:
-        for owner in (value.owner for value in op.operands):
-            if not isinstance(owner, Operation) or ops[_id(owner)] == "each":
-                continue
-            before = number.get(owner, LAYERS if ops[_id(owner)] == "last" else -1)
-            if op in number:
-                is_far = number[op] > 0 and before < number[op] - 1
-            else:
-                is_far = ops.get(_id(op), "last") == "last" and before < LAYERS - 1
-            if is_far:
-                return True
-    return False
-
-
-def _id(op: Operation) -> str:
-    attr = op.attributes.get("id")
-    return getattr(attr, "data", "")
-
-
 class _Pieces:
     """What was planned as one stage, shared out."""
 
     def __init__(
-        self, plans: Mapping[str, LoadedPlan], ops: _Ops, found: Mapping[str, Prediction]
+        self, plans: Mapping[str, LoadedPlan], ops: LayerOps, found: Mapping[str, Prediction]
     ) -> None:
         self.plans, self.ops, self.found = plans, ops, found
         self.kinds = [kind for kind in MICRO_BATCH_KINDS if kind in plans]

@@ -15,7 +15,7 @@ from irc.pipeline import Options, run_passes
 from irc.pipeline.default import passes_by_part
 from irc.programs.equal_stages import Names, key_of, names_of
 from irc.programs.stage_step import StageStep
-from irc.search.shared import SHARED, Shared, turn
+from irc.search.shared import SHARED, of_plan, turn
 from irc.training.call_parts import split_calls
 from irc.training.functions import sort_by_function
 from irc.training.stage_runs import RUNS, StageRuns
@@ -79,7 +79,7 @@ class Placing:
     def __init__(self, ahead: Sequence[Stage]) -> None:
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="irc-stage")
         # Which sizes are being decided is known to the context of a caller.
-        self._context, self._shared = copy_context(), Shared()
+        self._context, self._shared = copy_context(), of_plan()
         self._context.run(SHARED.set, self._shared)
         first = {own.key: own for own in reversed(ahead)}
         self._begun: dict[int, Future[Placed]] = {}

@@ -21,6 +21,8 @@ def renamed_plan(loaded: LoadedPlan, names: Renaming) -> LoadedPlan:
         loaded: of the stage that was planned.
         names: from its names to those of the other.
     """
+    if not loaded.manifest:  # it was priced, and has no files
+        return LoadedPlan(_renamed(loaded.plan, names), {}, b"")
     ir = {name: names.apply_to_text(text) for name, text in _texts(loaded, "ir/").items()}
     kernels = _texts(loaded, "kernels/")
     torch_version = parse_manifest(loaded.manifest, MANIFEST).torch

@@ -36,6 +36,7 @@ def plan_cost(
     trees: Trees,
     *,
     overlapped_s: float | None = None,
+    runners_up: bool = True,
 ) -> str:
     """Return the report that auto-shard leaves in ``irc.plan_cost``.
 
@@ -47,6 +48,7 @@ def plan_cost(
         trees: boxings that were looked up.
         overlapped_s: seconds of a call of the choice with its collectives under compute; None: they
             are added up.
+        runners_up: say of each op what else it might do, which takes a while.
     """
     objective = solution.seconds if overlapped_s is None else overlapped_s
     return json.dumps(
@@ -60,7 +62,7 @@ def plan_cost(
             "columns": solution.num_columns,
             **_memory(graph, solution, trees),
             **_functions(graph, solution, boxing, trees),
-            "ops": _ops(graph, solution.choice, boxing, trees),
+            **({"ops": _ops(graph, solution.choice, boxing, trees)} if runners_up else {}),
         },
         separators=(",", ":"),
     )

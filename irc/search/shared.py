@@ -38,6 +38,23 @@ class Shared:
 SHARED: ContextVar[Shared | None] = ContextVar("irc_shared_searches", default=None)
 """Set where several searches follow each other (:mod:`irc.programs.placing`)."""
 
+
+@contextmanager
+def sharing(shared: Shared) -> Generator[None]:
+    """Let what is planned meanwhile look up, and add to, what plans before it looked up."""
+    token = SHARED.set(shared)
+    try:
+        yield
+    finally:
+        SHARED.reset(token)
+
+
+def of_plan() -> Shared:
+    """Return what the searches of one plan share: with those of other plans, where they may."""
+    outer = SHARED.get()
+    return Shared() if outer is None else Shared(outer.costs, outer.known)
+
+
 TURN: ContextVar[ExitStack | None] = ContextVar("irc_turn", default=None)
 
 
@@ -87,7 +104,7 @@ def cost_on(cluster: str, mesh: Mesh, within: Mesh | None) -> ClusterCost:
     shared = SHARED.get()
     if shared is None:
         return ClusterCost(find_cluster(cluster), mesh, within=within)
-    key = cluster, mesh, within
+    key = cluster, mesh, None if within == mesh else within
     if key not in shared.costs:
         # Of two threads that come at once, the first one's is taken.
         shared.costs.setdefault(key, ClusterCost(find_cluster(cluster), mesh, within=within))

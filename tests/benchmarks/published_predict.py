@@ -19,6 +19,7 @@ from irc.dialects.placement import Mesh, Split
 from irc.pipeline import Options
 from irc.programs.blocks import blocks_of
 from irc.programs.schedules import schedule_for
+from irc.programs.short_steps import short_step
 from irc.search.blocks import Blocks, Content, Passed, Piece
 from irc.search.configurations import FULL, NOTHING, staged_mesh
 from irc.simulate.assembled import simulate_blocks
@@ -146,9 +147,9 @@ def planned(run: Run) -> Blocks:
         passes=("no-chunk-collectives",),
         brief=True,
     )
-    blocks = blocks_of(captured.program, recipe, options)
-    assert blocks is not None, run.id
-    return blocks
+    short = short_step(captured.program, recipe)
+    assert short is not None, run.id
+    return blocks_of(short, options)
 
 
 def mesh_of(run: Run, pipe: int) -> Mesh:

@@ -1,0 +1,160 @@
+"""A step of the first few layers of a model, from which pieces of it are planned.
+
+It depends on the size of a micro-batch and on what is recomputed, but on no mesh: pieces on any
+number of meshes begin with it (:mod:`irc.programs.blocks`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.ir import Operation, SSAValue
+
+from irc.dialects.builder import arguments, entry
+from irc.dialects.types import TensorType
+from irc.pipeline import run_passes
+from irc.pipeline.training import Training
+from irc.program import Program
+from irc.programs.make import loss_of, shared_of, steps_of, trained_of
+from irc.programs.stage_step import StageStep
+from irc.search.layers import Layers, layers_of, shortened
+from irc.training.recipe import Recipe
+from irc.training.stage_choice import everywhere
+from irc.training.stages import stages_of
+
+LAYERS = 3
+"""Of the short model: the middle one takes what each does in a deep one, since weights are gathered
+for the next layer meanwhile, and gradients of the one before are summed."""
+
+Where: TypeAlias = Literal["each", "first", "layer", "last"]
+FIRST_ID = re.compile(r"[^./,]+")
+"""The op of the entry in the id of an action, ``n4`` in ``n4.g/b0n3.box0``."""
+
+
+@dataclass(frozen=True)
+class ShortStep:
+    """A step of a few layers, as one stage.
+
+    Attributes:
+        step: its program; it stays as it is.
+        micro_batches: of the whole step.
+        ops: which piece each op is of.
+        handed: types of what a layer hands to the next.
+    """
+
+    step: StageStep
+    micro_batches: int
+    ops: LayerOps
+    handed: tuple[TensorType, ...]
+
+
+def short_step(program: Program, recipe: Recipe) -> ShortStep | None:
+    """Return a step of the first few layers of a model.
+
+    Args:
+        program: the forward pass of one micro-batch; it stays as it is.
+        recipe: how it is trained, with the inputs that are cut and the number of micro-batches.
+
+    Returns:
+        The step; None where the model has no three equal layers in a row, each of which reads what
+        the one before gives.
+
+    Raises:
+        IrcError: what the passes raise.
+    """
+    known = layers_of(program.module)
+    if known is None or known.count < LAYERS:
+        return None
+    module = shortened(program.module, LAYERS)
+    loss = loss_of(module, recipe)
+    trained = trained_of(Program(module), recipe)
+    run_passes(module, Training(stream={}).of_model)
+    layers = layers_of(module)
+    if layers is None or layers.count != LAYERS or (ops := LayerOps.of(module, layers)) is None:
+        return None
+    values = [value for call in layers.layer(0) for value in call.results]
+    later = set(layers.layer(1))
+    handed = [v for v in values if any(use.operation in later for use in v.uses)]
+    kinds = [value.type for value in handed if isinstance(value.type, TensorType)]
+    if not kinds or len(kinds) < len(handed):
+        return None
+    stages = stages_of(module)
+    scale = 1 / recipe.micro_batches
+    steps = steps_of(stages, recipe, trained, shared_of(stages), {}, loss, scale, set())
+    return ShortStep(steps[0], recipe.micro_batches, ops, tuple(kinds))
+
+
+@dataclass(frozen=True)
+class LayerOps:
+    """Which piece each op of the entry is of, by id, and each weight, by name; which layer."""
+
+    ops: Mapping[str, Where]
+    weights: Mapping[str, Where]
+    layers: Mapping[str, int]
+
+    @classmethod
+    def of(cls, module: ModuleOp, layers: Layers) -> LayerOps | None:
+        """Return them; None where a layer reads what none before it gives, or passes over one."""
+        func = entry(module)
+        calls, free = set[Operation](layers.calls), everywhere(func)
+        ops: dict[str, Where] = {}
+        readers: dict[SSAValue, Where] = {}
+        at: Where = "first"
+        for op in func.body.block.ops:
+            if isinstance(op, ReturnOp):
+                break
+            where: Where = "each" if op in free else "layer" if op in calls else at
+            at = "last" if op in calls else at
+            ops[_id(op)] = where
+            for value in op.operands:
+                readers.setdefault(value, where)
+        if not calls.isdisjoint(free) or _passes_over(func, layers, ops):
+            return None
+        held: dict[str, Where] = {n: readers.get(v, "last") for _, n, v in arguments(func)}
+        numbers = {_id(call): n for n in range(LAYERS) for call in layers.layer(n)}
+        return cls(ops, held, numbers)
+
+    def where(self, name: str) -> Where:
+        """Return the piece of an action or of a saved value, by the id of its op."""
+        found = FIRST_ID.search(name)
+        return self.ops.get(found[0], "last") if found else "last"
+
+    def layer(self, name: str) -> int | None:
+        """Return the number of the layer of an action; None for one of no layer."""
+        found = FIRST_ID.search(name)
+        return self.layers.get(found[0]) if found else None
+
+    def holder(self, name: str) -> Where:
+        """Return the piece of a weight, or of a state or sum of it, whose name has the weight's."""
+        own = [each for each in self.weights if each in name]
+        return self.weights[max(own, key=len)] if own else "last"
+
+
+def _passes_over(func: FuncOp, layers: Layers, ops: Mapping[str, Where]) -> bool:
+    """True where a value passes over a layer, so that it would go through stages between.
+
+    An encoder's result that all layers of a decoder read is one.
+    """
+    number: dict[Operation, int] = {op: n for n in range(LAYERS) for op in layers.layer(n)}
+    for op in func.body.block.ops:
+        for owner in (value.owner for value in op.operands):
+            if not isinstance(owner, Operation) or ops[_id(owner)] == "each":
+                continue
+            before = number.get(owner, LAYERS if ops[_id(owner)] == "last" else -1)
+            if op in number:
+                is_far = number[op] > 0 and before < number[op] - 1
+            else:
+                is_far = ops.get(_id(op), "last") == "last" and before < LAYERS - 1
+            if is_far:
+                return True
+    return False
+
+
+def _id(op: Operation) -> str:
+    attr = op.attributes.get("id")
+    return getattr(attr, "data", "")
