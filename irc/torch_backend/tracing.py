@@ -23,6 +23,7 @@ from irc.frontends.torch.kinds import peculiar_argument
 from irc.frontends.torch.linear_loss import stream_losses
 from irc.frontends.torch.own_thread import own_thread
 from irc.frontends.torch.real_writes import writes
+from irc.frontends.torch.unseen_casts import has_unseen_cast
 from irc.pipeline import Options
 from irc.process_wide import deep_recursion
 from irc.torch_backend.aot import compile_through_aot
@@ -215,7 +216,7 @@ def _compiled(
 ) -> tuple[Flat, bool]:
     """Return what runs a graph, and whether it may write to its inputs or record gradients."""
     keep_open = fakes is not None
-    if any(_departs(node) for node in gm.graph.nodes):
+    if any(map(_departs, gm.graph.nodes)) or has_unseen_cast(gm.graph.nodes):
         counters["graphs run by torch"] += 1  # which raises its error, or has its dtypes
         return gm.forward, True
     if torch.is_grad_enabled() and any(

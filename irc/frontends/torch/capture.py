@@ -59,6 +59,7 @@ from irc.frontends.torch.stride_reads import (
 )
 from irc.frontends.torch.structure import argument_names, output_names, register_known
 from irc.frontends.torch.traced_calls import TracedCalls
+from irc.frontends.torch.unseen_casts import unseen_cast
 from irc.process_wide import deep_recursion
 from irc.program import Program
 
@@ -227,7 +228,8 @@ def capture(
         reads, writes = StrideReads(), RealWrites()
         watched = watch.over(module, hooks=hooks, changed=guards.changed)
         try:
-            asks = (reads.note, writes.keep, idle, refused)
+            # Where results need not have eager's dtypes, such a call computes without casts.
+            asks = (reads.note, writes.keep, idle, refused, *[unseen_cast] * memory)
             with (
                 TracedCalls(asks, (lying_as_angles, of_other_dtype)),
                 Seeds() as seeds,

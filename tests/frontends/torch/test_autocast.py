@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -27,6 +29,15 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "vecdot": (torch.linalg.vecdot, (X, H)),
 }
 
+RECURRENT = torch.nn.LSTM(4, 4)
+CAST_INSIDE: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
+    "pinv": (lambda x: torch.linalg.pinv(x * 2), X),
+    "pinv, Hermitian": (lambda x: torch.linalg.pinv(x + x.T, hermitian=True), X[:, :3]),
+    "LSTM": (RECURRENT, X[None]),
+    "encoder layer": (torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval(), X[None]),
+}
+"""What calls that kernels of torch make are cast in, and fake tensors are not."""
+
 
 @pytest.mark.parametrize("around", [False, True], ids=["inside", "around"])
 @pytest.mark.parametrize("name", CALLS)
@@ -43,3 +54,30 @@ def test_computes_in_eagers_dtypes(name: str, around: bool) -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=around):
             got = compiled(*args)
     torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.filterwarnings("ignore::irc.calls.left.LeftToTorchWarning")
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        *product(["pinv", "pinv, Hermitian"], ["inside", "around", "torch.compile", "gradients"]),
+        *product(["LSTM"], ["inside", "around"]),
+        ("encoder layer", "torch.compile"),
+    ],
+)
+def test_what_kernels_cast_inside_has_eagers_dtypes(name: str, way: str) -> None:
+    torch._dynamo.reset()
+    function, x = CAST_INSIDE[name]
+
+    def inside(x: torch.Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return function(x)
+
+    compiler = partial(torch.compile, backend="irc") if way == "torch.compile" else irc.compile
+    compiled = compiler(function if way == "around" else inside)
+    x = x.clone().requires_grad_(way == "gradients")
+    with torch.set_grad_enabled(way == "gradients"):
+        want = inside(x)
+        with torch.autocast("cpu", torch.bfloat16, enabled=way == "around"):
+            got = compiled(x)
+    torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
