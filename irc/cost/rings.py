@@ -17,11 +17,10 @@ from xdsl.ir import Block, Operation
 
 from irc.cost.inner import most_inner_bytes
 from irc.cost.listed import listed_seconds, unfused_seconds
-from irc.dialects.comm import PermuteOp
-from irc.dialects.flow import ExternOp, FlowOp
+from irc.dialects.flow import FlowOp
 from irc.ops.strategies import RING
 from irc.sharding.local import build_local, local_type
-from irc.sharding.ring_ways import KEYS, WAY, ring_key, way_of, ways_of
+from irc.sharding.ring_ways import WAY, ring_key, way_of, ways_of
 from irc.sharding.signatures import NdSignature
 
 if TYPE_CHECKING:
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
 
 STEPS = 4
 """Of a ring that are built: those after cost what the last of these does, and hold as much."""
-
-MOST_OF_LAUNCHES = 1.1
-"""Times a launch and an empty message that the ops of a ring may take for launches to decide."""
 
 MOST = 1 << 12
 """Of rings that are remembered: signatures, stages of a pipeline and meshes have the same ones."""
@@ -47,13 +43,10 @@ class RingPrice:
     Attributes:
         seconds: from its start until compute and link are done.
         inner_bytes: that a rank holds beside the op's operands and results, at most.
-        launches_decide: no block of rows takes longer than its launch, and no message longer than
-            an empty one, but for :data:`MOST_OF_LAUNCHES`.
     """
 
     seconds: float
     inner_bytes: int
-    launches_decide: bool
 
 
 def ring_seconds(cost: ClusterCost, op: FlowOp, signature: NdSignature) -> float:
@@ -67,20 +60,16 @@ def ring_bytes(cost: ClusterCost, op: FlowOp, signature: NdSignature) -> int:
 
 
 def ring_prices(cost: ClusterCost, op: FlowOp, signature: NdSignature) -> Mapping[str, RingPrice]:
-    """Return the price of a ring by the ways that may be best: of one that the op says, or else.
-
-    Where launches decide, no way can be quicker than the first, which has the fewest: it is alone.
+    """Return the price of a ring by way: of the one that the op says, or else of all.
 
     Args:
         cost: of its mesh.
         op: attention or its derivative, on logical tensors.
         signature: by strategy ``ring``.
     """
-    if WAY in op.attributes:
-        return {way_of(op): ring_price(cost, op, signature, way_of(op))}
-    first = ring_price(cost, op, signature, KEYS)
-    others = [] if first.launches_decide else ways_of(op, signature, cost.mesh)[1:]
-    return {KEYS: first, **{way: ring_price(cost, op, signature, way) for way in others}}
+    named = WAY in op.attributes
+    ways = [way_of(op)] if named else ways_of(op, signature, cost.mesh)
+    return {way: ring_price(cost, op, signature, way) for way in ways}
 
 
 def ring_price(cost: ClusterCost, op: FlowOp, signature: NdSignature, way: str) -> RingPrice:
@@ -102,21 +91,7 @@ def _price(cost: ClusterCost, op: FlowOp, signature: NdSignature, way: str) -> R
     if ranks > STEPS:
         before = block_seconds(cost, ring_block(op, signature, cost, way, STEPS - 1))
         seconds += (ranks - STEPS) * (seconds - before)
-    return RingPrice(seconds, most_inner_bytes(block), _launches_decide(cost, block))
-
-
-def _launches_decide(cost: ClusterCost, block: Block) -> bool:
-    device = cost.cluster.device
-    for op in block.ops:
-        if isinstance(op, ExternOp):
-            most = device.launch_s
-        elif isinstance(op, PermuteOp):
-            most = cost.permute_seconds(op, num_bytes=0)
-        else:
-            continue
-        if cost.local_seconds(op) > MOST_OF_LAUNCHES * most:
-            return False
-    return not device.cores
+    return RingPrice(seconds, most_inner_bytes(block))
 
 
 def ring_block(

@@ -1,13 +1,13 @@
 """Bytes that a rank holds."""
 
 from irc.cluster.load import find_cluster
-from irc.cost.memory import memory_of
 from irc.cost.model import ClusterCost
 from irc.dialects.placement import Mesh
 from irc.dialects.text import load
 from irc.search.graph import Wishes
 from irc.search.on_mesh import budget_bytes, search
 from irc.search.one_device import held_alone
+from tests.cost.memory import memory_of
 
 PROGRAM = """
 func.func @forward(%x: !flow.tensor<[5, 3], f32> {role = "input", name = "x"},

@@ -13,8 +13,6 @@ from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr
 from xdsl.dialects.func import CallOp
 from xdsl.ir import Block, SSAValue
 
-from irc.cost.memory import memory_of
-from irc.cost.memory import num_bytes as bytes_of
 from irc.dialects.builder import (
     FlowBuilder,
     argument_attrs,
@@ -34,6 +32,8 @@ from irc.passes.lower_boxing import LowerBoxingPass
 from irc.plugin import parse_passes
 from irc.sharding.mesh import mesh_of
 from irc.sharding.spaces import num_bytes
+from tests.cost.memory import memory_of
+from tests.cost.memory import num_bytes as bytes_of
 
 T = TensorType.of
 

@@ -1,4 +1,4 @@
-"""Bytes that one rank holds: what it loads, and the most that is live at once while it runs."""
+"""Bytes that one rank holds, op by op: what the sums of searches are held against."""
 
 from __future__ import annotations
 
