@@ -5,11 +5,14 @@
 Steps are planned for one node of eight H100 (``tensor=8``, ``tp+sp``) and simulated; nothing runs.
 "pieces" has all passes. "whole" is the step that torchtitan measures against: each collective is
 waited for where it stands (no ``chunk-collectives``, ``order``, ``hoist-collectives``), as DTensor
-does. "ordered" has whole collectives that ``order`` hides under gradients of weights, which
-torchtitan's step does not: pieces save less of that one. "published" is what torchtitan measured of
-async tensor parallel, in bfloat16 on more nodes of the same ranks: tokens per second with, over
-without (pytorch/torchtitan, benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md). Batches are
-scaled down (``samples`` below); they are gathered in the same sizes relative to their products.
+does in a compiled step: traced collectives wait at once (``_maybe_wrap_tensor`` in
+torch/distributed/_functional_collectives.py), and Inductor moves none of them by default
+(``reorder_for_compute_comm_overlap``). "ordered" has whole collectives that ``order`` hides under
+gradients of weights, which torchtitan's step does not: pieces save less of that one. "published" is
+what torchtitan measured of async tensor parallel, in bfloat16 on more nodes of the same ranks:
+tokens per second with, over without (pytorch/torchtitan,
+benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md). Batches are scaled down (``samples`` below);
+they are gathered in the same sizes relative to their products.
 
 Target (issue 23): the gain within 3 points of the published one.
 """
