@@ -27,6 +27,7 @@ BUILTIN: Mapping[str, str] = {
     "chunk-experts": "irc.passes.chunk_experts:ChunkExpertsPass",
     "slice-batch": "irc.passes.slice_batch:SliceBatchPass",
     "hoist-collectives": "irc.passes.hoist_collectives:HoistCollectivesPass",
+    "split-projections": "irc.passes.split_projections:SplitProjectionsPass",
     "pad-parameters": "irc.passes.pad_parameters:PadParametersPass",
     "order": "irc.passes.order:OrderPass",
     "cut-stages": "irc.passes.cut_stages:CutStagesPass",

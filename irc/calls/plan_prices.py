@@ -23,6 +23,7 @@ from irc.pipeline.run import run_passes
 from irc.pipeline.training import Training
 from irc.program import Program
 from irc.programs.blocks import blocks_of
+from irc.programs.make import split_option
 from irc.programs.schedules import schedule_for, splits_backward
 from irc.programs.short_steps import LAYERS, ShortStep, short_step
 from irc.programs.stage_memory import budget_of
@@ -61,8 +62,8 @@ class Prices:
     _short: dict[int, tuple[Program, Recipe] | None] = field(
         default_factory=dict[int, "tuple[Program, Recipe] | None"]
     )
-    _steps: dict[tuple[int, str], ShortStep | None] = field(
-        default_factory=dict[tuple[int, str], ShortStep | None]
+    _steps: dict[tuple[int, str, bool], ShortStep | None] = field(
+        default_factory=dict[tuple[int, str, bool], ShortStep | None]
     )
     _cuts: dict[int, tuple[Content, ...]] = field(default_factory=dict[int, tuple[Content, ...]])
     _whole: ModuleOp | None = None
@@ -128,20 +129,19 @@ class Prices:
         return blocks.on(_data(known), data, self._data_s(own) / self._data_s(known))
 
     def _plan(self, own: Configuration, *, splits: bool) -> Blocks | None:
-        if self.options.pins or (short := self._step(own.micro_batches, own.recompute)) is None:
-            return None
         options = replace(self.options, mesh=own.mesh, layout=own.layout, brief=True)
-        return blocks_of(short, options, splits=splits)
+        short = self._step(own.micro_batches, own.recompute, options)
+        return None if short is None else blocks_of(short, options, splits=splits)
 
-    def _step(self, count: int, recompute: str) -> ShortStep | None:
-        if (count, recompute) not in self._steps:
-            short = self._shortened(count)
-            self._steps[count, recompute] = (
-                None
-                if short is None
-                else short_step(short[0], replace(short[1], recompute=recompute))
-            )
-        return self._steps[count, recompute]
+    def _step(self, count: int, recompute: str, options: Options) -> ShortStep | None:
+        if self.options.pins or (short := self._shortened(count)) is None:
+            return None
+        program, recipe = short
+        split = split_option(options, recipe)
+        key = count, recompute, split is not None
+        if key not in self._steps:
+            self._steps[key] = short_step(program, replace(recipe, recompute=recompute), split)
+        return self._steps[key]
 
     def _data_s(self, configuration: Configuration) -> float:
         """Return what a large sum over the axis ``data`` takes."""

@@ -7,17 +7,27 @@ what an option says of all layers, and in its place.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from irc.constraints.pins import INLINE, Pins, constraint_text, constraint_tree, pins_option, place
+from irc.constraints.pins import (
+    INLINE,
+    Pins,
+    constraint_text,
+    constraint_tree,
+    parse_constraints,
+    pins_option,
+    place,
+)
 from irc.errors import IrcError, did_you_mean
 from irc.training.layer_policies import EVERY, FIRST, LayerPolicy, parse_policies, policies_text
 from irc.training.policies import POLICIES
 from irc.training.stage_names import named_by
 
 COUNTED = (EVERY, FIRST)
+STEP = ("recompute", "micro_batches")
+"""What ``grammar/sharding.lark`` calls constraints on a step."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,27 @@ def _policies(node: Any, where: str) -> list[LayerPolicy]:
             word = f"{name.data} {word}"
         found.append(LayerPolicy(word, policy))
     return found
+
+
+def has_others(pins: Pins, kinds: Collection[str]) -> bool:
+    """Return whether there are constraints of other kinds.
+
+    Args:
+        pins: the constraints.
+        kinds: what ``grammar/sharding.lark`` calls these: ``recompute``, ``micro_batches``, ...
+    """
+    nodes: list[Any] = constraint_tree(*constraint_text(pins)).children if pins else []
+    return any(node.data not in kinds for node in nodes)
+
+
+def names_ops(pins: Pins) -> bool:
+    """Return whether constraints name ops of the program as it was captured, or what they are for.
+
+    Others are about arguments, stages and the step.
+    """
+    if has_others(pins, (*STEP, "stage", "statement")):
+        return True
+    return any(each.kind != "argument" for each in parse_constraints(*constraint_text(pins)))
 
 
 def pinned_count(micro_batches: int | None, pins: Pins) -> int | None:

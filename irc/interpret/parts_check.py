@@ -135,7 +135,7 @@ def _cut_as(plan: PartsPlan, file: str) -> CutModel:
         file: with that forward pass, its ops with their stages.
     """
     stages = stages_of(_module(plan, file, "says which stage an op is of"))
-    if not plan.facts.slices:
+    if not plan.written.vocabulary:
         return CutModel(stages)
     name = HEAD if file == STAGED else smaller_file(HEAD)
     head = _module(plan, name, "its slices are cut from")

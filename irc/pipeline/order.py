@@ -32,6 +32,7 @@ ORDER: tuple[Row, ...] = (
     Row("canonicalize",         "model",    "training"),
     Row("pad-parameters",       "model",    "training, a mesh, no stages"),
     Row("stream-cross-entropy", "model",    "training"),
+    Row("split-projections",    "model",    "training, a mesh, stages or micro-batches"),
     Row("cut-stages",           "model",    "stages"),
     Row("differentiate",        "stage",    "training"),
     Row("recompute",            "stage",    "training"),
@@ -77,6 +78,7 @@ ORDER: tuple[Row, ...] = (
 
 OPTIONAL = (
     "stream-cross-entropy",
+    "split-projections",
     "plan-rings",
     "hoist-collectives",
     "chunk-experts",

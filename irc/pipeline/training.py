@@ -30,6 +30,7 @@ class Training:
     Attributes:
         pad: of ``pad-parameters``; None: parameters are stored as they are.
         stream: of ``stream-cross-entropy``; None: losses are left as they are.
+        split: of ``split-projections``; None: projections are left as they are.
         cut: of ``cut-stages``; None: the model is one stage.
         differentiate: of ``differentiate``.
         recompute: the policy of pass ``recompute``; None: the pass is left out.
@@ -38,6 +39,7 @@ class Training:
 
     pad: Mapping[str, object] | None = None
     stream: Mapping[str, object] | None = None
+    split: Mapping[str, object] | None = None
     cut: Mapping[str, object] | None = None
     differentiate: Mapping[str, object] = field(default_factory=dict[str, object])
     recompute: str | None = "none"
@@ -53,7 +55,8 @@ class Training:
         """Those on the whole model, as captured."""
         pad = [] if self.pad is None else [_made("pad-parameters", self.pad)]
         stream = [] if self.stream is None else [_made("stream-cross-entropy", self.stream)]
-        return [_made("canonicalize"), *pad, *stream]
+        split = [] if self.split is None else [_made("split-projections", self.split)]
+        return [_made("canonicalize"), *pad, *stream, *split]
 
     @property
     def of_cut(self) -> list[ModulePass]:

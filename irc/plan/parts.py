@@ -250,6 +250,11 @@ class PartsPlan:
         first = self.written.num_stages
         return range(first, first + len(ranks_of_slices(self.written)))
 
+    def is_of_vocabulary(self, own: Sliced) -> bool:
+        """Whether slices are those of a vocabulary, each in a part of its own."""
+        return any(part in self.slice_parts for name in own.names
+                   for part in self.holders.get(name, ()))  # fmt: skip
+
     @property
     def loss_kind(self) -> str:
         """The function of the last part that gives the loss of a micro-batch."""

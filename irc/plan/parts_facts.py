@@ -54,7 +54,8 @@ class PartsFacts:
         cut: which of them are cut into micro-batches along their first dim.
         loss: name of the result that is the loss.
         fixed: by which names a user fixed what each part computes, empty where that was chosen.
-        slices: weights of an output layer that ranks hold in slices of its vocabulary.
+        slices: weights that ranks hold in slices: an output layer of its vocabulary, a projection
+            of what its parts are for.
         samples: of the whole batch, where micro-batches do not share it equally; else 0.
         offload: where values of registers lie while no function uses them: ``disk``, or ``host``,
             the memory of a GPU's host; empty: in their slots.

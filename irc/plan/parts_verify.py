@@ -95,7 +95,7 @@ def _schedule_faults(plan: PartsPlan) -> Iterator[str]:
         yield f"{SCHEDULE} is of {len(schedule.ranks)} ranks, the axis '{PIPE}' has {places}"
     if not schedule.num_micro_batches:
         yield f"{SCHEDULE} is of no step that a plan has"
-    if bool(schedule.vocabulary) != bool(plan.facts.slices):
+    if bool(schedule.vocabulary) != any(map(plan.is_of_vocabulary, plan.facts.slices.values())):
         yield f"{SCHEDULE} has a vocabulary on all ranks, or {PARTS} slices, and the other has not"
     for number, path in enumerate(schedule.paths):
         if len(path) != len(plan.parts):
@@ -226,17 +226,20 @@ def _weight_faults(plan: PartsPlan) -> Iterator[str]:
 
 
 def _slice_faults(plan: PartsPlan, known: Mapping[str, tuple[object, ...]]) -> Iterator[str]:
-    """Say where slices of a weight are not those of a whole one, one in each of their parts."""
-    count = len(plan.slice_parts)
+    """Say where slices of a weight are not those of a whole one.
+
+    Those of a vocabulary are one in each of their parts, those of a projection all in one.
+    """
     for name, own in plan.facts.slices.items():
         sizes = {len(each) for each in (own.names, own.starts, own.stops)}
         bounds = [(0, *own.stops[:-1]), own.starts]
-        if sizes != {count} or bounds[0] != bounds[1] or own.dim < 0:
+        parts = plan.slice_parts
+        if not plan.is_of_vocabulary(own):
+            parts = plan.holders.get(own.names[0] if own.names else "", ())[:1] * len(own.names)
+        if sizes != {len(parts)} or bounds[0] != bounds[1] or own.dim < 0 or not parts:
             yield f"slices of {name[:80]!r} are not those of a whole weight"
             return
-        for part, (each, start, stop) in enumerate(
-            zip(own.names, own.starts, own.stops, strict=True), plan.slice_parts.start
-        ):
+        for part, each, start, stop in zip(parts, own.names, own.starts, own.stops, strict=True):
             if each not in known or plan.holders[each] != (part,) or name in known:
                 yield f"{each[:80]!r} is no weight of part {part} alone"
                 continue

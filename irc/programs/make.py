@@ -8,14 +8,17 @@ from typing import Any, Literal
 
 from xdsl.dialects.builtin import ModuleOp
 
+from irc.constraints.layouts import TENSOR
 from irc.constraints.pins import constraint_text
 from irc.constraints.stages import fixed_stages, parse_stages
+from irc.constraints.steps import names_ops
 from irc.dialects.builder import arguments, entry, results
 from irc.dialects.flow import tensor
 from irc.dialects.placement import Mesh
 from irc.dialects.text import dump
 from irc.errors import IrcError
 from irc.pipeline import Options, run_passes
+from irc.pipeline.places import chosen
 from irc.pipeline.training import Training
 from irc.plan import json_text
 from irc.plan.load import LoadedPlan
@@ -48,6 +51,7 @@ from irc.training.entry import globs, loss_index, matches
 from irc.training.functions import Functions
 from irc.training.head import take_head
 from irc.training.optimizers import OPTIMIZERS
+from irc.training.projections import in_slices, slices_in
 from irc.training.recipe import Recipe
 from irc.training.stages import Stages, stages_of
 from irc.training.vocabulary import slices_of
@@ -93,8 +97,12 @@ def make_parts_plan(
     losses: dict[str, object] = {"min_bytes": -1} if schedule.vocabulary else {}
     if differ(clusters):
         given["clusters"] = ";".join(clusters[: len(schedule.paths[0])])
-    training = Training(stream=losses, cut=given)
+    split = split_option(options, recipe)
+    training = Training(stream=losses, split=split, cut=given)
     run_passes(module, training.of_model)
+    projections = slices_in(entry(module))
+    trained |= {n for name in trained & projections.keys() for n in projections[name].names}
+    recipe = in_slices(recipe, projections)
     count = len(ranks_of_slices(schedule))
     if count:
         _check_optimizer(recipe)
@@ -121,7 +129,8 @@ def make_parts_plan(
     own = replace(options, mesh=inner, within=options.mesh)
     splits = [splits_backward(schedule, stage) for stage in range(len(steps))]
     types = [_types(step.module) for step in steps]
-    sliced = {name: own.names for name, own in slices.weights.items()} if slices else {}
+    weights = {**projections, **(slices.weights if slices else {})}
+    sliced = {name: own.names for name, own in weights.items()}
     pins = pins_of_stages(options.pins, inner, [step.module for step in steps], sliced)
     kinds = {name: kind for own in types for name, kind in own.items()}
     around = ways_around(schedule, crossings, kinds)
@@ -147,7 +156,7 @@ def make_parts_plan(
             cut=recipe.split,
             loss=loss,
             fixed=(*fixed, *[""] * (len(steps) - len(fixed))),
-            slices=slices.weights if slices else {},
+            slices=weights,
             irc=irc_version(),
         )
         if options.offload:
@@ -171,6 +180,20 @@ def loss_of(module: ModuleOp, recipe: Recipe) -> str:
     """Return the name of the result that is trained on."""
     func = entry(module)
     return results(func)[loss_index(func, recipe.loss)][1]
+
+
+def split_option(options: Options, recipe: Recipe) -> dict[str, object] | None:
+    """Return the options of ``split-projections`` for a step; None where it is left out.
+
+    They stay as they are where the mesh divides no matrices, where an optimiser works on whole
+    weights, and where constraints name ops of the program as it was captured.
+    """
+    kind = OPTIMIZERS[recipe.kind]
+    divides = any(size > 1 and axis in TENSOR for axis, size in options.mesh.axes)
+    if not divides or kind.factors or not kind.moves or names_ops(options.pins):
+        return None
+    _, left_out = chosen(options.passes)
+    return None if "split-projections" in left_out else {"mesh": str(options.mesh)}
 
 
 def trained_of(program: Program, recipe: Recipe) -> set[str]:

@@ -1,7 +1,7 @@
 """A step of the first few layers of a model, from which pieces of it are planned.
 
-It depends on the size of a micro-batch and on what is recomputed, but on no mesh: pieces on any
-number of meshes begin with it (:mod:`irc.programs.blocks`).
+It depends on the size of a micro-batch, on what is recomputed, and on whether projections are split
+into their parts, but on no mesh: pieces on many meshes begin with it (:mod:`irc.programs.blocks`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from irc.program import Program
 from irc.programs.make import loss_of, shared_of, steps_of, trained_of
 from irc.programs.stage_step import StageStep
 from irc.search.layers import Layers, layers_of, shortened
+from irc.training.projections import in_slices, slices_in
 from irc.training.recipe import Recipe
 from irc.training.stage_choice import everywhere
 from irc.training.stages import stages_of
@@ -53,12 +54,15 @@ class ShortStep:
     handed: tuple[TensorType, ...]
 
 
-def short_step(program: Program, recipe: Recipe) -> ShortStep | None:
+def short_step(
+    program: Program, recipe: Recipe, split: Mapping[str, object] | None = None
+) -> ShortStep | None:
     """Return a step of the first few layers of a model.
 
     Args:
         program: the forward pass of one micro-batch; it stays as it is.
         recipe: how it is trained, with the inputs that are cut and the number of micro-batches.
+        split: of pass ``split-projections``, as :func:`irc.programs.make.split_option` gives it.
 
     Returns:
         The step; None where the model has no three equal layers in a row, each of which reads what
@@ -73,7 +77,10 @@ def short_step(program: Program, recipe: Recipe) -> ShortStep | None:
     module = shortened(program.module, LAYERS)
     loss = loss_of(module, recipe)
     trained = trained_of(Program(module), recipe)
-    run_passes(module, Training(stream={}).of_model)
+    run_passes(module, Training(stream={}, split=split).of_model)
+    projections = slices_in(entry(module))
+    trained |= {n for name in trained & projections.keys() for n in projections[name].names}
+    recipe = in_slices(recipe, projections)
     layers = layers_of(module)
     if layers is None or layers.count != LAYERS or (ops := LayerOps.of(module, layers)) is None:
         return None

@@ -56,16 +56,16 @@ def pins_of_stages(
     for statement in parse_constraints(text, source):
         refused: list[IrcError] = []
         for own, module in zip(found, modules, strict=True):
+            of_slices = list(_of_slices(statement, module, slices or {}))
             try:
                 resolve(module, mesh, [statement])
             except IrcError as error:
-                of_slices = list(_of_slices(statement, module, slices or {}))
-                for each in of_slices:
-                    resolve(module, mesh, [each])
-                    own.append(each.text)
                 refused += [] if of_slices else [error]
             else:
                 own.append(statement.text)
+            for each in of_slices:
+                resolve(module, mesh, [each])
+                own.append(each.text)
         if len(refused) == len(modules):
             raise refused[0]
     return ["\n".join(own) for own in found]

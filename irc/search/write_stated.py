@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from irc.constraints.pins import Pins, constraint_text, constraint_tree
-from irc.constraints.steps import based_on, parse_steps
+from irc.constraints.pins import Pins, constraint_text
+from irc.constraints.steps import STEP, based_on, has_others, parse_steps
 from irc.errors import IrcError
 from irc.search.configurations import (
     EVERY_SECOND,
@@ -81,17 +80,11 @@ def written(
         notes = [f"{first.message}: this is {own.configuration}"] if first else []
         if not own.configuration.layout and own.configuration.mesh.num_ranks > 1:
             notes.append("irc places each op by itself, the trainer by its own layout")
-        if _has_others(pins):
+        if has_others(pins, STEP):
             notes.append("constraints but for recompute and micro-batches are not in it")
         return Written(text, own, "; ".join(notes))
     assert first is not None
     raise first
-
-
-def _has_others(pins: Pins) -> bool:
-    """Return whether there are constraints that no setting states."""
-    nodes: list[Any] = constraint_tree(*constraint_text(pins)).children if pins else []
-    return any(node.data not in ("recompute", "micro_batches") for node in nodes)
 
 
 def settings(path: str, configuration: Configuration, samples: int, sequence: int = 0) -> str:

@@ -18,6 +18,7 @@ from irc.cluster.load import find_cluster
 from irc.dialects.placement import Mesh, Split
 from irc.pipeline import Options
 from irc.programs.blocks import blocks_of
+from irc.programs.make import split_option
 from irc.programs.schedules import schedule_for
 from irc.programs.short_steps import short_step
 from irc.search.blocks import Blocks, Content, Passed, Piece
@@ -147,7 +148,7 @@ def planned(run: Run) -> Blocks:
         passes=("no-chunk-collectives",),
         brief=True,
     )
-    short = short_step(captured.program, recipe)
+    short = short_step(captured.program, recipe, split_option(options, recipe))
     assert short is not None, run.id
     return blocks_of(short, options)
 
