@@ -7,11 +7,13 @@ import os
 import platform
 from pathlib import Path
 
+from irc.cluster.cpus import usable_cpus
+
 
 def num_cores() -> int:
     """Return how many cores this process may use."""
     try:
-        return len(os.sched_getaffinity(0))
+        return len(usable_cpus())
     except AttributeError:
         return os.cpu_count() or 1
 

@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
+from irc.cluster.cpus import BINDING, on_all_cpus
 from irc.dialects.placement import Mesh
 from irc.error_pages import REGISTRY
 from irc.errors import IrcError
@@ -225,8 +226,10 @@ def worker_environment(folder: Path, ranks: int) -> dict[str, str]:
     from irc.runtime.worker import REPORT_VARIABLE
 
     loopback = "lo0" if sys.platform == "darwin" else "lo"
+    # Ranks that are bound each by itself would all be bound to the same places.
+    own = {name: value for name, value in os.environ.items() if name not in BINDING}
     return {
-        **os.environ,
+        **own,
         "OMP_NUM_THREADS": str(threads_per_process(ranks)),
         "GLOO_SOCKET_IFNAME": loopback,
         # Else the launcher keeps a store of its own for its processes, on all interfaces.
@@ -251,14 +254,15 @@ def _run_processes(words: Sequence[str], ranks: int, folder: Path, worker: str) 
 
 def _supervise(command: Sequence[str], environment: Mapping[str, str], output: int) -> int:
     # A session of its own, so that Ctrl-C comes to us first and the end is orderly.
-    process = subprocess.Popen(
-        command,
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        start_new_session=True,
-    )
+    with on_all_cpus():
+        process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
     try:
         return process.wait()
     finally:

@@ -13,6 +13,8 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from irc.cluster.cpus import use_all_cpus
+
 Job = Callable[[], None]
 
 
@@ -86,4 +88,4 @@ def _hand_over(handed: Sequence[_Handed], threads: int) -> None:
 @functools.cache
 def _threads(count: int, _process: int) -> ThreadPoolExecutor:
     """Return threads of a process: a child made by fork has none of its parent's."""
-    return ThreadPoolExecutor(count, thread_name_prefix="irc-beside")
+    return ThreadPoolExecutor(count, thread_name_prefix="irc-beside", initializer=use_all_cpus)

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from irc.cluster.cpus import on_all_cpus
 from irc.cluster.device import Device
 from irc.cluster.host import memory_bytes, num_cores, processor
 from irc.cluster.links import COLLECTIVES, Fit, Link
@@ -196,7 +197,7 @@ def _exchange(effort: Effort) -> Curves:
         output = folder / "curves.json"
         words = [str(output), *map(str, effort.sizes)]
         command = torchrun_command(effort.ranks, folder, "irc.tune.exchange", words)
-        with (folder / "log.txt").open("wb") as log:
+        with (folder / "log.txt").open("wb") as log, on_all_cpus():
             try:
                 ended = subprocess.run(
                     command,

@@ -12,7 +12,9 @@ import os
 import threading
 import warnings
 from collections.abc import Callable
+from functools import partial
 
+from irc.cluster.cpus import use_all_cpus
 from irc.errors import IrcError
 from irc.runtime.native.entry import refresh_entries
 
@@ -83,7 +85,7 @@ class Pool:
                 spins = SPINS if self._spins is None else self._spins
                 arguments = (self.address, self.num_threads, spins)
                 name = f"irc-{self.num_threads}"
-                run = self._worker
+                run = partial(_run, self._worker)
                 thread = threading.Thread(target=run, args=arguments, name=name, daemon=True)
                 try:
                     thread.start()
@@ -104,6 +106,11 @@ class Pool:
             self._lock = threading.Lock()
             self._clear()
             refresh_entries()
+
+
+def _run(worker: Worker, address: int, number: int, spins: int) -> None:
+    use_all_cpus()
+    worker(address, number, spins)
 
 
 def _zeros(size: int) -> int:
