@@ -31,7 +31,13 @@ from irc.errors import IrcError
 from irc.pipeline import Options
 from irc.plan.host import is_host, load_host
 from irc.plan.load import LoadedPlan, load_plan
-from irc.searched import AUTO, choice_of_ranks, refuse_beside_auto, refuse_open
+from irc.searched import (
+    AUTO,
+    choice_of_ranks,
+    price_of_stored,
+    refuse_beside_auto,
+    refuse_open,
+)
 from irc.sharding.mesh import parse_mesh
 from irc.training.precision import PrecisionOption, precision_of
 from irc.training.recipe import OptimizerOption
@@ -405,7 +411,7 @@ def compile_step(
     from irc.runtime.given_optimizer import follow
     from irc.runtime.loss_scale import loss_scale_of
 
-    asked, layout = micro_batches_option(micro_batches, accumulate), ""
+    asked, layout, stored_price = micro_batches_option(micro_batches, accumulate), "", 0.0
     _refuse_example(mesh, example)
     if mesh == AUTO:
         refuse_beside_auto(asked, f"{schedule}", stages, recompute)
@@ -417,6 +423,7 @@ def compile_step(
         mesh, schedule, recompute = str(chosen.mesh), chosen.schedule, chosen.recompute
         asked = chosen.micro_batches if chosen.is_staged else None
         layout, memory_bytes = chosen.layout, chosen.memory_bytes or memory_bytes
+        stored_price = price_of_stored(cluster, chosen)
     whole = parse_mesh(mesh_option(mesh))
     count = programs_option(whole, pinned_count(asked, pins), f"{schedule}", stages)
     feeding = feeding_of(batch, whole)
@@ -432,6 +439,7 @@ def compile_step(
         memory_bytes=memory_bytes,
         stored_bytes=stored_bytes,
         regather=regather,
+        stored_price=stored_price,
         layout=layout,
         samples=() if count is not None else axes_called_so(whole),
         sums=recipe.precision.sums,

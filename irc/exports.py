@@ -28,7 +28,14 @@ from irc.plan.load import LoadedPlan
 from irc.plan.save import check_target, save_plan
 from irc.program import Program
 from irc.report.summary import summary
-from irc.searched import AUTO, chosen_for, refuse_beside_auto, refuse_open
+from irc.searched import (
+    AUTO,
+    chosen_for,
+    cluster_in_order,
+    price_of_stored,
+    refuse_beside_auto,
+    refuse_open,
+)
 from irc.sharding.mesh import parse_mesh
 from irc.training.optimizers import EAGER
 from irc.training.precision import PrecisionOption
@@ -68,6 +75,7 @@ def export_plan(
     memory_bytes: int | None = None,
     stored_bytes: int | None = None,
     regather: bool = False,
+    stored_price: float = 0.0,
     offload: str = "",
     precision: PrecisionOption = None,
     layout: str = "",
@@ -108,6 +116,8 @@ def export_plan(
         memory_bytes: the most that a device may hold at any moment.
         stored_bytes: the most that it may hold all the time.
         regather: do not save for backward what was gathered, but gather it again.
+        stored_price: seconds of a step that a byte counts as that is held all the time: the dearer,
+            the more lies in parts. A search over everything sets it where memory is short.
         offload: where what forward saves of a micro-batch lies until backward reads it, as
             :func:`compile_step` takes it.
         precision: dtypes that are stored, computed and summed in, as :func:`compile_step` takes
@@ -127,14 +137,16 @@ def export_plan(
         refuse_beside_auto(micro_batches, f"{schedule}", stages, recompute)
         refuse_open(dynamic, layout)
         check_target(Path(out), force=force)
-        chosen = chosen_for(
+        best = chosen_for(
             module, args, kwargs, devices, backend=backend, cluster=cluster, passes=passes,
             rules=rules, pins=pins, memory_bytes=memory_bytes, stored_bytes=stored_bytes,
             regather=regather, optimizer=optimizer, loss=loss, frozen=frozen, precision=precision,
         )  # fmt: skip
+        chosen, cluster = best.configuration, cluster_in_order(cluster, best)
         mesh, schedule, recompute = str(chosen.mesh), chosen.schedule, chosen.recompute
         micro_batches, accumulate = chosen.micro_batches if chosen.is_staged else None, None
         layout, memory_bytes = chosen.layout, chosen.memory_bytes or memory_bytes
+        stored_price = price_of_stored(cluster, chosen)
     elif devices is not None:
         raise IrcError(
             "option-value",
@@ -151,6 +163,7 @@ def export_plan(
         memory_bytes=memory_bytes,
         stored_bytes=stored_bytes,
         regather=regather,
+        stored_price=stored_price,
         layout=layout_option(layout, mesh),
         dynamic=dynamic_option(dynamic, mesh),
     )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from irc.calls.plan_search import Asked
     from irc.search.configurations import Configuration, Outline
     from irc.search.everything import Outcome
+    from irc.search.judge import Judged
 
 AUTO = "auto"
 """A mesh that is to be searched."""
@@ -125,6 +126,22 @@ def searched_file(
     return search_call(load_onnx(read_model(path), sizes), options, asked)
 
 
+def cluster_in_order(cluster: str, best: Judged) -> str:
+    """Return the name of a cluster as the ranks of a plan see it, each on its own device."""
+    from irc.cluster.load import in_order_of
+
+    order = best.verdict.order if best.verdict else ()
+    return in_order_of(cluster, order) if order else cluster
+
+
+def price_of_stored(cluster: str, chosen: Configuration) -> float:
+    """Return the option ``stored_price`` of what a search chose for a cluster."""
+    from irc.cluster.load import find_cluster
+    from irc.search.fitting import stored_price
+
+    return stored_price(find_cluster(cluster), chosen)
+
+
 def refuse_beside_auto(micro_batches: object, schedule: str, stages: str, recompute: str) -> None:
     """Refuse what ``mesh="auto"`` chooses itself.
 
@@ -164,8 +181,8 @@ def refuse_open(dynamic: object, layout: str) -> None:
 def chosen_for(
     module: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, devices: int | None,
     **options: Any,
-) -> Configuration:  # fmt: skip
-    """Return the best configuration of a module on so many devices.
+) -> Judged:  # fmt: skip
+    """Return the best configuration of a module on so many devices, and the verdict.
 
     Args:
         module: as of :func:`searched_module`.
@@ -180,7 +197,7 @@ def chosen_for(
     from irc.calls.plan_search import Asked
 
     outcome, _ = searched_module(module, args, kwargs, Asked(devices), **options)
-    return outcome.best.configuration
+    return outcome.best
 
 
 def choice_of_ranks(module: Any, example: Sequence[Any] | None, **options: Any) -> Configuration:
@@ -213,7 +230,7 @@ def choice_of_ranks(module: Any, example: Sequence[Any] | None, **options: Any) 
     rank = join_processes(Mesh((("data", ranks),)))
 
     def make() -> bytes:
-        chosen = chosen_for(module, example, None, ranks, **options)
+        chosen = chosen_for(module, example, None, ranks, **options).configuration
         words = asdict(replace(chosen, mesh=Mesh(()))) | {"mesh": str(chosen.mesh)}
         return json.dumps(words).encode()
 
@@ -236,7 +253,7 @@ def _choice_of_one(module: Any, example: Sequence[Any], **options: Any) -> Confi
     except IrcError as error:
         if error.code != "plan-infeasible":
             raise
-        return chosen_for(module, example, None, 1, **options)
+        return chosen_for(module, example, None, 1, **options).configuration
     return outcome.best.configuration
 
 

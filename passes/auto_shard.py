@@ -52,9 +52,10 @@ class AutoShardPass(ModulePass):
     [data = P(*)]``, or names a file of such lines (grammar/sharding.lark); ``memory_bytes`` bounds
     what a device holds at any moment (by default, what the cluster's devices have, less a margin),
     and ``stored_bytes`` what it holds all the time: parameters, states, buffers and constants. They
-    may then be stored in smaller parts than they are used. ``regather`` keeps nothing that was
-    gathered from forward to backward: it is gathered again, as Megatron-LM's sequence parallelism
-    does (arXiv:2205.05198, section 4.2.2). ``layout`` is ``ddp``, ``fsdp``, ``tp``, or several with
+    may then be stored in smaller parts than they are used, as they may with ``stored_price``, the
+    seconds that one of these bytes counts as. ``regather`` keeps nothing that was gathered from
+    forward to backward: it is gathered again, as Megatron-LM's sequence parallelism does
+    (arXiv:2205.05198, section 4.2.2). ``layout`` is ``ddp``, ``fsdp``, ``tp``, or several with
     ``+`` between: what the axes are for (`irc.constraints.layouts`). ``samples`` names axes that
     are to divide the samples of a batch; it is refused where they do not and nothing else is
     divided over them (`irc.search.samples`). ``brief`` says of a budget that nothing fits into that
@@ -127,6 +128,7 @@ class AutoShardPass(ModulePass):
     pins: str = ""
     memory_bytes: int | None = None
     stored_bytes: int | None = None
+    stored_price: float = 0.0
     node_limit: int = 10_000
     regather: bool = False
     layout: str = ""
@@ -225,6 +227,7 @@ class AutoShardPass(ModulePass):
                     self.stored_bytes,
                     self.regather,
                     parse_layout(self.layout, constraints.mesh),
+                    self.stored_price,
                 )
             case other:
                 raise IrcError(

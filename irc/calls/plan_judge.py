@@ -5,18 +5,18 @@ A forward pass is captured once for each size of a micro-batch, whatever meshes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from xdsl.dialects.builtin import ModuleOp
 
 from irc.calls.batch_sizes import Lines, lines_through
 from irc.calls.feeding import axes_called_so
 from irc.calls.plan_prices import Prices
-from irc.cluster.load import find_cluster
+from irc.cluster.load import find_cluster, in_order_of
 from irc.cluster.topology import Cluster
 from irc.collection import collection_held
 from irc.constraints.steps import based_on
@@ -30,6 +30,7 @@ from irc.plugin import builtin_pass
 from irc.program import Program
 from irc.programs.short_steps import LAYERS
 from irc.search.configurations import NOTHING, Configuration, Outline
+from irc.search.fitting import stored_price
 from irc.search.graph import Inputs, Wishes
 from irc.search.judge import Verdict
 from irc.search.layers import layers_of
@@ -37,6 +38,7 @@ from irc.search.meshes import Ranking, search_meshes
 from irc.search.objections import objection
 from irc.search.on_mesh import MARGIN
 from irc.search.outline import outline_of
+from irc.search.rank_orders import order_of
 from irc.search.shared import Shared, sharing
 from irc.simulate.choice import step_seconds
 from irc.simulate.parts import contention_of, held_at, predict_step
@@ -64,6 +66,9 @@ class CallJudge:
 
     program: Program
     options: Options
+    by_order: dict[tuple[int, ...], CallJudge] = field(
+        default_factory=dict[tuple[int, ...], "CallJudge"]
+    )
 
     @property
     def cluster(self) -> Cluster:
@@ -82,6 +87,10 @@ class CallJudge:
         """Return nothing: a call has one program."""
         del configuration
 
+    def fitting(self, configuration: Configuration) -> Configuration | None:
+        """Return nothing: a call computes nothing again."""
+        del configuration
+
     @collection_held()
     def meshes(self, devices: int, recompute: str) -> Sequence[Mesh]:
         """Return the best meshes."""
@@ -91,6 +100,10 @@ class CallJudge:
     @collection_held()
     def judge(self, configuration: Configuration, *, brief: bool = True) -> Verdict:
         """Plan a mesh and simulate a call."""
+        return best_order(self, configuration, lambda own: own.plan(configuration, brief=brief))
+
+    def plan(self, configuration: Configuration, *, brief: bool) -> Verdict:
+        """Plan a mesh on the devices in order."""
         options = _options(self.options, configuration, self.cluster, brief=brief)
         plan = make_plan(_copy(self.program), options, keep_ir=False).plan
         return verdict_of(plan, self.cluster)
@@ -117,6 +130,9 @@ class StepJudge:
     loss: Loss | None
     options: Options
     stages: str = ""
+    by_order: dict[tuple[int, ...], StepJudge] = field(
+        default_factory=dict[tuple[int, ...], "StepJudge"]
+    )
     _captured: dict[int, tuple[Captured, tuple[str, ...]]] = field(
         default_factory=dict[int, "tuple[Captured, tuple[str, ...]]"]
     )
@@ -143,10 +159,17 @@ class StepJudge:
     def price(self, configuration: Configuration) -> Verdict | None:
         """Return what pieces of the model say of a step."""
         with sharing(self._shared):
-            return self._prices.price(configuration)
+            return best_order(self, configuration, lambda own: own.prices.price(configuration))
+
+    @collection_held()
+    def fitting(self, configuration: Configuration) -> Configuration | None:
+        """Return a step that is made to fit in the least time; in any order, it holds as much."""
+        with sharing(self._shared):
+            return self.prices.fitting(configuration)
 
     @cached_property
-    def _prices(self) -> Prices:
+    def prices(self) -> Prices:
+        """What pieces of the model say, of the devices in order."""
         return Prices(self._forward, self.options, self.cluster)
 
     def _forward(self, count: int) -> tuple[Program, Recipe]:
@@ -179,10 +202,14 @@ class StepJudge:
     def judge(self, configuration: Configuration, *, brief: bool = True) -> Verdict:
         """Plan a step and simulate it."""
         with sharing(self._shared):
-            if configuration.is_staged:
-                plan = self._parts(configuration, brief=brief)
-                return verdict_of_parts(plan, self.cluster.fit(plan.mesh))
-            return verdict_of(self._plan(configuration, brief=brief), self.cluster)
+            return best_order(self, configuration, lambda own: own.plan(configuration, brief=brief))
+
+    def plan(self, configuration: Configuration, *, brief: bool) -> Verdict:
+        """Plan a step on the devices in order."""
+        if configuration.is_staged:
+            plan = self._parts(configuration, brief=brief)
+            return verdict_of_parts(plan, self.cluster.fit(plan.mesh))
+        return verdict_of(self._plan(configuration, brief=brief), self.cluster)
 
     def _plan(self, configuration: Configuration, *, brief: bool) -> Plan:
         from irc.calls.step_plan import training_plan
@@ -250,6 +277,35 @@ class StepJudge:
         return lines_through(texts[0], samples // one, texts[1], samples // other)
 
 
+J = TypeVar("J", CallJudge, StepJudge)
+V = TypeVar("V", Verdict, "Verdict | None")
+
+
+def best_order(judge: J, configuration: Configuration, ask: Callable[[J], V]) -> V:
+    """Return the verdict of the better one of two orders: of the devices, and by their wires.
+
+    Args:
+        judge: of the devices in order.
+        configuration: that is judged.
+        ask: a judge of whom it is asked.
+
+    Raises:
+        IrcError: what asking of an order raises.
+    """
+    plain = ask(judge)
+    order = order_of(judge.cluster, judge.outline(), configuration) if plain else ()
+    if not order:
+        return plain
+    if order not in judge.by_order:
+        cluster = in_order_of(judge.options.cluster, order)
+        options = replace(judge.options, cluster=cluster)
+        judge.by_order[order] = replace(judge, options=options, by_order={})
+    other = ask(judge.by_order[order])
+    if plain is None or other is None or other.step_s >= plain.step_s:
+        return plain
+    return replace(other, order=order)
+
+
 def _options(
     options: Options, configuration: Configuration, cluster: Cluster, *, brief: bool
 ) -> Options:
@@ -261,7 +317,12 @@ def _options(
     if (within := configuration.memory_bytes) is not None:
         memory = within if memory is None else min(memory, within)
     return replace(
-        options, mesh=mesh, layout=configuration.layout, memory_bytes=memory, brief=brief
+        options,
+        mesh=mesh,
+        layout=configuration.layout,
+        memory_bytes=memory,
+        stored_price=stored_price(cluster, configuration),
+        brief=brief,
     )
 
 

@@ -3,7 +3,8 @@
 A configuration is priced in a second or less, whatever the model's depth and the devices: a few
 layers are planned on the mesh of a stage (:mod:`irc.programs.blocks`), the stages of the real cut
 are put together from them, and the step of the schedule is simulated. What was planned is kept for
-configurations that differ in the schedule alone.
+configurations that differ in the schedule alone. Where a step does not fit, its pieces are planned
+with layers that are computed again, and with a price on what is held all the time.
 """
 
 from __future__ import annotations
@@ -28,10 +29,17 @@ from irc.programs.schedules import schedule_for, splits_backward
 from irc.programs.short_steps import LAYERS, ShortStep, short_step
 from irc.programs.stage_memory import budget_of
 from irc.search.blocks import UPDATE, Blocks, Content
-from irc.search.configurations import Configuration
+from irc.search.configurations import (
+    FULL,
+    IN_PARTS,
+    Configuration,
+    first_again,
+    with_first_again,
+)
+from irc.search.fitting import LARGE, cheapest, stored_price
 from irc.search.judge import Verdict
 from irc.search.layers import layers_of, shortened
-from irc.simulate.assembled import simulate_blocks
+from irc.simulate.assembled import Assembled, simulate_blocks
 from irc.training.recipe import Recipe
 from irc.training.stage_choice import Costs, balanced, ops_in_line
 
@@ -39,8 +47,8 @@ Forward: TypeAlias = Callable[[int], tuple[Program, Recipe]]
 """The forward pass of one of so many micro-batches, and how it is trained."""
 
 
-LARGE = 2**30
-"""Bytes of a sum whose links decide, not its latency."""
+BOUNDLESS = 2**50
+"""Bytes for pieces: they are of several stages, and what fits is known of the stages alone."""
 
 
 @dataclass
@@ -75,52 +83,96 @@ class Prices:
             IrcError: ``pipeline-memory`` where a rank would hold too much; ``pipeline-stages``;
                 what the passes raise.
         """
-        own, count = configuration, configuration.micro_batches
-        schedule = schedule_for(own.schedule, own.pipe, count)
-        paths = set(schedule.paths)
-        if len(paths) > 1 or schedule.skips or schedule.vocabulary:
+        own = configuration
+        if (found := self._assembled(own)) is None:
             return None
-        parts = len(schedule.paths[0])
-        splits = {splits_backward(schedule, part) for part in range(parts)}
-        if len(splits) > 1 or (blocks := self._of(own, splits=splits.pop())) is None:
-            return None
-        cluster = self.cluster.fit(own.mesh)
-        contents = self._contents(parts)
-        found = simulate_blocks(blocks, contents, schedule, own.inner, cluster)
-        held = max(found.held_bytes)
-        self._check(held, own)
-        hidden = 0.0 if own.is_staged else _hidden_s(blocks, contents[0], own, cluster)
-        bubbles = [found.simulation.bubble(rank) for rank in range(len(schedule.ranks))]
+        self._check(max(found.held_bytes), own)
+        hidden = 0.0 if own.is_staged else self._hidden(own)
+        bubbles = [found.simulation.bubble(rank) for rank in range(len(found.held_bytes))]
         return Verdict(
             found.simulation.seconds - hidden,
-            int(held),
+            int(max(found.held_bytes)),
             max(0.0, sum(bubbles) / len(bubbles)),
             sum(found.bare_s) / len(found.bare_s) - hidden,
         )
 
-    def _check(self, held: float, configuration: Configuration) -> None:
-        inner = configuration.inner
-        budget = budget_of(replace(self.options, mesh=inner, within=configuration.mesh))
-        if held > budget:
+    def fitting(self, configuration: Configuration) -> Configuration | None:
+        """Return the same step made to fit in the least time.
+
+        As many layers of each stage as need be are computed again, and what is held all the time
+        lies in parts.
+
+        Args:
+            configuration: whose policy holds for all other layers.
+
+        Returns:
+            None where it fits as it is, where nothing does, and where pieces say nothing.
+        """
+        own, budget = configuration, self._budget(configuration)
+        if first_again(own.recompute)[1] or own.in_parts or self._assembled(own) is None:
+            return None
+        layers = max(content.layers for content in self._contents(_parts(own)))
+        depth = 0 if own.recompute == FULL else layers
+
+        def smaller(in_parts: int, again: int) -> Assembled:
+            step = self._assembled(_made_smaller(own, in_parts, again, depth))
+            assert step is not None
+            return step
+
+        can_divide = not own.layout and own.inner.num_ranks > 1
+        best = cheapest(
+            range(len(IN_PARTS) if can_divide else 1),
+            depth,
+            lambda in_parts, again: max(smaller(in_parts, again).held_bytes) <= budget,
+            lambda in_parts, again: smaller(in_parts, again).simulation.seconds,
+        )
+        return None if best in (None, (0, 0)) else _made_smaller(own, *best, depth)
+
+    def _hidden(self, own: Configuration) -> float:
+        blocks = self._blocks_of(replace(own, recompute=first_again(own.recompute)[0]))
+        assert blocks is not None
+        return _hidden_s(blocks, self._contents(1)[0], own, self.cluster.fit(own.mesh))
+
+    def _check(self, held: float, own: Configuration) -> None:
+        if held > (budget := self._budget(own)):
             raise IrcError(
                 "pipeline-memory",
                 f"a rank holds {int(held)} bytes, and may hold {budget}",
                 help=f"the smallest budget that works is memory_bytes={int(held)}",
             )
 
+    def _budget(self, own: Configuration) -> int:
+        return budget_of(replace(self.options, mesh=own.inner, within=own.mesh))
+
+    def _assembled(self, configuration: Configuration) -> Assembled | None:
+        """Return a step put together of pieces; None where they say nothing."""
+        own = configuration
+        schedule = schedule_for(own.schedule, own.pipe, own.micro_batches)
+        if len(set(schedule.paths)) > 1 or schedule.skips or schedule.vocabulary:
+            return None
+        base, again = first_again(own.recompute)
+        if (blocks := self._blocks_of(replace(own, recompute=base))) is None:
+            return None
+        contents = self._contents(len(schedule.paths[0]))
+        if again:
+            if (whole := self._blocks_of(replace(own, recompute=FULL))) is None:
+                return None
+            blocks = replace(blocks, again=whole.layer)
+            contents = tuple(replace(own, again=min(again, own.layers)) for own in contents)
+        return simulate_blocks(blocks, contents, schedule, own.inner, self.cluster.fit(own.mesh))
+
+    def _blocks_of(self, configuration: Configuration) -> Blocks | None:
+        """Return the pieces of a step, for the functions that its schedule runs."""
+        own = configuration
+        schedule = schedule_for(own.schedule, own.pipe, own.micro_batches)
+        parts = range(len(schedule.paths[0]))
+        splits = {splits_backward(schedule, part) for part in parts}
+        return self._of(own, splits=splits.pop()) if len(splits) == 1 else None
+
     def _of(self, configuration: Configuration, *, splits: bool) -> Blocks | None:
         """Return the pieces on the mesh of a stage; those on another ``data`` axis do as well."""
-        own = configuration
-        data = _data(own)
-        rest = tuple(axis for axis in own.inner.axes if axis[0] != "data")
-        each = own.micro_batches * data
-        key = (
-            own.mesh if own.layout else (rest, data > 1),
-            each,
-            own.recompute,
-            own.layout,
-            splits,
-        )
+        own, data = configuration, _data(configuration)
+        key = _key(own), splits
         if key not in self._blocks:
             self._blocks[key] = own, self._plan(own, splits=splits)
         known, blocks = self._blocks[key]
@@ -129,7 +181,14 @@ class Prices:
         return blocks.on(_data(known), data, self._data_s(own) / self._data_s(known))
 
     def _plan(self, own: Configuration, *, splits: bool) -> Blocks | None:
-        options = replace(self.options, mesh=own.mesh, layout=own.layout, brief=True)
+        options = replace(
+            self.options,
+            mesh=own.mesh,
+            layout=own.layout,
+            memory_bytes=BOUNDLESS,
+            stored_price=stored_price(self.cluster, own),
+            brief=True,
+        )
         short = self._step(own.micro_batches, own.recompute, options)
         return None if short is None else blocks_of(short, options, splits=splits)
 
@@ -167,6 +226,26 @@ class Prices:
             assert self._whole is not None
             self._cuts[parts] = contents_of(self._whole, self.options.cluster, parts)
         return self._cuts[parts]
+
+
+def _key(own: Configuration) -> object:
+    """Return what pieces are of; those on two ``data`` axes are alike."""
+    data = _data(own)
+    rest = tuple(axis for axis in own.inner.axes if axis[0] != "data")
+    mesh = own.mesh if own.layout else (rest, data > 1)
+    return mesh, own.micro_batches * data, own.layout, own.recompute, own.in_parts
+
+
+def _parts(own: Configuration) -> int:
+    return len(schedule_for(own.schedule, own.pipe, own.micro_batches).paths[0])
+
+
+def _made_smaller(own: Configuration, in_parts: int, again: int, depth: int) -> Configuration:
+    """Return a step with so many layers of each stage computed again; with all, by a name."""
+    policy = own.recompute
+    if again:
+        policy = FULL if again >= depth else with_first_again(policy, again)
+    return replace(own, recompute=policy, in_parts=in_parts)
 
 
 def _data(configuration: Configuration) -> int:

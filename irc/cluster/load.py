@@ -81,6 +81,7 @@ from irc.cluster.host import memory_bytes, num_cores
 from irc.cluster.interference import Interference
 from irc.cluster.links import COLLECTIVES, Collective, Fit, Link, Protocol
 from irc.cluster.presets import KINDS, PRESETS, node_cluster
+from irc.cluster.rank_order import in_order, require_graph
 from irc.cluster.topology import Cluster
 from irc.errors import IrcError, did_you_mean
 
@@ -102,6 +103,36 @@ THIS_HOST = "this-host"
 
 OF_KINDS = re.compile(r"(.+)@([0-9]{1,4}(?:\+[0-9]{1,4})*)")
 """A cluster of which some kinds of devices count, by their numbers: ``lab.toml@0+2``."""
+
+
+IN_ORDER = re.compile(r"(.+)@\[([0-9]{1,4}(?:,[0-9]{1,4})*)\]")
+"""A cluster whose devices ranks have in another order: ``lab.toml@[3,1,2,0]``."""
+
+
+def in_order_of(name: str, order: Sequence[int]) -> str:
+    """Return the name of a cluster as ranks see it, of which each is on a device of its own choice.
+
+    >>> in_order_of("lab.toml", [3, 1, 2, 0])
+    'lab.toml@[3,1,2,0]'
+    """
+    return f"{name}@[{','.join(map(str, order))}]"
+
+
+def _ordered(name: str, order: Sequence[int]) -> Cluster:
+    """Return a cluster with its devices in an order.
+
+    Raises:
+        IrcError: ``cluster-unknown`` for devices that it has not, or twice the same one.
+    """
+    cluster = find_cluster(name)
+    known = require_graph(cluster).num_devices
+    if len(set(order)) < len(order) or max(order) >= known:
+        raise IrcError(
+            "cluster-unknown",
+            f"cluster '{name}' has no devices in the order {', '.join(map(str, order))}",
+            because=f"it has {known}, counted from 0, each of which is one rank's",
+        )
+    return in_order(cluster, order)
 
 
 def of_kinds(name: str, kinds: Sequence[int]) -> str:
@@ -128,10 +159,12 @@ def find_cluster(name: str) -> Cluster:
 
     A name is a preset's, or nodes x devices x kind, such as ``64x8xH100``. ``this-host`` is what
     `irc cluster calibrate` measured on this machine, and until it has run, a preset. Behind ``@``
-    stand the kinds of unequal devices that count (:func:`of_kinds`): all run at the slowest.
+    stand the kinds of unequal devices that count (:func:`of_kinds`): all run at the slowest; or in
+    brackets, rank by rank, devices of a graph (:func:`in_order_of`).
 
     Raises:
-        IrcError: ``cluster-unknown``, ``cluster-invalid`` or ``file-missing``.
+        IrcError: ``cluster-unknown``, ``cluster-invalid`` or ``file-missing``; ``option-value`` for
+            an order of devices that are alike.
     """
     if name == THIS_HOST:
         text = read_text(CALIBRATED)
@@ -148,6 +181,8 @@ def find_cluster(name: str) -> Cluster:
     if (chosen := OF_KINDS.fullmatch(name)) is not None:
         kinds = [int(kind) for kind in chosen[2].split("+")]
         return find_cluster(chosen[1]).of_kinds(kinds)
+    if (ordered := IN_ORDER.fullmatch(name)) is not None:
+        return _ordered(ordered[1], [int(device) for device in ordered[2].split(",")])
     if (cluster := node_cluster(name)) is not None:
         return cluster
     if not name.endswith(".toml"):

@@ -96,8 +96,12 @@ class OrderCost:
         return seconds, total
 
 
-def best_order(cost: OrderCost) -> tuple[int, ...]:
+def best_order(cost: OrderCost, most: int = MOST_PRICED) -> tuple[int, ...]:
     """Return by rank the device that it runs on, so that traffic takes the least time found.
+
+    Args:
+        cost: of orders.
+        most: orders that are priced.
 
     >>> wires = [((0, 2), 100e9), ((1, 3), 100e9), ((0, 1), 1e9), ((2, 3), 1e9)]
     >>> graph = Graph(tuple(Edge(ends, 1e-6, speed) for ends, speed in wires))
@@ -109,11 +113,11 @@ def best_order(cost: OrderCost) -> tuple[int, ...]:
     rest = tuple(range(len(first), cost.graph.num_devices))
     best, least, priced = (*first, *rest), cost.of(first), 1
     for start in _starts(cost.graph.num_devices):
-        order, value, more = _climbed(cost, start, MOST_PRICED - priced)
+        order, value, more = _climbed(cost, start, most - priced)
         priced += more
         if _is_less(value, least):
             best, least = tuple(order), value
-        if priced >= MOST_PRICED:
+        if priced >= most:
             break
     return best[: len(first)]
 

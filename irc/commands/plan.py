@@ -16,9 +16,10 @@ from irc.errors import IrcError
 if TYPE_CHECKING:
     from irc.calls.plan_search import Asked
     from irc.report.planned import Planned
-    from irc.search.configurations import Configuration, Outline
+    from irc.search.configurations import Outline
     from irc.search.everything import Outcome
     from irc.search.judge import Judged
+    from irc.search.trials import Status
 
 HELP = "search the best mesh, stages, micro-batches and schedule for a model on a cluster"
 QUIET_S = 2.0
@@ -105,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     found = result.found
     print(json.dumps(found.as_json(), indent=1) if args.json else for_stdout(plan_table(found)))
     if args.output:
-        said = result.write(result.outcome.best.configuration)
+        said = result.write(result.outcome.best)
         if not args.json:
             print(f"\n{for_stdout(said)}")
     # Behind the plan, since a trainer may have no words for any configuration.
@@ -123,7 +124,7 @@ class _Result:
     found: Planned
     outcome: Outcome
     outline: Outline
-    write: Callable[[Configuration], str]
+    write: Callable[[Judged], str]
     sequence: int = 0
 
 
@@ -184,7 +185,7 @@ def _of_file(args: argparse.Namespace, asked: Asked) -> _Result:
     from irc.exports import compile_file
     from irc.plan.open_sizes import parse_sizes
     from irc.report.planned import planned
-    from irc.searched import searched_file
+    from irc.searched import cluster_in_order, searched_file
 
     for name in ("train", "loss", "precision", "global_batch", "sequence", "pin_config", "pins"):
         if getattr(args, name) not in (None, [], ""):
@@ -205,9 +206,14 @@ def _of_file(args: argparse.Namespace, asked: Asked) -> _Result:
         training=False, note=_note(args), price_per_hour=args.price,
     )  # fmt: skip
 
-    def write(chosen: Configuration) -> str:
+    def write(best: Judged) -> str:
+        chosen = best.configuration
         within = {"memory_bytes": chosen.memory_bytes} if chosen.memory_bytes else {}
-        given: dict[str, Any] = {**shared, **within}
+        given: dict[str, Any] = {
+            **shared,
+            **within,
+            "cluster": cluster_in_order(args.cluster, best),
+        }
         return compile_file(
             args.model, args.output, mesh=str(chosen.mesh), force=args.force, **given
         )
@@ -220,7 +226,7 @@ def _of_module(args: argparse.Namespace, asked: Asked) -> _Result:
     from irc.frontends.torch.huggingface import huggingface_example
     from irc.frontends.torch.named import named_example, named_loss
     from irc.report.planned import planned
-    from irc.searched import searched_module
+    from irc.searched import cluster_in_order, price_of_stored, searched_module
 
     if args.size:
         raise IrcError(
@@ -262,9 +268,14 @@ def _of_module(args: argparse.Namespace, asked: Asked) -> _Result:
         note=_note(args), price_per_hour=args.price,
     )  # fmt: skip
 
-    def write(chosen: Configuration) -> str:
+    def write(best: Judged) -> str:
+        chosen = best.configuration
         within = {"memory_bytes": chosen.memory_bytes} if chosen.memory_bytes else {}
-        given: dict[str, Any] = {**shared, **within}
+        given: dict[str, Any] = {
+            **shared,
+            **within,
+            "cluster": cluster_in_order(args.cluster, best),
+        }
         if args.train is None:
             return export_plan(
                 *called, out=args.output, mesh=str(chosen.mesh), force=args.force, **given
@@ -272,7 +283,8 @@ def _of_module(args: argparse.Namespace, asked: Asked) -> _Result:
         return export_plan(
             *called, out=args.output, mesh=str(chosen.mesh), force=args.force,
             micro_batches=chosen.micro_batches if chosen.is_staged else None,
-            schedule=chosen.schedule, recompute=chosen.recompute, layout=chosen.layout, **given,
+            schedule=chosen.schedule, recompute=chosen.recompute, layout=chosen.layout,
+            stored_price=price_of_stored(args.cluster, chosen), **given,
         )  # fmt: skip
 
     first = _first(example.args, example.kwargs)
@@ -359,16 +371,32 @@ class _Progress:
     note: str
     began: float = field(default_factory=time.monotonic)
 
-    def __call__(self, number: int, best: Judged | None, doing: str) -> None:
+    def __call__(self, status: Status) -> None:
         if self.note:
             print(f"note: {self.note}", file=sys.stderr, flush=True)
             self.note = ""
         seconds = time.monotonic() - self.began
-        if seconds < QUIET_S:
-            return
-        text = f"{number} judged, " if number else ""
-        if best is not None and best.verdict is not None:
-            text += f"best so far {best.configuration}: {best.verdict.step_s:.4g} s a step; "
-        elif number:
-            text += "nothing fits yet; "
-        print(f"{seconds:6.1f} s  {text}{doing}", file=sys.stderr, flush=True)
+        if seconds >= QUIET_S:
+            print(f"{seconds:6.1f} s  {said(status, seconds)}", file=sys.stderr, flush=True)
+
+
+def said(status: Status, seconds: float) -> str:
+    """Return a line of progress: what was judged, the best, its gap, the time left at most.
+
+    Args:
+        status: how far the search is.
+        seconds: for which it has run.
+    """
+    words: list[str] = []
+    if status.judged:
+        words.append(f"{status.judged} of at most {status.most} judged")
+        left = seconds / status.judged * (status.most - status.judged)
+        words.append(f"{left:.0f} s more at most")
+    best = status.best
+    if best is not None and best.verdict is not None:
+        step_s = best.verdict.step_s
+        gap = f", at most {1 - status.bound_s / step_s:.0%} from the least" if step_s else ""
+        words.append(f"best so far {best.configuration}: {step_s:.4g} s a step{gap}")
+    elif status.judged:
+        words.append("nothing fits yet")
+    return "; ".join([", ".join(words), status.doing] if words else [status.doing])

@@ -81,6 +81,8 @@ def passes_by_part(options: Options) -> Passes:
             given["brief"] = True
         if options.within is not None:
             given["within"] = str(options.within)
+        if options.stored_price:
+            given["stored_price"] = options.stored_price
         bounds = {k: v for k, v in limits.items() if v is not None}
         pipeline.append(("auto-shard", {**given, **bounds}))
         if options.sums:

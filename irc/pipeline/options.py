@@ -31,6 +31,8 @@ class Options:
         pins: constraints, or the name of a file of them (grammar/sharding.lark).
         memory_bytes: what a device may hold at any moment; by default what the cluster's have.
         stored_bytes: what it may hold all the time: parameters, states, buffers, constants.
+        stored_price: seconds of a step that a byte of these counts as, without a bound: a search
+            over everything weighs memory by it.
         regather: what a training step gathers is not saved for backward but gathered again.
         samples: axes that are to divide the samples of a batch: where none of a batch is divided
             over one, since it does not divide their number, that is an error.
@@ -67,6 +69,7 @@ class Options:
     pins: str = ""
     memory_bytes: int | None = None
     stored_bytes: int | None = None
+    stored_price: float = 0.0
     regather: bool = False
     samples: tuple[str, ...] = ()
     sums: str = ""

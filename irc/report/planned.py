@@ -9,7 +9,7 @@ from irc.cluster.topology import Cluster
 from irc.cost.money import HOUR_S, per_hour
 from irc.report.decisions import as_plain, difference_lines
 from irc.report.table import counted, pairs, percent, seconds, size, table
-from irc.search.configurations import Outline
+from irc.search.configurations import IN_PARTS, Outline
 from irc.search.differences import Difference
 from irc.search.everything import Outcome
 from irc.search.infeasible import smallest_budget
@@ -35,6 +35,7 @@ class Row:
         recompute: what backward computes again.
         layout: what the axes are for, where the user or a custom states it.
         within_bytes: that the plan was to hold at most, less than allowed; None: as allowed.
+        in_parts: what lies in parts for the memory; empty: what is fastest.
         devices: the ranks of the mesh.
         pinned: stated by the user, not searched.
         step_s: seconds of a step; None where there is no plan, and so for what follows.
@@ -50,6 +51,7 @@ class Row:
         objection: what an expert would call wrong: nothing else has a plan, or the user stated it.
         priced_s: seconds of a step by pieces of the model, before it was planned whole; None where
             that was not asked.
+        order: by rank, the device that it is to run on, where wires differ; empty: as they come.
     """
 
     mesh: str
@@ -59,6 +61,7 @@ class Row:
     recompute: str
     layout: str
     within_bytes: int | None
+    in_parts: str
     devices: int
     pinned: bool
     step_s: float | None = None
@@ -73,6 +76,7 @@ class Row:
     money_per_billion: float | None = None
     objection: str = ""
     priced_s: float | None = None
+    order: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,9 @@ class Planned:
         differences: of what the user stated and the chosen plan, decision by decision.
         priced: configurations that pieces of the model priced and that were not planned whole, best
             first.
+        bound_s: what no plan is faster than: products alone, on all devices at their peak.
+        gap: by how much of its step the chosen plan may be off that; None where steps are not what
+            is searched for.
     """
 
     program: str
@@ -103,6 +110,8 @@ class Planned:
     note: str = ""
     differences: tuple[Difference, ...] = ()
     priced: tuple[Row, ...] = ()
+    bound_s: float = 0.0
+    gap: float | None = None
 
     def as_json(self) -> dict[str, object]:
         """Return all of it as plain data."""
@@ -143,6 +152,9 @@ def planned(
         hourly = per_hour(cluster, each.configuration.mesh.num_ranks, price_per_hour)
         return _with_money(_row(each, flops, peak, items, outline.samples), hourly, items)
 
+    verdict, gap = outcome.best.verdict, None
+    if verdict and verdict.step_s and outcome.bound_s and objective in ("throughput", "latency"):
+        gap = 1 - outcome.bound_s / verdict.step_s
     return Planned(
         program,
         cluster.name,
@@ -154,6 +166,8 @@ def planned(
         note,
         outcome.differences,
         tuple(map(row, outcome.priced)),
+        outcome.bound_s,
+        gap,
     )
 
 
@@ -170,6 +184,7 @@ def _row(judged: Judged, flops: float, peak: float, items: int, samples: int) ->
         own.recompute,
         own.layout,
         own.memory_bytes,
+        IN_PARTS[own.in_parts] if own.in_parts else "",
         devices,
         judged.is_pinned,
         needs_bytes=smallest_budget(judged.error) if judged.error else None,
@@ -188,6 +203,7 @@ def _row(judged: Judged, flops: float, peak: float, items: int, samples: int) ->
         memory_bytes=verdict.num_bytes,
         bubble=verdict.bubble,
         exposed=verdict.exposed_s / step if step else 0.0,
+        order=verdict.order,
     )
 
 
@@ -212,6 +228,11 @@ def plan_table(found: Planned) -> str:
         counts += f", {counted(found.considered, 'configuration')} with stages or micro-batches"
         counts += " priced"
     lines += pairs([("search", f"{counts}; the best by {found.objective}")])
+    if found.gap is not None:
+        lines += pairs(
+            [("gap", f"{percent(found.gap, 1.0)} at most: products alone take "
+              f"{seconds(found.bound_s)} on all devices at their peak")]
+        )  # fmt: skip
     if found.ended:
         lines += pairs([("ended", f"early, by {found.ended}: the best plan so far")])
     heads = (
@@ -253,9 +274,18 @@ def plan_table(found: Planned) -> str:
         )
         if len(lacks) > SHOWN:
             lines.append(f"  and {len(lacks) - SHOWN} more (--json)")
-    notes = [*_objections(works), *([found.note] if found.note else [])]
+    notes = [*_objections(works), *_order(works), *([found.note] if found.note else [])]
     lines += [text for note in notes for text in ("", f"note: {note}")]
     return "\n".join(lines)
+
+
+def _order(works: Sequence[Row]) -> list[str]:
+    """Say on which devices the ranks of the chosen plan are, where another order is faster."""
+    if not works or not works[0].order:
+        return []
+    devices = ", ".join(map(str, works[0].order))
+    last = len(works[0].order) - 1
+    return [f"the wires differ: ranks 0 to {last} are to run on the devices {devices}"]
 
 
 def _objections(works: Sequence[Row]) -> list[str]:
@@ -278,6 +308,7 @@ def _cells(row: Row, is_chosen: bool, *, has_money: bool) -> tuple[str, ...]:
         f"{mark} pinned".strip() if row.pinned else mark,
         (row.mesh or "one device")
         + (f" as {row.layout}" if row.layout else "")
+        + (f", {row.in_parts}" if row.in_parts else "")
         + (f" within {size(row.within_bytes)}" if row.within_bytes else ""),
         f"{row.micro_batches} x {row.micro_batch}" if row.micro_batch else f"{row.micro_batches}",
         row.schedule or "-",

@@ -143,11 +143,13 @@ class Content:
         layers: how many.
         has_first: the model's first ops.
         has_last: its last ops.
+        again: of the layers, how many backward computes again as a whole.
     """
 
     layers: int
     has_first: bool = False
     has_last: bool = False
+    again: int = 0
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,7 @@ class Blocks:
         layer: a layer, forward and backward, and its update.
         last: the last ops.
         passed: what a layer hands to the next.
+        again: a layer that backward computes again as a whole; None where no such one is planned.
         norm: no rank updates before all have their gradients.
         mixes: by function, what streams do at a time, and for which part of the function's time.
     """
@@ -169,6 +172,7 @@ class Blocks:
     layer: Piece
     last: Piece
     passed: tuple[Passed, ...] = ()
+    again: Piece | None = None
     norm: bool = False
     mixes: Mapping[str, tuple[tuple[tuple[str, ...], float], ...]] = field(
         default_factory=dict[str, tuple[tuple[tuple[str, ...], float], ...]]
@@ -189,11 +193,15 @@ class Blocks:
             first=self.first.on(part, link),
             layer=self.layer.on(part, link),
             last=self.last.on(part, link),
+            again=None if self.again is None else self.again.on(part, link),
             passed=tuple(own.on(part) for own in self.passed),
         )
 
     def stage(self, content: Content) -> Piece:
         """Return what a stage takes, but for what comes from its neighbours and goes to them."""
-        piece = self.each + self.layer.times(content.layers)
+        piece = self.each + self.layer.times(content.layers - content.again)
+        if content.again:
+            assert self.again is not None
+            piece += self.again.times(content.again)
         piece += self.first if content.has_first else Piece()
         return piece + self.last if content.has_last else piece

@@ -39,7 +39,7 @@ def search_by_pieces(trials: Trials, devices: int) -> bool:
     if not trials.judge.in_pieces():
         return False
     most = len(trials.judged) + MOST_PRICED
-    trials.prices = True
+    trials.prices, trials.most = True, most + PLANNED
     try:
         _Climb(trials, trials.judge.outline(), devices, most).run()
     finally:

@@ -27,7 +27,8 @@ from irc.search.trials import OF_CONFIGURATION, OF_MEMORY, Trials
 
 def search_by_plans(trials: Trials, devices: int) -> None:
     """Search on one number of devices."""
-    _Plans(trials, devices, len(trials.judged) + trials.limits.most_judged).run()
+    trials.most = len(trials.judged) + trials.limits.most_judged
+    _Plans(trials, devices, trials.most).run()
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from irc.cluster.topology import Cluster
 from irc.dialects.placement import Mesh
+from irc.training.layer_policies import EVERY, FIRST, LayerPolicy, parse_policies, policies_text
 
 PIPE = "pipe"
 PLAIN = "1f1b"
@@ -18,6 +19,13 @@ PLAIN = "1f1b"
 
 NOTHING, SELECTIVE, EVERY_SECOND, FULL = "none", "selective", "every-second-matmul", "full"
 """Policies of recompute, each of which keeps less than the one before."""
+
+FORWARDS = {NOTHING: 3.0, SELECTIVE: 3.1, EVERY_SECOND: 3.5, FULL: 4.0}
+"""Forward passes that a step takes about as long as; backward is two of them."""
+
+IN_PARTS = ("what is fastest", "sums in parts", "weights in parts")
+"""What lies in parts over the ranks of a stage: of the second and third gradients' sums and states,
+of the third weights too, which are gathered where they are used."""
 
 TIGHTER = 0.9
 """Of what a plan holds: prices and arenas count a little differently."""
@@ -38,6 +46,7 @@ class Configuration:
         layout: what the axes are for, by name; empty: what is fastest.
         memory_bytes: that a device may hold at most, where a plan within less than the user allows
             is looked for: parameters may then lie in parts. None: as much as the user allows.
+        in_parts: what lies in parts for the memory, though that takes longer (``IN_PARTS``).
     """
 
     mesh: Mesh
@@ -46,6 +55,7 @@ class Configuration:
     recompute: str = NOTHING
     layout: str = ""
     memory_bytes: int | None = None
+    in_parts: int = 0
 
     @property
     def pipe(self) -> int:
@@ -72,6 +82,8 @@ class Configuration:
             words.append(f"recompute {self.recompute}")
         if self.layout:
             words.append(self.layout)
+        if self.in_parts:
+            words.append(IN_PARTS[self.in_parts])
         if self.memory_bytes is not None:
             words.append(f"within {self.memory_bytes} bytes")
         return ", ".join(words)
@@ -89,6 +101,7 @@ class Outline:
         layers: that are alike; 1 where none are.
         samples: of the batch; 1 where nothing says.
         launches: kernels of a forward pass, about.
+        product_flops: of ``flops``, those of matrix products alone.
     """
 
     flops: float
@@ -98,6 +111,7 @@ class Outline:
     layers: int
     samples: int
     launches: int
+    product_flops: float = 0.0
 
 
 def estimated_s(outline: Outline, cluster: Cluster, configuration: Configuration) -> float:
@@ -112,7 +126,7 @@ def estimated_s(outline: Outline, cluster: Cluster, configuration: Configuration
     mesh, pipe, count = configuration.mesh, configuration.pipe, configuration.micro_batches
     fitted = cluster.fit(mesh)
     data, tensor = _size(mesh, "data"), _size(mesh, "tensor")
-    again = {NOTHING: 3.0, SELECTIVE: 3.1, EVERY_SECOND: 3.5, FULL: 4.0}[configuration.recompute]
+    again = _forwards(configuration.recompute, outline.layers / pipe)
     work_s = again * outline.flops / (mesh.num_ranks * fitted.device.flops(outline.dtype))
     launch_s = again * count * outline.launches / pipe * fitted.device.launch_s
     sums_s = 0.0
@@ -128,6 +142,47 @@ def estimated_s(outline: Outline, cluster: Cluster, configuration: Configuration
         gradients_s = 2 * (data - 1) / data * held / link.bytes_per_s * (0.5 if pipe == 1 else 1.0)
     busy_s = max(work_s, launch_s) + sums_s
     return busy_s * (count + pipe - 1) / count + gradients_s
+
+
+def with_first_again(policy: str, number: int) -> str:
+    """Return a policy that computes the first so many layers of each stage again as a whole.
+
+    >>> with_first_again("none", 3)
+    'none; first 3 = full'
+    """
+    return policies_text(policy, [LayerPolicy(f"{FIRST} {number}", FULL)])
+
+
+def first_again(policy: str) -> tuple[str, int]:
+    """Return the policy of all layers, and of how many in each stage all is computed again instead.
+
+    >>> first_again("selective; first 3 = full"), first_again("none; every 2 = full")
+    (('selective', 3), ('none; every 2 = full', 0))
+    """
+    base, own = parse_policies(policy)
+    if len(own) == 1 and own[0].policy == FULL:
+        word, _, number = own[0].word.partition(" ")
+        if word == FIRST and number.isdigit():
+            return base, int(number)
+    return policy, 0
+
+
+def _forwards(policy: str, layers: float) -> float:
+    """Return what a step of stages of so many layers takes, in forward passes.
+
+    >>> _forwards("full", 4.0), _forwards("none; first 1 = full", 4.0)
+    (4.0, 3.25)
+    """
+    base, own = parse_policies(policy)
+    forwards = FORWARDS.get(base, FORWARDS[NOTHING])
+    for each in own:
+        word, _, number = each.word.partition(" ")
+        # How many layers a name means is not known here; it is a guess that they are half.
+        part = 0.5
+        if word in (FIRST, EVERY) and number.isdigit():
+            part = min(1.0, int(number) / layers if word == FIRST else 1 / max(int(number), 1))
+        forwards += part * (FORWARDS.get(each.policy, FORWARDS[NOTHING]) - forwards)
+    return forwards
 
 
 def configurations(outline: Outline, devices: int) -> Iterator[Configuration]:
@@ -196,7 +251,7 @@ def neighbours(configuration: Configuration, outline: Outline) -> Iterator[Confi
     for other in (count * 2, count // 2):
         if (own := Configuration(mesh, other)).is_staged and str(own) in known:
             yield _like(own, configuration)
-    if configuration.recompute == FULL:
+    if configuration.recompute == FULL or first_again(configuration.recompute)[1]:
         yield replace(configuration, recompute=EVERY_SECOND)
         yield replace(configuration, recompute=SELECTIVE)
     if pipe > 1:
@@ -249,7 +304,10 @@ def stored_split(configuration: Configuration) -> Configuration | None:
 
 def _like(own: Configuration, other: Configuration) -> Configuration:
     schedule = other.schedule if own.pipe > 1 else PLAIN
-    return Configuration(own.mesh, own.micro_batches, schedule, other.recompute)
+    # How many layers have to be computed again is another number elsewhere.
+    base, first = first_again(other.recompute)
+    recompute = base if first else other.recompute
+    return Configuration(own.mesh, own.micro_batches, schedule, recompute)
 
 
 def staged_mesh(pipe: int, data: int, tensor: int) -> Mesh:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from irc.search.configurations import PLAIN, Configuration
+from irc.search.configurations import IN_PARTS, PLAIN, Configuration
 
 if TYPE_CHECKING:
     from irc.search.judge import Judged, Verdict
@@ -87,7 +87,7 @@ def _steps(before: Configuration, after: Configuration) -> Iterator[tuple[str, C
         schedule = own.schedule if min(own.pipe, after.pipe) > 1 else after.schedule
         own = replace(own, mesh=after.mesh, layout=after.layout, schedule=schedule)
         yield "mesh", own
-    for name in ("layout", "micro_batches", "schedule", "recompute"):
+    for name in ("layout", "micro_batches", "schedule", "recompute", "in_parts"):
         if getattr(own, name) != getattr(after, name):
             own = replace(own, **{name: getattr(after, name)})
             yield name.replace("_", "-"), own
@@ -128,6 +128,8 @@ def _said(name: str, own: Configuration) -> str:
             return f"{own.micro_batches}"
         case "schedule":
             return own.schedule if own.pipe > 1 else PLAIN
+        case "in-parts":
+            return IN_PARTS[own.in_parts]
         case "memory":
             most = own.memory_bytes
             return "as allowed" if most is None else f"within {most} bytes"

@@ -41,6 +41,7 @@ class Outcome:
         ended: why it ended early; empty where it did not.
         differences: of what the user stated and the best, decision by decision.
         priced: what was priced from pieces alone, best first.
+        bound_s: what no plan is faster than (:mod:`irc.search.bounds`).
     """
 
     best: Judged
@@ -49,6 +50,7 @@ class Outcome:
     ended: str = ""
     differences: tuple[Difference, ...] = ()
     priced: tuple[Judged, ...] = ()
+    bound_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,7 @@ class Search:
         cluster: the machines.
         limits: how far it goes.
         is_training: stages and micro-batches are of a step of training alone.
-        progress: is told before each piece of work how many plans were judged, the best one, and
-            what is done next.
+        progress: is told before each piece of work how far the search is.
     """
 
     judge: Judge
@@ -105,7 +106,8 @@ class Search:
         if best is None or best.is_priced:
             raise nothing_fits(trials, ended)
         planned, priced = _shown(trials)
-        return Outcome(best, planned, trials.considered, ended, differences, priced)
+        bound_s = trials.bound_s
+        return Outcome(best, planned, trials.considered, ended, differences, priced, bound_s)
 
     def _counts(self, devices: int) -> list[int]:
         if self.limits.objective in ("throughput", "memory"):

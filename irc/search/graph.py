@@ -9,7 +9,7 @@ is never dearer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Literal, TypeAlias
 
@@ -49,6 +49,7 @@ class Wishes:
         constraints: pins and forbids.
         memory_bytes: how many bytes a device may hold at any moment.
         stored_bytes: how many of them may be parameters, states and buffers.
+        stored_price: seconds of a step that one of these bytes counts as, where there is no bound.
         regather: what a block gives, and saves for backward, lies as it was made; what a reader
             of the block gathered of it is gathered again.
         layout: what the axes are for.
@@ -60,6 +61,7 @@ class Wishes:
     stored_bytes: int | None = None
     regather: bool = False
     layout: Layout = field(default_factory=Layout)
+    stored_price: float = 0.0
 
 
 class Graph:
@@ -103,6 +105,20 @@ class Graph:
         for name, func in self.functions.items():
             self._add_function(name, func)
         self.problem.liveness = liveness_of(self)
+        if wishes.stored_price:
+            self._price_stored(wishes.stored_price)
+
+    def _price_stored(self, price: float) -> None:
+        """Add to each option what the bytes count as that are held all the time."""
+        assert self.problem.liveness is not None
+        for span in self.problem.liveness.functions["forward"].spans:
+            if span.is_stored:
+                node = self.problem.nodes[span.node]
+                seconds = (
+                    own + price * size / max(node.count, 1)
+                    for own, size in zip(node.seconds, span.num_bytes, strict=True)
+                )
+                self.problem.nodes[span.node] = replace(node, seconds=tuple(seconds))
 
     def _summed(self) -> dict[SSAValue, set[AxisPartial]]:
         """The partial axes of arguments that may begin as parts of a sum: those that are zero."""
@@ -339,7 +355,8 @@ class Graph:
     @property
     def _is_short(self) -> bool:
         """Memory is bounded: values may lie otherwise between functions than their readers want."""
-        return (self._wishes.memory_bytes, self._wishes.stored_bytes) != (None, None)
+        bounds = self._wishes.memory_bytes, self._wishes.stored_bytes
+        return bounds != (None, None) or self._wishes.stored_price > 0
 
     def _add_net(self, value: SSAValue, count: int) -> None:
         if not isinstance(value.type, TensorType):

@@ -20,12 +20,14 @@ class Verdict:
         num_bytes: that a device holds at the worst moment.
         bubble: the share of a step in which a rank waits for others, in the mean over ranks.
         exposed_s: for which compute waits for collectives, of a rank, in the mean.
+        order: by rank, the device that it runs on; empty: they are in the order of the devices.
     """
 
     step_s: float
     num_bytes: int
     bubble: float = 0.0
     exposed_s: float = 0.0
+    order: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,17 @@ class Judge(Protocol):
 
     def price(self, configuration: Configuration) -> Verdict | None:
         """Return what pieces of the model say of a configuration; None where they say nothing.
+
+        Raises:
+            IrcError: of the configuration, or of the model.
+        """
+        ...
+
+    def fitting(self, configuration: Configuration) -> Configuration | None:
+        """Return the same step made to fit in the least time.
+
+        Some layers are computed again, and what is held all the time lies in parts. None where it
+        fits as it is, where nothing fits, and where pieces say nothing.
 
         Raises:
             IrcError: of the configuration, or of the model.

@@ -29,7 +29,7 @@ def outline_of(module: ModuleOp, *, parts: int = 1) -> Outline:
     known = functions(module)
     counts = call_counts(known)
     work: Counter[str] = Counter()
-    launches, largest = 0, 0.0
+    launches, largest, products = 0, 0.0, 0
     for name, func in known.items():
         for op in func.body.block.ops:
             if not isinstance(op, FlowOp) or op.name in VIEWS:
@@ -38,6 +38,7 @@ def outline_of(module: ModuleOp, *, parts: int = 1) -> Outline:
             kinds = [v.type for v in op.outputs if isinstance(v.type, TensorType)]
             if op.name == "flow.contract" and kinds:
                 largest = max(largest, float(num_bytes(kinds[0])))
+                products += counts[name] * _flops(op)
             work[kinds[0].dtype if kinds else "f32"] += counts[name] * _flops(op)
     samples = _samples(module)
     dtype = max(work, key=lambda kind: (work[kind], kind)) if work else "f32"
@@ -51,6 +52,7 @@ def outline_of(module: ModuleOp, *, parts: int = 1) -> Outline:
         layers=layers,
         samples=parts * samples,
         launches=launches // FUSED,
+        product_flops=float(parts * products),
     )
 
 

@@ -1,8 +1,8 @@
 """What a search has tried, which of it is the best, and how it tries more.
 
 A configuration is priced from pieces of the model while prices are asked for, and planned whole
-otherwise; what came of it is noted. One that does not fit into the memory is tried again with
-everything recomputed.
+otherwise; what came of it is noted. One that does not fit into the memory is tried again as pieces
+say that it fits, or with everything recomputed.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf
 from typing import TypeAlias
 
 from irc.cluster.topology import Cluster
 from irc.cost.money import per_hour
 from irc.errors import IrcError
+from irc.search.bounds import least_s
 from irc.search.configurations import (
     FULL,
     Configuration,
@@ -36,8 +38,28 @@ OF_CONFIGURATION = OF_MEMORY | {
 }  # fmt: skip
 """Errors that say that one configuration cannot be; all others are of the model or the options."""
 
-Progress: TypeAlias = Callable[[int, Judged | None, str], None]
-"""Is told how many plans were judged, the best one, and what is done next."""
+
+@dataclass(frozen=True)
+class Status:
+    """How far a search is.
+
+    Attributes:
+        judged: configurations that were priced or planned.
+        most: of them that there will be, at most.
+        best: the best one so far; None where nothing fits yet.
+        doing: what is done next.
+        bound_s: what no plan is faster than.
+    """
+
+    judged: int
+    most: int
+    best: Judged | None
+    doing: str
+    bound_s: float
+
+
+Progress: TypeAlias = Callable[[Status], None]
+"""Is told before each piece of work."""
 
 
 class TimeIsUp(Exception):  # noqa: N818 - no fault: the user set the limit
@@ -60,6 +82,7 @@ class Trials:
         considered: configurations that were compared by the closed form.
         left: what was not priced, since at the least that it seemed to take it was far behind the
             best one; with those seconds.
+        most: that will be judged, at most.
     """
 
     judge: Judge
@@ -72,6 +95,7 @@ class Trials:
     prices: bool = False
     considered: int = 0
     left: dict[Configuration, float] = field(default_factory=dict[Configuration, float])
+    most: int = 0
     _began: float = field(default_factory=time.monotonic)
 
     def attempt(
@@ -81,28 +105,44 @@ class Trials:
         is_pinned: bool = False,
         is_worth: Callable[[Configuration], bool] = lambda _: True,
     ) -> None:
-        """Try a configuration; where it does not fit, with everything recomputed.
+        """Try a configuration; where it does not fit, made smaller.
 
         Args:
             configuration: to try.
             is_pinned: the user stated it.
-            is_worth: says of either whether to try it.
+            is_worth: says of each whether to try it.
         """
         if not is_pinned and not self.is_allowed(configuration):
             return
-        attempts = [configuration]
-        if self.is_training and not is_pinned:
+        if configuration not in self.judged and not is_worth(configuration):
+            return
+        first = self._tried(configuration, is_pinned=is_pinned)
+        if is_pinned or not self.is_training or first.error is None:
+            return
+        if first.error.code not in OF_MEMORY:
+            return
+        # As pieces say that it fits; without them, with everything computed again.
+        smaller = self._fitting(configuration) if self.prices else None
+        if smaller is None or self._tried(smaller).error is not None:
             # What keeps less than nothing, and more than all, is a neighbour of the latter.
-            attempts.append(replace(configuration, recompute=FULL))
-        for each in attempts:
-            judged = self.judged.get(each)
-            if judged is None and not is_worth(each):
-                return
-            if judged is None or (judged.is_priced and not self.prices):
-                self.check_time()
-                judged = self.plan(each, is_pinned=is_pinned)
-            if judged.error is None or judged.error.code not in OF_MEMORY:
-                return
+            whole = replace(configuration, recompute=FULL)
+            if whole in self.judged or is_worth(whole):
+                self._tried(whole)
+
+    def _tried(self, configuration: Configuration, *, is_pinned: bool = False) -> Judged:
+        judged = self.judged.get(configuration)
+        if judged is None or (judged.is_priced and not self.prices):
+            self.check_time()
+            judged = self.plan(configuration, is_pinned=is_pinned)
+        return judged
+
+    def _fitting(self, configuration: Configuration) -> Configuration | None:
+        try:
+            return self.judge.fitting(configuration)
+        except IrcError as error:
+            if error.code not in OF_CONFIGURATION:
+                raise
+            return None
 
     def plan(self, configuration: Configuration, *, is_pinned: bool = False) -> Judged:
         """Price a configuration, or plan it whole, and note what came of it."""
@@ -207,7 +247,15 @@ class Trials:
     def tell(self, doing: str) -> None:
         """Say what is done next."""
         if self.progress is not None:
-            self.progress(len(self.judged), self.best(), doing)
+            number = len(self.judged)
+            most = max(self.most, number)
+            self.progress(Status(number, most, self.best(), doing, self.bound_s))
+
+    @cached_property
+    def bound_s(self) -> float:
+        """What no plan is faster than, on all devices."""
+        outline = self.judge.outline()
+        return least_s(outline, self.cluster, self.devices, is_training=self.is_training)
 
     def check_time(self) -> None:
         """Raise TimeIsUp where the time is over and something was tried."""

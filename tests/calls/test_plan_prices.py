@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
+from math import inf
 
 import pytest
 import torch
@@ -13,9 +16,12 @@ from irc.calls.plan_judge import StepJudge
 from irc.choices import recipe_option
 from irc.dialects.placement import Mesh
 from irc.dialects.text import dump
+from irc.errors import IrcError
 from irc.pipeline import Options
 from irc.search.by_pieces import PRICE_ERROR
-from irc.search.configurations import Configuration
+from irc.search.configurations import Configuration, with_first_again
+from irc.search.judge import Verdict
+from irc.search.trials import OF_MEMORY
 from tests.programs.models import GPT
 
 SAMPLES = 32
@@ -48,6 +54,39 @@ def test_prices_are_those_of_whole_plans(
     assert price is not None
     assert price.step_s == pytest.approx(whole.step_s, rel=PRICE_ERROR)
     assert price.num_bytes == pytest.approx(whole.num_bytes, rel=0.15)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", [0.9, 0.4])
+def test_within_a_budget_the_search_finds_what_a_full_one_finds(part: float) -> None:
+    """Of all numbers of layers computed again, each planned whole within the budget."""
+    own = judge(6, 128)
+    configuration = Configuration(Mesh.parse("pipe=2,data=4"), 4)
+    free = own.price(configuration)
+    assert free is not None
+    tight = replace(own, options=replace(own.options, memory_bytes=int(part * free.num_bytes)))
+    policies = ("none", with_first_again("none", 2), "full")
+    every = {policy: replace(configuration, recompute=policy) for policy in policies}
+    whole = {name: steps(lambda each=each: tight.judge(each)) for name, each in every.items()}
+    chosen = tight.fitting(configuration)
+    least = min(whole.values())
+    assert chosen is not None
+    assert chosen.in_parts or chosen.recompute != "none"
+    priced, planned = (steps(lambda ask=ask: ask(chosen)) for ask in (tight.price, tight.judge))
+    assert priced == pytest.approx(planned, rel=PRICE_ERROR)
+    assert planned <= least * (1 + PRICE_ERROR)
+
+
+def steps(ask: Callable[[], Verdict | None]) -> float:
+    """Return the step that is said; infinity for one that does not fit."""
+    try:
+        verdict = ask()
+    except IrcError as error:
+        if error.code not in OF_MEMORY:
+            raise
+        return inf
+    assert verdict is not None
+    return verdict.step_s
 
 
 def test_the_program_of_a_third_batch_follows_from_two() -> None:

@@ -113,3 +113,9 @@ def test_meshes_inside_of_stages(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_tensor_axis_inside_of_stages(tmp_path: Path) -> None:
     check(run(tmp_path, "pipe=2,tensor=2", 4, "gpt,1f1b,tensor"))
+
+
+@pytest.mark.slow
+def test_projections_in_slices_that_ranks_divide(tmp_path: Path) -> None:
+    """Queries, keys and values have a slice of a weight each; states are of the whole one."""
+    check(run(tmp_path, "tensor=2", 2, "gpt,1f1b"))

@@ -23,8 +23,9 @@ def test_a_table_of_a_search() -> None:
         "sharding-infeasible", "too large", help="budget that works is memory_bytes=99"
     )
     lacking = Judged(Configuration(Mesh.parse("tensor=8")), error=error)
+    outcome = Outcome(best, (best, pinned, lacking), 40, "an interrupt", bound_s=0.4)
     found = planned(
-        Outcome(best, (best, pinned, lacking), 40, "an interrupt"), OUTLINE, find_cluster("8xH100"),
+        outcome, OUTLINE, find_cluster("8xH100"),
         program="net.py:build", objective="throughput", tokens=4096,
     )  # fmt: skip
     first, second, last = found.rows
@@ -37,6 +38,8 @@ def test_a_table_of_a_search() -> None:
     assert "tokens/s" in text
     assert "pinned  pipe=2,tensor=4 as tp+sp" in text
     assert "99 B" in text
+    assert "60.0 % at most: products alone take 400" in text
+    assert found.as_json()["gap"] == 0.6
 
 
 def test_money_is_of_what_has_a_price() -> None:

@@ -15,24 +15,28 @@ from hypothesis import strategies as st
 
 from irc.cluster.load import find_cluster
 from irc.cluster.topology import Cluster
+from irc.commands.plan import said
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
+from irc.search.bounds import least_s
 from irc.search.by_pieces import BEHIND, MOST_PRICED, PLANNED, search_by_pieces
 from irc.search.configurations import (
     Configuration,
     Outline,
     configurations,
     estimated_s,
+    first_again,
     neighbours,
     staged_mesh,
+    with_first_again,
 )
 from irc.search.everything import Search
 from irc.search.infeasible import smallest_budget
-from irc.search.judge import Judged, Verdict
+from irc.search.judge import Verdict
 from irc.search.limits import Limits, Objective
-from irc.search.trials import Trials
+from irc.search.trials import Status, Trials
 
-SMALL = Outline(1e15, "bf16", 2e9, 2**26, layers=16, samples=32, launches=100)
+SMALL = Outline(1e15, "bf16", 2e9, 2**26, 16, samples=32, launches=100, product_flops=9e14)
 CLUSTER = find_cluster("2x8xH100")
 
 
@@ -61,6 +65,9 @@ class Fake:
         return False
 
     def price(self, configuration: Configuration) -> Verdict | None:
+        return None
+
+    def fitting(self, configuration: Configuration) -> Configuration | None:
         return None
 
     def judge(self, configuration: Configuration, *, brief: bool = True) -> Verdict:
@@ -180,6 +187,27 @@ def test_where_no_priced_plan_fits_all_is_planned_whole() -> None:
 
     judge.price = price
     assert Search(judge, CLUSTER).run(16).best.verdict is not None
+
+
+def test_what_does_not_fit_is_priced_as_pieces_say_that_it_fits() -> None:
+    """With some layers computed again; with all it would take longer."""
+
+    def says(configuration: Configuration) -> Verdict:
+        if configuration.recompute != "full" and not first_again(configuration.recompute)[1]:
+            raise needs(7 * 10**9)
+        return by_estimate(configuration)
+
+    class Fitting(Priced):
+        def fitting(self, configuration: Configuration) -> Configuration | None:
+            if configuration.recompute != "none":
+                return None
+            return replace(configuration, recompute=with_first_again("none", 1), in_parts=1)
+
+    judge = Fitting(says)
+    best = Search(judge, CLUSTER).run(16).best.configuration
+    assert (best.recompute, best.in_parts) == ("none; first 1 = full", 1)
+    assert "sums in parts" in str(best)
+    assert all(each.recompute != "full" for each in judge.planned)
 
 
 def test_a_time_limit_among_prices_ends_in_a_plan() -> None:
@@ -350,14 +378,27 @@ def test_objectives(objective: Objective) -> None:
 
 def test_a_pinned_configuration_is_judged_beside_the_others() -> None:
     pinned = Configuration(Mesh.parse("pipe=4,tensor=4"), 8)
-    told: list[tuple[int, Judged | None, str]] = []
-
-    def tell(number: int, best: Judged | None, doing: str) -> None:
-        told.append((number, best, doing))
-
-    search = Search(Fake(by_estimate), CLUSTER, progress=tell)
+    told: list[Status] = []
+    search = Search(Fake(by_estimate), CLUSTER, progress=told.append)
     outcome = search.run(16, [pinned])
     assert [each.configuration for each in outcome.judged if each.is_pinned] == [pinned]
-    assert told[0] == (0, None, f"planning {pinned}")
-    assert told[1][2] == "searching meshes of 16 devices"
-    assert told[-1][0] >= len(outcome.judged) - 1
+    assert told[0] == Status(0, 0, None, f"planning {pinned}", outcome.bound_s)
+    assert told[1].doing == "searching meshes of 16 devices"
+    assert told[-1].judged >= len(outcome.judged) - 1
+    assert all(each.judged <= each.most for each in told)
+
+
+def test_nothing_is_faster_than_the_bound() -> None:
+    """By the closed form, which has communication, bubbles and launches besides."""
+    outcome = Search(Fake(by_estimate), CLUSTER).run(16)
+    steps = [each.verdict.step_s for each in outcome.judged if each.verdict]
+    assert 0 < outcome.bound_s <= min(steps)
+    slower = replace(CLUSTER.device, peak_flops={"f32": 1e12})
+    mixed = replace(CLUSTER, unequal=((slower, 8), (CLUSTER.device, 8)))
+    eight = [least_s(SMALL, each, 8, is_training=True) for each in (CLUSTER, mixed)]
+    assert eight[0] == eight[1]
+    assert least_s(SMALL, mixed, 16, is_training=True) > outcome.bound_s
+    status = Status(5, 20, outcome.best, "pricing data=16", outcome.bound_s)
+    line = said(status, 10.0)
+    assert line.startswith("5 of at most 20 judged, 30 s more at most, best so far ")
+    assert line.endswith("% from the least; pricing data=16")

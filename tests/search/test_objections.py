@@ -37,6 +37,9 @@ class Estimates:
     def price(self, configuration: Configuration) -> Verdict | None:
         return self.judge(configuration)
 
+    def fitting(self, configuration: Configuration) -> Configuration | None:
+        return None
+
     def outline(self) -> Outline:
         return replace(OUTLINE, samples=self.samples)
 
