@@ -3,10 +3,12 @@
 # pyright: basic
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from irc.plan.schema import Start
 from irc.programs.make import make_parts_plan
 from irc.programs.schedules import schedule_for
 from irc.training.recipe import recipe_of
+from tests.benchmarks.pipeline_models import Chain, Embedding, Head, Layer
 from tests.programs.models import (
     CASES,
     MICRO_BATCHES,
@@ -121,3 +124,23 @@ def test_ranks_of_a_mesh_train_as_eager(name: str, mesh: str) -> None:
     run = run_here(plan, program.tensors, [batch] * STEPS, lr=OPTIMIZER["lr"])
     expected, _ = trained_eagerly(name, STEPS)
     assert [loss.item() for loss in run.losses] == pytest.approx(expected, abs=1e-11)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_forty_layers_on_256_ranks_are_planned(tmp_path: Path) -> None:
+    """Four micro-batches of them once took the search more than ten minutes."""
+    layers = [Embedding(256), *(Layer(256) for _ in range(40)), Head(256)]
+    tokens = torch.randint(512, (512, 64))
+    start = time.process_time()
+    irc.export_plan(
+        Chain(layers),
+        (tokens, tokens.roll(1, 1)),
+        out=str(tmp_path / "plan"),
+        loss=lambda logits, targets: F.cross_entropy(logits, targets.flatten()),
+        optimizer="adamw",
+        mesh="data=32,tensor=8",
+        cluster="32x8xH100",
+        accumulate=4,
+    )
+    assert time.process_time() - start < 60
