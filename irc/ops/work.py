@@ -107,10 +107,22 @@ _KNOWN: WeakKeyDictionary[FlowOp, tuple[tuple[object, ...], Rule, dict[str, int]
 def local_factors(op: FlowOp, signature: Sharded, mesh: Mesh) -> tuple[Rule, dict[str, int]]:
     """Return the rule of an op, and the sizes of its factors on the busiest rank."""
     rule, local = factors(op)
-    for factor, (_, parts) in zip(signature.splits, mesh.axes, strict=True):
-        if factor in local:
-            local[factor] = -(-local[factor] // parts)
+    for factor, (axis, parts) in zip(signature.splits, mesh.axes, strict=True):
+        # What a strategy splits has no factor's name; its operands say which one it is.
+        split = _split_factors(rule, signature, axis) if factor.startswith("<rule") else {factor}
+        for name in split & local.keys():
+            local[name] = -(-local[name] // parts)
     return rule, local
+
+
+def _split_factors(rule: Rule, signature: Sharded, axis: str) -> set[str]:
+    """Return the factors of the dims of operands that an axis splits."""
+    split: set[str] = set()
+    for term, placement in zip(rule.operands, signature.operands, strict=True):
+        placed = placement[axis]
+        if isinstance(placed, Split) and placed.dim < len(term):
+            split.update(term[placed.dim][:1])
+    return split
 
 
 def kernels_of(op: FlowOp, sizes: Callable[[], Mapping[str, int]]) -> Sequence[Work] | None:

@@ -8,6 +8,7 @@ from irc.dialects.flow import (
     AttentionOp,
     ContractOp,
     ConvolutionOp,
+    ExternOp,
     FlowOp,
     PointwiseOp,
     ReduceOp,
@@ -18,6 +19,7 @@ from irc.dialects.flow import (
 from irc.dialects.placement import Mesh
 from irc.dialects.types import TensorType
 from irc.ops.infer import infer
+from irc.ops.linear_loss import BACKWARD, arguments
 from irc.ops.work import bytes_moved, flops, local_bytes, local_flops
 from irc.sharding.signatures import signatures
 
@@ -47,6 +49,19 @@ def test_a_split_divides_the_work_and_what_is_moved() -> None:
     assert local_flops(op, by["m", "k"], MESH) == flops(op) // 8
     assert local_flops(op, by["k", "k"], MESH) == flops(op) // 8
     assert local_bytes(op, by["m", "k"], MESH) == 4 * (4 * 4 + 4 * 12 + 4 * 12)
+
+
+def test_a_split_that_a_strategy_makes_divides_the_work_as_well() -> None:
+    """Ranks with some rows of a loss have parts of the gradient of its weight."""
+    given = [((32,), "f32"), ((32, 8), "bf16"), ((40, 8), "bf16"), ((32,), "i64"), ((32,), "f32")]
+    block = Block(arg_types=[TensorType.of(*each) for each in given])
+    call = arguments(BACKWARD, ("g", "h", "w", "index", "sums"))
+    results = [TensorType.of(*each) for each in given[1:3]]
+    op = ExternOp.make(list(block.args), results, target=BACKWARD, arguments=call)
+    block.add_op(op)
+    mesh = Mesh.parse("data=4")
+    rows = next(s for s in signatures(op, mesh) if s.splits == ("<rule rows>",))
+    assert local_flops(op, rows, mesh) == flops(op) // 4
 
 
 def test_the_busiest_rank_counts_where_shards_are_uneven() -> None:

@@ -95,7 +95,7 @@ class Head(nn.Module):
 @pytest.mark.parametrize(
     ("pins", "split"),
     [
-        ("x = [data = S(0)]; head.weight = [tensor = B]", "n"),
+        ("x = [data = S(0)]; head.weight = [data = B, tensor = B]", "n"),
         ("head.weight = [tensor = S(0)]", "v"),
     ],
 )
