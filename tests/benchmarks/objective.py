@@ -164,7 +164,7 @@ def figures(case: Case) -> dict[str, Any]:
     )
     begin = time.perf_counter()
     lower(program, options)
-    plan, _ = planned(program.module, options, {}, known={})
+    plan, _ = planned(program.module, options, {})
     report = program.module.attributes["irc.plan_cost"]
     assert isinstance(report, StringAttr)
     found = json.loads(report.data)

@@ -24,9 +24,10 @@ def exposed(layout: str, passes: tuple[str, ...] = ()) -> float:
         tokens = torch.zeros(32, 512, dtype=torch.int64)
     program = capture(model, (tokens, tokens)).program
     add_training(program, optimizer="adamw")
-    options = Options(mesh=parse_mesh("data=8"), cluster="8xA100", layout=layout, passes=passes)
+    mesh = parse_mesh("data=8")
+    options = Options(mesh=mesh, cluster="8xA100", layout=layout, passes=passes, brief=True)
     lower(program, options)
-    plan, _ = planned(program.module, options, {}, known={})
+    plan, _ = planned(program.module, options, {})
     times = split(plan)
     return times.exposed_s / times.communication_s
 
@@ -48,9 +49,9 @@ def llama_step(layout: str, mesh: str, cluster: str) -> Plan:
         model = Model(8, 256, 4, 512)
     program = capture(model, (tokens, tokens)).program
     add_training(program, optimizer="adamw")
-    options = Options(mesh=parse_mesh(mesh), cluster=cluster, layout=layout)
+    options = Options(mesh=parse_mesh(mesh), cluster=cluster, layout=layout, brief=True)
     lower(program, options)
-    return planned(program.module, options, {}, known={})[0]
+    return planned(program.module, options, {})[0]
 
 
 @pytest.mark.parametrize(
