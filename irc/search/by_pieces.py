@@ -30,6 +30,9 @@ PLANNED = 3
 PRICE_ERROR = 0.05
 """Of the step of a whole plan: so far off are prices from pieces, as tests hold them to."""
 
+ALIKE_ERROR = 0.03
+"""So far off are prices of one search from each other: what one is off, the others are about."""
+
 NEAR = 1.25
 """An estimate of so many times that of the best one is not priced for being beside it."""
 
@@ -53,10 +56,14 @@ def search_by_pieces(trials: Trials, devices: int) -> bool:
 def plan_best(trials: Trials, devices: int, most: int = PLANNED) -> bool:
     """Plan the best of what was priced; return whether one of them has a plan."""
     planned: list[Judged] = []
+    ratio = inf
     for each in trials.priced(devices):
         wrong, cost, *_ = trials.cost(each)
         least = min(map(trials.cost, planned), default=(True, inf))[:2]
-        if len(planned) == most or (wrong, cost * (1 - PRICE_ERROR)) > least:
+        likely = cost * (1 - PRICE_ERROR)
+        if planned:
+            likely = max(likely, min(cost, cost * ratio * (1 - ALIKE_ERROR)))
+        if len(planned) == most or (wrong, likely) > least:
             break
         if planned:
             trials.check_time()
@@ -64,7 +71,9 @@ def plan_best(trials: Trials, devices: int, most: int = PLANNED) -> bool:
         judged = trials.plan(each.configuration, is_pinned=each.is_pinned)
         judged = replace(judged, priced_s=each.verdict.step_s)
         trials.judged[each.configuration] = judged
-        planned += [judged] if judged.verdict is not None else []
+        if judged.verdict is not None:
+            planned.append(judged)
+            ratio = min(ratio, trials.cost(judged)[1] / cost)
     return bool(planned)
 
 

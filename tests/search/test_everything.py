@@ -19,7 +19,7 @@ from irc.commands.plan import said
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.search.bounds import least_s
-from irc.search.by_pieces import BEHIND, MOST_PRICED, PLANNED, search_by_pieces
+from irc.search.by_pieces import ALIKE_ERROR, BEHIND, MOST_PRICED, PLANNED, search_by_pieces
 from irc.search.configurations import (
     Configuration,
     Outline,
@@ -153,6 +153,9 @@ def test_the_best_of_what_is_priced_from_pieces_are_planned_whole(off: float) ->
     steps = [each.verdict.step_s for each in outcome.priced if each.verdict]
     assert outcome.best.verdict.step_s <= min(steps, default=inf) / off
     assert all(each.is_priced for each in outcome.priced)
+    # Prices are off alike, so that those that are further apart are not planned.
+    whole = [by_estimate(each).step_s for each in judge.planned]
+    assert max(whole) * (1 - ALIKE_ERROR) <= min(whole)
 
 
 @given(seed=st.integers(0, 10_000), needed=st.floats(0.0, 1.0))
