@@ -177,15 +177,25 @@ class Trials:
         return known
 
     def plan_tighter(self, best: Judged | None) -> None:
-        """Plan the best within less than it holds: no budget is to give a faster plan than none."""
+        """Plan the best within less than it holds: no budget is to give a faster plan than none.
+
+        Where all parameters in parts are no faster, neither are some of them.
+        """
         if best is None or best.verdict is None:
             return
         own = best.configuration
         split = stored_split(own) if self.is_training else None
-        for within in (split, tighter(own, best.verdict.num_bytes)):
-            known = None if within is None else self.judged.get(within)
-            if within is not None and (known is None or known.is_priced):
-                self.plan(within)
+        if split is not None:
+            parts = self._whole(split)
+            if parts.verdict is not None and self.cost(parts) > self.cost(best):
+                return
+        within = tighter(own, best.verdict.num_bytes)
+        if within is not None:
+            self._whole(within)
+
+    def _whole(self, configuration: Configuration) -> Judged:
+        known = self.judged.get(configuration)
+        return self.plan(configuration) if known is None or known.is_priced else known
 
     def best(self) -> Judged | None:
         """Return the best of what was planned; while all are priced, of what was."""

@@ -360,6 +360,20 @@ def test_parameters_in_parts_are_planned_whatever_they_are_priced() -> None:
     assert Search(Wrong(says), CLUSTER).run(16).best.configuration.layout == "fsdp"
 
 
+@pytest.mark.parametrize(("parts_s", "planned"), [(3.0, 0), (1.5, 1)])
+def test_less_memory_is_tried_where_parameters_in_parts_are_faster(
+    parts_s: float, planned: int
+) -> None:
+    def says(configuration: Configuration) -> Verdict:
+        step_s = 2.0 if str(configuration) == "data=16" else 3.0
+        return Verdict(parts_s if configuration.layout == "fsdp" else step_s, 20)
+
+    judge = Priced(says)
+    search = Trials(judge, CLUSTER, Limits(), True, 16)
+    search.plan_tighter(search.plan(Configuration(Mesh.parse("data=16"))))
+    assert sum(each.memory_bytes is not None for each in judge.planned) == planned
+
+
 def test_a_time_limit_ends_the_search_after_a_plan() -> None:
     outcome = Search(Fake(by_estimate), CLUSTER, Limits(time_limit_s=1e-9)).run(16)
     assert len(outcome.judged) == 1
