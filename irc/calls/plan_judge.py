@@ -91,6 +91,11 @@ class CallJudge:
         """Return nothing: a call computes nothing again."""
         del configuration
 
+    def boundless_s(self, configuration: Configuration) -> float:
+        """Return nothing: a call has one program."""
+        del configuration
+        return 0.0
+
     @collection_held()
     def meshes(self, devices: int, recompute: str) -> Sequence[Mesh]:
         """Return the best meshes."""
@@ -166,6 +171,12 @@ class StepJudge:
         """Return a step that is made to fit in the least time; in any order, it holds as much."""
         with sharing(self._shared):
             return self.prices.fitting(configuration)
+
+    @collection_held()
+    def boundless_s(self, configuration: Configuration) -> float:
+        """Return what pieces of the model say of a step that may hold anything."""
+        with sharing(self._shared):
+            return self.prices.boundless_s(configuration)
 
     @cached_property
     def prices(self) -> Prices:

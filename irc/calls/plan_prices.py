@@ -87,10 +87,11 @@ class Prices:
         if (found := self._assembled(own)) is None:
             return None
         self._check(max(found.held_bytes), own)
-        hidden = 0.0 if own.is_staged else self._hidden(own)
+        seconds = self._seconds_of(own, found)
+        hidden = found.simulation.seconds - seconds
         bubbles = [found.simulation.bubble(rank) for rank in range(len(found.held_bytes))]
         return Verdict(
-            found.simulation.seconds - hidden,
+            seconds,
             int(max(found.held_bytes)),
             max(0.0, sum(bubbles) / len(bubbles)),
             sum(found.bare_s) / len(found.bare_s) - hidden,
@@ -127,6 +128,14 @@ class Prices:
             lambda in_parts, again: smaller(in_parts, again).simulation.seconds,
         )
         return None if best in (None, (0, 0)) else _made_smaller(own, *best, depth)
+
+    def boundless_s(self, configuration: Configuration) -> float:
+        """Return what a step takes, whatever it holds; 0 where pieces do not say that."""
+        found = self._assembled(configuration)
+        return 0.0 if found is None else self._seconds_of(configuration, found)
+
+    def _seconds_of(self, own: Configuration, found: Assembled) -> float:
+        return found.simulation.seconds - (0.0 if own.is_staged else self._hidden(own))
 
     def _hidden(self, own: Configuration) -> float:
         blocks = self._blocks_of(replace(own, recompute=first_again(own.recompute)[0]))

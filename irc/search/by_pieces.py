@@ -129,24 +129,24 @@ class _Climb:
             if self._estimate(other) <= limit and not is_wrong:
                 self.trials.attempt(other, is_worth=self._is_worth)
 
-    def _is_worth(self, configuration: Configuration) -> bool:
-        """Whether to price a configuration.
+    def _is_worth(self, configuration: Configuration, least_s: float) -> bool:
+        """Whether to price a configuration, or to make one smaller that takes so long as it is.
 
         Not where even by the price that was least beside its estimate it would be far behind the
-        best one.
+        best one; nor where it is behind before it is made smaller, which takes longer.
         """
         trials = self.trials
         if len(trials.judged) >= self.most or not trials.prices:
             return False
         known = trials.priced(self.devices)
-        if len(known) < LEAST_KNOWN or trials.limits.objective not in ("throughput", "latency"):
+        if not known or trials.limits.objective not in ("throughput", "latency"):
             return True
         steps = [(each.configuration, each.verdict.step_s) for each in known if each.verdict]
         ratio = min(step_s / self._estimate(own) for own, step_s in steps)
-        least = ratio * self._estimate(configuration)
-        if least < BEHIND * steps[0][1]:
+        likely_s = ratio * self._estimate(configuration) if len(known) >= LEAST_KNOWN else 0.0
+        if likely_s < BEHIND * steps[0][1] and least_s * (1 - PRICE_ERROR) <= steps[0][1]:
             return True
-        trials.left[configuration] = least
+        trials.left[configuration] = max(likely_s, least_s)
         return False
 
     def _estimate(self, configuration: Configuration) -> float:

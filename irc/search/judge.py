@@ -91,6 +91,10 @@ class Judge(Protocol):
         """
         ...
 
+    def boundless_s(self, configuration: Configuration) -> float:
+        """Return what pieces say of a step, whatever it holds; 0 where they say nothing."""
+        ...
+
     def judge(self, configuration: Configuration, *, brief: bool = True) -> Verdict:
         """Plan a configuration and simulate it.
 

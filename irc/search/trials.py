@@ -103,30 +103,33 @@ class Trials:
         configuration: Configuration,
         *,
         is_pinned: bool = False,
-        is_worth: Callable[[Configuration], bool] = lambda _: True,
+        is_worth: Callable[[Configuration, float], bool] = lambda _, least_s: True,
     ) -> None:
         """Try a configuration; where it does not fit, made smaller.
 
         Args:
             configuration: to try.
             is_pinned: the user stated it.
-            is_worth: says of each whether to try it.
+            is_worth: says of each whether to try it, and of the first, where it does not fit,
+                whether to make it smaller: told the seconds that pieces say of it as it is.
         """
         if not is_pinned and not self.is_allowed(configuration):
             return
-        if configuration not in self.judged and not is_worth(configuration):
+        if configuration not in self.judged and not is_worth(configuration, 0.0):
             return
         first = self._tried(configuration, is_pinned=is_pinned)
         if is_pinned or not self.is_training or first.error is None:
             return
         if first.error.code not in OF_MEMORY:
             return
+        if self.prices and not is_worth(configuration, self.judge.boundless_s(configuration)):
+            return
         # As pieces say that it fits; without them, with everything computed again.
         smaller = self._fitting(configuration) if self.prices else None
         if smaller is None or self._tried(smaller).error is not None:
             # What keeps less than nothing, and more than all, is a neighbour of the latter.
             whole = replace(configuration, recompute=FULL)
-            if whole in self.judged or is_worth(whole):
+            if whole in self.judged or is_worth(whole, 0.0):
                 self._tried(whole)
 
     def _tried(self, configuration: Configuration, *, is_pinned: bool = False) -> Judged:

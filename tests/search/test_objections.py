@@ -37,6 +37,9 @@ class Estimates:
     def price(self, configuration: Configuration) -> Verdict | None:
         return self.judge(configuration)
 
+    def boundless_s(self, configuration: Configuration) -> float:
+        return 0.0
+
     def fitting(self, configuration: Configuration) -> Configuration | None:
         return None
 
