@@ -11,7 +11,7 @@ once, and the one that holds the most micro-batches decides over the steady time
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from irc.cluster.topology import Cluster
 from irc.cost.model import ClusterCost
@@ -70,7 +70,7 @@ def fewest(most: int, fits: Callable[[int], bool]) -> int | None:
 
 
 def cheapest(
-    points: Iterable[int],
+    points: Sequence[int],
     most: int,
     fits: Callable[[int, int], bool],
     seconds: Callable[[int, int], float],
@@ -84,6 +84,8 @@ def cheapest(
         fits: whether a point with so many layers fits.
         seconds: what a step takes then.
     """
+    if not fits(points[0], most) and not fits(points[-1], most):
+        return None
     best: tuple[float, int, int] | None = None
     for point in points:
         layers = fewest(most, lambda number, point=point: fits(point, number))

@@ -430,4 +430,5 @@ def test_nothing_is_faster_than_the_bound() -> None:
     status = Status(5, 20, outcome.best, "pricing data=16", outcome.bound_s)
     line = said(status, 10.0)
     assert line.startswith("5 of at most 20 judged, 30 s more at most, best so far ")
-    assert line.endswith("% from the least; pricing data=16")
+    assert ", with a gap of at most " in line
+    assert line.endswith("%; pricing data=16")

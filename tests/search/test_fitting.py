@@ -54,8 +54,16 @@ def test_points_that_hold_less_are_not_asked_for_in_vain() -> None:
         return True
 
     assert cheapest(range(3), LAYERS, fits, lambda point, layers: 1.0) == (0, 0)
-    assert asked == [0]
+    assert set(asked) == {0}
     assert fewest(0, lambda layers: False) is None
+    asked.clear()
+
+    def never(point: int, layers: int) -> bool:
+        asked.append(point)
+        return False
+
+    assert cheapest(range(3), LAYERS, never, lambda point, layers: 1.0) is None
+    assert asked == [0, 2]
 
 
 def test_how_many_layers_is_said_of_one_mesh() -> None:
