@@ -33,6 +33,7 @@ from irc.search.configurations import (
     FULL,
     IN_PARTS,
     Configuration,
+    can_divide,
     first_again,
     with_first_again,
 )
@@ -120,9 +121,8 @@ class Prices:
             assert step is not None
             return step
 
-        can_divide = not own.layout and own.inner.num_ranks > 1
         best = cheapest(
-            range(len(IN_PARTS) if can_divide else 1),
+            range(len(IN_PARTS) if can_divide(own) else 1),
             depth,
             lambda in_parts, again: max(smaller(in_parts, again).held_bytes) <= budget,
             lambda in_parts, again: smaller(in_parts, again).simulation.seconds,

@@ -270,6 +270,16 @@ def neighbours(configuration: Configuration, outline: Outline) -> Iterator[Confi
                 yield _like(own, configuration)
 
 
+def can_divide(configuration: Configuration) -> bool:
+    """Return whether more may lie in parts: nothing says how states lie, nor do they already.
+
+    >>> can_divide(Configuration(Mesh.parse("data=8"))), can_divide(Configuration(Mesh(())))
+    (True, False)
+    """
+    own = configuration
+    return not own.layout and not own.in_parts and own.inner.num_ranks > 1
+
+
 def tighter(configuration: Configuration, num_bytes: int) -> Configuration | None:
     """Return a configuration within a little less than its plan holds; None of what was so before.
 
@@ -280,9 +290,7 @@ def tighter(configuration: Configuration, num_bytes: int) -> Configuration | Non
         configuration: of a plan.
         num_bytes: that a device holds in it.
     """
-    if configuration.memory_bytes is not None or configuration.layout:
-        return None
-    if configuration.inner.num_ranks < 2:
+    if configuration.memory_bytes is not None or not can_divide(configuration):
         return None
     return replace(configuration, memory_bytes=int(TIGHTER * num_bytes))
 

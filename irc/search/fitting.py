@@ -84,7 +84,8 @@ def cheapest(
         fits: whether a point with so many layers fits.
         seconds: what a step takes then.
     """
-    if not fits(points[0], most) and not fits(points[-1], most):
+    last = points[-1]
+    if not (fits(points[0], most) or fits(last, most) or fits(last, 0)):
         return None
     best: tuple[float, int, int] | None = None
     for point in points:

@@ -22,6 +22,7 @@ from irc.search.configurations import (
     FULL,
     Configuration,
     Outline,
+    can_divide,
     configurations,
     estimated_s,
     stored_split,
@@ -192,7 +193,11 @@ class Trials:
             parts = self._whole(split)
             if parts.verdict is not None and self.cost(parts) > self.cost(best):
                 return
-        within = tighter(own, best.verdict.num_bytes)
+        if self.is_training and self.judge.in_pieces():
+            # As a search within a budget has it, without the long search that a budget is.
+            within = replace(own, in_parts=1) if can_divide(own) else None
+        else:
+            within = tighter(own, best.verdict.num_bytes)
         if within is not None:
             self._whole(within)
 

@@ -147,8 +147,10 @@ def test_the_best_is_the_least_of_all_that_was_asked_and_always_the_same() -> No
 def test_the_best_of_what_is_priced_from_pieces_are_planned_whole(off: float) -> None:
     judge = Priced(by_estimate, off=off)
     outcome = Search(judge, CLUSTER).run(16)
-    # The best one within less memory, too.
+    # The best one with sums in parts, too: a budget would find it.
     assert 1 <= len(judge.planned) <= PLANNED + 1
+    assert [each.in_parts for each in judge.planned if each.in_parts] == [1]
+    assert all(each.memory_bytes is None for each in judge.planned)
     assert len(judge.asked) <= MOST_PRICED
     assert not outcome.best.is_priced
     assert outcome.best.verdict == by_estimate(outcome.best.configuration)
@@ -383,7 +385,7 @@ def test_less_memory_is_tried_where_parameters_in_parts_are_faster(
     judge = Priced(says)
     search = Trials(judge, CLUSTER, Limits(), True, 16)
     search.plan_tighter(search.plan(Configuration(Mesh.parse("data=16"))))
-    assert sum(each.memory_bytes is not None for each in judge.planned) == planned
+    assert sum(each.in_parts for each in judge.planned) == planned
 
 
 def test_a_time_limit_ends_the_search_after_a_plan() -> None:
