@@ -189,7 +189,8 @@ def configurations(outline: Outline, devices: int) -> Iterator[Configuration]:
     """Yield configurations of a step with stages or micro-batches, on so many devices.
 
     Inside a stage there are at most two axes, ``data`` and ``tensor``; each micro-batch divides
-    equally over ``data``, and there are as many of them as stages at least.
+    equally over ``data``, and there are as many of them as stages at least; where the batch has no
+    so many for the ranks of ``data``, as many as it has.
 
     >>> small = Outline(1.0, "f32", 1.0, 1.0, layers=2, samples=4, launches=1)
     >>> [str(each) for each in configurations(small, 4)][:3]
@@ -201,11 +202,14 @@ def configurations(outline: Outline, devices: int) -> Iterator[Configuration]:
         for tensor in divisors(devices // pipe):
             data = devices // pipe // tensor
             mesh = staged_mesh(pipe, data, tensor)
-            for count in divisors(outline.samples):
-                if count > MOST_MICRO_BATCHES or (outline.samples // count) % data:
-                    continue
-                if count >= max(pipe, 2):
-                    yield Configuration(mesh, count)
+            counts = [
+                count
+                for count in divisors(outline.samples)
+                if 1 < count <= MOST_MICRO_BATCHES and outline.samples // count % data == 0
+            ]
+            enough = [count for count in counts if count >= pipe]
+            for count in enough or counts[-1:]:
+                yield Configuration(mesh, count)
 
 
 def customary(outline: Outline, cluster: Cluster, devices: int) -> Iterator[Configuration]:
