@@ -180,7 +180,7 @@ def refuse_open(dynamic: object, layout: str) -> None:
 
 def chosen_for(
     module: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, devices: int | None,
-    **options: Any,
+    *, in_order: bool = False, **options: Any,
 ) -> Judged:  # fmt: skip
     """Return the best configuration of a module on so many devices, and the verdict.
 
@@ -189,6 +189,8 @@ def chosen_for(
         args: as of it.
         kwargs: as of it.
         devices: to use; None: all of the cluster's.
+        in_order: ranks stay on the devices in order; otherwise a plan is made on the cluster that
+            :func:`cluster_in_order` names.
         options: as of :func:`searched_module`.
 
     Raises:
@@ -196,14 +198,16 @@ def chosen_for(
     """
     from irc.calls.plan_search import Asked
 
-    outcome, _ = searched_module(module, args, kwargs, Asked(devices), **options)
+    asked = Asked(devices, in_order=in_order)
+    outcome, _ = searched_module(module, args, kwargs, asked, **options)
     return outcome.best
 
 
 def choice_of_ranks(module: Any, example: Sequence[Any] | None, **options: Any) -> Configuration:
     """Return the best configuration of as many devices as there are processes, on each of them.
 
-    Rank 0 searches, and the others receive what it chose.
+    Rank 0 searches, and the others receive what it chose. Ranks are launched already, so they stay
+    on the devices in order.
 
     Args:
         module: as of :func:`searched_module`.
@@ -230,7 +234,8 @@ def choice_of_ranks(module: Any, example: Sequence[Any] | None, **options: Any) 
     rank = join_processes(Mesh((("data", ranks),)))
 
     def make() -> bytes:
-        chosen = chosen_for(module, example, None, ranks, **options).configuration
+        best = chosen_for(module, example, None, ranks, in_order=True, **options)
+        chosen = best.configuration
         words = asdict(replace(chosen, mesh=Mesh(()))) | {"mesh": str(chosen.mesh)}
         return json.dumps(words).encode()
 

@@ -80,6 +80,27 @@ def test_a_step_is_searched_and_written(
         assert plan.predicted_s == pytest.approx(best["step_s"])
 
 
+def test_a_plan_in_an_order_has_the_prices_of_it(
+    net: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    priced, written = list[str](), list[str]()
+
+    def price(cluster: str, chosen: Any) -> float:
+        priced.append(cluster)
+        return 0.0
+
+    def write(*called: Any, cluster: str, **options: Any) -> str:
+        written.append(cluster)
+        return ""
+
+    monkeypatch.setattr("irc.searched.cluster_in_order", lambda name, best: f"{name}@[1,0]")
+    monkeypatch.setattr("irc.searched.price_of_stored", price)
+    monkeypatch.setattr("irc.exports.export_plan", write)
+    words = ["plan", f"{net}:build", "--train", "sgd", *TWO, "--most", "1"]
+    assert main([*words, "-o", str(tmp_path / "plan")]) == 0
+    assert priced == written == ["demo-gpus@[1,0]"]
+
+
 def test_a_call_has_a_table(net: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", f"{net}:call", *DEMO]) == 0
     said = capsys.readouterr().out

@@ -22,6 +22,7 @@ from irc.collection import collection_held
 from irc.constraints.steps import based_on
 from irc.dialects.placement import Mesh
 from irc.dialects.text import dump, load
+from irc.errors import IrcError
 from irc.pipeline import Options, make_plan
 from irc.pipeline.run import run_passes
 from irc.plan.parts import MICRO_BATCH_KINDS, SMALLER_KINDS, PartsPlan
@@ -40,6 +41,7 @@ from irc.search.on_mesh import MARGIN
 from irc.search.outline import outline_of
 from irc.search.rank_orders import order_of
 from irc.search.shared import Shared, sharing
+from irc.search.trials import OF_CONFIGURATION
 from irc.simulate.choice import step_seconds
 from irc.simulate.parts import contention_of, held_at, predict_step
 from irc.simulate.plan import Contention, predict
@@ -62,10 +64,12 @@ class CallJudge:
     Args:
         program: as a frontend gives it; it stays as it is.
         options: of the pipeline; the mesh is the configuration's.
+        in_order: ranks stay on the devices in order.
     """
 
     program: Program
     options: Options
+    in_order: bool = False
     by_order: dict[tuple[int, ...], CallJudge] = field(
         default_factory=dict[tuple[int, ...], "CallJudge"]
     )
@@ -126,6 +130,7 @@ class StepJudge:
         loss: a function of the module's output, where the module itself gives none.
         options: of the pipeline; the mesh is the configuration's.
         stages: where stages begin; empty: the best cut.
+        in_order: ranks stay on the devices in order.
     """
 
     module: nn.Module
@@ -135,6 +140,7 @@ class StepJudge:
     loss: Loss | None
     options: Options
     stages: str = ""
+    in_order: bool = False
     by_order: dict[tuple[int, ...], StepJudge] = field(
         default_factory=dict[tuple[int, ...], "StepJudge"]
     )
@@ -295,24 +301,33 @@ V = TypeVar("V", Verdict, "Verdict | None")
 def best_order(judge: J, configuration: Configuration, ask: Callable[[J], V]) -> V:
     """Return the verdict of the better one of two orders: of the devices, and by their wires.
 
+    An order that the configuration cannot be planned in is the worse one.
+
     Args:
         judge: of the devices in order.
         configuration: that is judged.
         ask: a judge of whom it is asked.
 
     Raises:
-        IrcError: what asking of an order raises.
+        IrcError: what asking of the devices in order raises, and what is wrong with more than a
+            configuration in the other order.
     """
     plain = ask(judge)
-    order = order_of(judge.cluster, judge.outline(), configuration) if plain else ()
-    if not order:
+    if plain is None or judge.in_order:
+        return plain
+    if not (order := order_of(judge.cluster, judge.outline(), configuration)):
         return plain
     if order not in judge.by_order:
         cluster = in_order_of(judge.options.cluster, order)
         options = replace(judge.options, cluster=cluster)
         judge.by_order[order] = replace(judge, options=options, by_order={})
-    other = ask(judge.by_order[order])
-    if plain is None or other is None or other.step_s >= plain.step_s:
+    try:
+        other = ask(judge.by_order[order])
+    except IrcError as error:
+        if error.code not in OF_CONFIGURATION:
+            raise
+        return plain
+    if other is None or other.step_s >= plain.step_s:
         return plain
     return replace(other, order=order)
 

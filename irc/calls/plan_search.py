@@ -39,12 +39,15 @@ class Asked:
         limits: how far.
         pinned: configurations to hold the best one against.
         progress: is told how far the search is.
+        in_order: ranks stay on the devices in order: what runs a plan where it is launched does not
+            choose the devices, whichever order of them were better.
     """
 
     devices: int | None = None
     limits: Limits = field(default_factory=Limits)
     pinned: tuple[Configuration, ...] = ()
     progress: Progress | None = None
+    in_order: bool = False
 
 
 def search_step(
@@ -79,7 +82,7 @@ def search_step(
 
     check_device(module, planned=True)
     called = None if loss is None or isinstance(loss, str) else cast("Loss", loss)
-    judge = StepJudge(module, args, kwargs, recipe, called, options, stages)
+    judge = StepJudge(module, args, kwargs, recipe, called, options, stages, asked.in_order)
     return _search(judge, options, asked, is_training=True)
 
 
@@ -99,7 +102,7 @@ def search_call(program: Program, options: Options, asked: Asked) -> tuple[Outco
             the options or the model.
     """
     _check_sizes(program)
-    return _search(CallJudge(program, options), options, asked, is_training=False)
+    return _search(CallJudge(program, options, asked.in_order), options, asked, is_training=False)
 
 
 def _check_sizes(program: Program) -> None:

@@ -271,11 +271,8 @@ def _of_module(args: argparse.Namespace, asked: Asked) -> _Result:
     def write(best: Judged) -> str:
         chosen = best.configuration
         within = {"memory_bytes": chosen.memory_bytes} if chosen.memory_bytes else {}
-        given: dict[str, Any] = {
-            **shared,
-            **within,
-            "cluster": cluster_in_order(args.cluster, best),
-        }
+        ordered = cluster_in_order(args.cluster, best)
+        given: dict[str, Any] = {**shared, **within, "cluster": ordered}
         if args.train is None:
             return export_plan(
                 *called, out=args.output, mesh=str(chosen.mesh), force=args.force, **given
@@ -284,7 +281,7 @@ def _of_module(args: argparse.Namespace, asked: Asked) -> _Result:
             *called, out=args.output, mesh=str(chosen.mesh), force=args.force,
             micro_batches=chosen.micro_batches if chosen.is_staged else None,
             schedule=chosen.schedule, recompute=chosen.recompute, layout=chosen.layout,
-            stored_price=price_of_stored(args.cluster, chosen), **given,
+            stored_price=price_of_stored(ordered, chosen), **given,
         )  # fmt: skip
 
     first = _first(example.args, example.kwargs)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-from irc.calls.plan_judge import StepJudge, best_order
+from irc.calls.plan_judge import best_order
 from irc.cluster.load import find_cluster, in_order_of
 from irc.cluster.rank_order import OrderCost
 from irc.cluster.topology import Cluster
@@ -18,8 +22,10 @@ from irc.pipeline import Options
 from irc.search.configurations import Configuration, Outline
 from irc.search.judge import Verdict
 from irc.search.rank_orders import order_of, sent_bytes
+from irc.searched import choice_of_ranks, chosen_for
 
 OUTLINE = Outline(1e12, "f32", 4e9, 1e9, layers=8, samples=8, launches=10)
+OWN = Configuration(Mesh.parse("pipe=2,tensor=2"), 4)
 ISLANDS = ({0, 3}, {1, 2})
 
 
@@ -73,6 +79,8 @@ class Judge:
 
     options: Options
     by_order: dict[tuple[int, ...], Judge] = field(default_factory=dict[tuple[int, ...], "Judge"])
+    in_order: bool = False
+    refusal: str = ""
 
     @property
     def cluster(self) -> Cluster:
@@ -82,15 +90,68 @@ class Judge:
         return OUTLINE
 
     def plan(self, configuration: Configuration) -> Verdict:
+        if self.refusal and "@" in self.options.cluster:
+            raise IrcError(self.refusal, "not in this order")
         link = self.cluster.axis_link(configuration.mesh, "tensor")
         return Verdict(1e9 / link.bytes_per_s, 1)
 
 
 def test_the_better_order_is_the_verdict(lab: str) -> None:
-    own = Configuration(Mesh.parse("pipe=2,tensor=2"), 4)
-    judge: StepJudge = Judge(Options(cluster=lab))  # type: ignore[assignment]  # it has what is asked
-    verdict = best_order(judge, own, lambda each: each.plan(own))  # type: ignore[call-arg]  # as above
-    assert verdict.order == order_of(find_cluster(lab), OUTLINE, own)
+    verdict = asked(Judge(Options(cluster=lab)))
+    assert verdict.order == order_of(find_cluster(lab), OUTLINE, OWN)
     assert verdict.step_s == pytest.approx(1e9 / 100e9)
-    alike = replace(judge, options=Options(cluster="8xH100"))
-    assert best_order(alike, own, lambda each: each.plan(own)).order == ()  # type: ignore[call-arg]  # as above
+    assert asked(Judge(Options(cluster="8xH100"))).order == ()
+
+
+def asked(judge: Judge) -> Verdict:
+    has_what_is_asked: Any = judge
+    verdict: Verdict = best_order(has_what_is_asked, OWN, lambda each: each.plan(OWN))
+    return verdict
+
+
+def test_ranks_that_are_launched_already_stay_in_order(lab: str) -> None:
+    judge = Judge(Options(cluster=lab), in_order=True)
+    verdict = asked(judge)
+    assert verdict.order == ()
+    assert verdict.step_s == pytest.approx(1e9 / 1e9)
+    assert judge.by_order == {}
+
+
+def test_an_order_that_cannot_be_planned_leaves_the_plain_one(lab: str) -> None:
+    verdict = asked(Judge(Options(cluster=lab), refusal="sharding-infeasible"))
+    assert verdict.order == ()
+    assert verdict.step_s == pytest.approx(1e9 / 1e9)
+    with pytest.raises(IrcError, match="not in this order"):
+        asked(Judge(Options(cluster=lab), refusal="option-value"))
+
+
+@pytest.mark.parametrize("is_launched", [True, False])
+def test_only_what_is_written_has_an_order(
+    lab: str, monkeypatch: pytest.MonkeyPatch, is_launched: bool
+) -> None:
+    """A call of four ranks is planned where they are; a plan that is exported says its devices."""
+    orders = list[Mesh]()
+
+    def spied(cluster: Cluster, outline: Outline, own: Configuration) -> tuple[int, ...]:
+        orders.append(own.mesh)
+        return order_of(cluster, outline, own)
+
+    def first_rank(mesh: Mesh) -> int:
+        del mesh
+        return 0
+
+    def own_bytes(make: Callable[[], bytes], rank: int, marks: object) -> bytes:
+        del rank, marks
+        return make()
+
+    monkeypatch.setattr("irc.calls.plan_judge.order_of", spied)
+    monkeypatch.setattr("irc.runtime.join.num_processes", lambda: 4)
+    monkeypatch.setattr("irc.runtime.join.join_processes", first_rank)
+    monkeypatch.setattr("irc.runtime.join.shared_bytes", own_bytes)
+    module, x = nn.Linear(64, 64), torch.zeros(16, 64)
+    if is_launched:
+        assert choice_of_ranks(module, (x,), cluster=lab).mesh.num_ranks == 4
+        assert orders == []
+    else:
+        chosen_for(module, (x,), None, 4, cluster=lab)
+        assert orders
