@@ -5,86 +5,29 @@ three quarters of all queries and nothing else, and to divide heads everything m
 keys and values have weights of their own, ranks have the heads of each that they compute with.
 
 The parts of a weight are its *slices* (:mod:`irc.training.slices`), each a parameter with a name of
-its own. Whoever loads or saves the model knows the whole one.
+its own. Whoever loads or saves the model knows the whole one. Which products are projections says
+:mod:`irc.training.cut_products`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import prod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, IntegerAttr, ModuleOp, StringAttr, i64
 from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from irc.dialects.builder import FlowBuilder, arguments, entry, functions
-from irc.dialects.flow import (
-    ContractOp,
-    FlowOp,
-    PointwiseOp,
-    ReshapeOp,
-    SliceOp,
-    TransposeOp,
-    carry,
-    id_of,
-    loc_of,
-    tensor,
-)
+from irc.dialects.flow import FlowOp, TransposeOp, carry, id_of, loc_of, tensor
 from irc.dialects.types import TensorType
-from irc.ops.infer import parse_spec
+from irc.training.cut_products import Bounds, Projection, Weight, only_reader, projections_in
 from irc.training.entry import globs, matches
-from irc.training.head import weight_chain
 from irc.training.recipe import Recipe
 from irc.training.slices import Sliced, slice_name
 
 WHOLE, ALONG = "whole", "along"
 """Attributes of a parameter that is a slice: of which one, and along which dim it is cut."""
-
-Bounds = tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
-class Weight:
-    """A weight of a projection.
-
-    Attributes:
-        argument: of the function.
-        chain: casts and transposes between it and what is computed, last first.
-        dim: of the argument, along which results are parts.
-    """
-
-    argument: BlockArgument
-    chain: tuple[FlowOp, ...]
-    dim: int
-
-
-@dataclass(frozen=True)
-class Projection:
-    """A product with a weight, and how its result is cut.
-
-    Attributes:
-        contract: the product, by a weight that is its second operand.
-        weight: the weight.
-        add: the sum with a bias, of which the product is the first operand; None for none.
-        bias: the bias.
-        way: reshapes and transposes up to the values that slices are taken of.
-        dims: of the dim that is cut, before and after each of them.
-        leaves: the slices, each with what of the weight's rows it is of.
-    """
-
-    contract: ContractOp
-    weight: Weight
-    add: PointwiseOp | None
-    bias: Weight | None
-    way: tuple[FlowOp, ...]
-    dims: tuple[int, ...]
-    leaves: tuple[tuple[SliceOp, tuple[int, int]], ...]
-
-    @property
-    def bounds(self) -> Bounds:
-        """Where the parts begin and end, in order."""
-        return tuple(sorted({bounds for _, bounds in self.leaves}))
 
 
 def split_projections(module: ModuleOp) -> None:
@@ -99,7 +42,7 @@ def split_projections(module: ModuleOp) -> None:
         own = [call for call in calls if call.callee.string_value() == name]
         if body is not func and any(call.parent is not func.body.block for call in own):
             continue
-        for each in list(_projections(body)):
+        for each in list(projections_in(body)):
             weights = [each.weight, *([each.bias] if each.bias else [])]
             if all(_is_free(func, body, own, weight) for weight in weights):
                 _split(func, body, own, each)
@@ -147,117 +90,6 @@ def _globs_of_slices(text: str, slices: Mapping[str, Sliced]) -> str:
     return ", ".join([*own, *more])
 
 
-def _projections(func: FuncOp) -> Iterator[Projection]:
-    for op in func.body.block.ops:
-        if isinstance(op, ContractOp) and len(op.inputs) == 2:
-            found = _projection(op)
-            if found is not None:
-                yield found
-
-
-def _projection(op: ContractOp) -> Projection | None:
-    """Return a product whose result is cut in parts along the last letter of its weight."""
-    (left, right), result = parse_spec(op.plain["spec"])
-    letter = result[-1] if result else ""
-    if len(right) != 2 or letter not in right or letter in left:
-        return None
-    weight = _weight(op.inputs[1], right.index(letter))
-    if weight is None:
-        return None
-    value, add, bias = op.outputs[0], None, None
-    if isinstance(user := _only_reader(value), PointwiseOp) and user.plain["fn"] == "add":
-        first, second = user.inputs
-        width = tensor(value).shape[-1:]
-        is_bias = first is value and tensor(second).shape == width
-        if not is_bias or user.outputs[0].type != value.type:
-            return None
-        if (bias := _weight(second, 0)) is None:
-            return None
-        add, value = user, user.outputs[0]
-    return _cut(op, weight, add, bias, value)
-
-
-def _cut(
-    op: ContractOp,
-    weight: Weight,
-    add: PointwiseOp | None,
-    bias: Weight | None,
-    value: SSAValue,
-) -> Projection | None:
-    way: list[FlowOp] = []
-    dim, unit = tensor(value).ndim - 1, 1
-    dims = [dim]
-    while isinstance(step := _only_reader(value), ReshapeOp | TransposeOp):
-        moved = _moved(step, dim)
-        if moved is None:
-            return None
-        dim, factor = moved
-        unit *= factor
-        way.append(step)
-        dims.append(dim)
-        value = step.outputs[0]
-    leaves: list[tuple[SliceOp, tuple[int, int]]] = []
-    for use in value.uses:
-        bounds = _bounds(use.operation, dim)
-        if bounds is None or not isinstance(use.operation, SliceOp):
-            return None
-        leaves.append((use.operation, (bounds[0] * unit, bounds[1] * unit)))
-    width = tensor(value).static_shape()[dim] * unit
-    own = Projection(op, weight, add, bias, tuple(way), tuple(dims), tuple(leaves))
-    edges = [0, *(stop for _, stop in own.bounds)]
-    is_whole = [start for start, _ in own.bounds] == edges[:-1] and edges[-1] == width
-    return own if is_whole and len(own.bounds) > 1 else None
-
-
-def _weight(value: SSAValue, dim: int) -> Weight | None:
-    """Return an argument that a value is by casts and transposes, which nothing else reads."""
-    argument, chain = weight_chain(value)
-    if not isinstance(argument, BlockArgument):
-        return None
-    if any(_only_reader(each) is None for each in (argument, *(op.outputs[0] for op in chain))):
-        return None
-    for op in chain:
-        dim = op.plain["perm"][dim] if isinstance(op, TransposeOp) else dim
-    return Weight(argument, chain, dim)
-
-
-def _only_reader(value: SSAValue) -> Operation | None:
-    uses = list(value.uses)
-    return uses[0].operation if len(uses) == 1 else None
-
-
-def _moved(op: FlowOp, dim: int) -> tuple[int, int] | None:
-    """Return where a dim is after an op, and how many of its elements are one then.
-
-    A reshape keeps it as it is, or divides it into a number of pieces, which is the dim then.
-    """
-    if isinstance(op, TransposeOp):
-        return list(op.plain["perm"]).index(dim), 1
-    before, after = (tensor(value).static_shape() for value in (op.inputs[0], op.outputs[0]))
-    if "pin" in op.properties:
-        return None
-    outer = prod(before[:dim])
-    for place, size in enumerate(after):
-        if prod(after[:place]) == outer and size > 1 and before[dim] % size == 0:
-            return place, before[dim] // size
-    return None
-
-
-def _bounds(op: Operation, dim: int) -> tuple[int, int] | None:
-    """Return which part along a dim a slice takes; None for one of other dims, or with steps."""
-    if not isinstance(op, SliceOp):
-        return None
-    plain, shape = op.plain, tensor(op.inputs[0]).static_shape()
-    starts, stops, steps = (list(plain[name]) for name in ("starts", "stops", "steps"))
-    stops = [size if stop == -1 else stop for stop, size in zip(stops, shape, strict=True)]
-    if any(step != 1 for step in steps):
-        return None
-    for place, size in enumerate(shape):
-        if place != dim and (starts[place], stops[place]) != (0, size):
-            return None
-    return (starts[dim], stops[dim]) if starts[dim] < stops[dim] else None
-
-
 def _is_free(func: FuncOp, body: FuncOp, calls: Sequence[CallOp], weight: Weight) -> bool:
     """Whether each call has a parameter of its own for a weight, which moves as a whole."""
     values = [call.operands[weight.argument.index] for call in calls]
@@ -266,7 +98,7 @@ def _is_free(func: FuncOp, body: FuncOp, calls: Sequence[CallOp], weight: Weight
     attrs = func.arg_attrs.data if func.arg_attrs else ()
     for value in values:
         role, number = known.get(value, ("", 0))
-        if role != "parameter" or _only_reader(value) is None:
+        if role != "parameter" or only_reader(value) is None:
             return False
         if set(attrs[number].data) - {"role", "name", "trainable"}:
             return False
