@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import TypeAlias
 
 from xdsl.dialects.builtin import ModuleOp
@@ -116,16 +117,16 @@ class Prices:
         layers = max(content.layers for content in self._contents(_parts(own)))
         depth = 0 if own.recompute == FULL else layers
 
-        def smaller(in_parts: int, again: int) -> Assembled:
+        def smaller(in_parts: int, again: int) -> tuple[float, float]:
+            """Return seconds and bytes; without end where pieces do not say them."""
             step = self._assembled(_made_smaller(own, in_parts, again, depth))
-            assert step is not None
-            return step
+            return (inf, inf) if step is None else (step.simulation.seconds, max(step.held_bytes))
 
         best = cheapest(
             range(len(IN_PARTS) if can_divide(own) else 1),
             depth,
-            lambda in_parts, again: max(smaller(in_parts, again).held_bytes) <= budget,
-            lambda in_parts, again: smaller(in_parts, again).simulation.seconds,
+            lambda in_parts, again: smaller(in_parts, again)[1] <= budget,
+            lambda in_parts, again: smaller(in_parts, again)[0],
         )
         return None if best in (None, (0, 0)) else _made_smaller(own, *best, depth)
 
@@ -238,10 +239,14 @@ class Prices:
 
 
 def _key(own: Configuration) -> object:
-    """Return what pieces are of; those on two ``data`` axes are alike."""
+    """Return what pieces are of; those on two ``data`` axes are alike.
+
+    Not where weights or sums lie in parts: each micro-batch then communicates over ``data``, and
+    how much lies in parts follows from a price, which is of the mesh and the micro-batches.
+    """
     data = _data(own)
     rest = tuple(axis for axis in own.inner.axes if axis[0] != "data")
-    mesh = own.mesh if own.layout else (rest, data > 1)
+    mesh = own.mesh if own.layout or own.in_parts else (rest, data > 1)
     return mesh, own.micro_batches * data, own.layout, own.recompute, own.in_parts
 
 

@@ -62,7 +62,10 @@ def plan_best(trials: Trials, devices: int, most: int = PLANNED) -> bool:
         least = min(map(trials.cost, planned), default=(True, inf))[:2]
         likely = cost * (1 - PRICE_ERROR)
         if planned:
-            likely = max(likely, min(cost, cost * ratio * (1 - ALIKE_ERROR)))
+            alike = cost * ratio * (1 - ALIKE_ERROR)
+            # Prices that proved dearer than their error allows are corrected by what they are off.
+            is_dear = ratio < 1 - PRICE_ERROR
+            likely = alike if is_dear else max(likely, min(cost, alike))
         if len(planned) == most or (wrong, likely) > least:
             break
         if planned:
@@ -138,7 +141,8 @@ class _Climb:
         trials = self.trials
         if len(trials.judged) >= self.most or not trials.prices:
             return False
-        known = trials.priced(self.devices)
+        # What has an objection is no measure: anything without is preferred, however slow.
+        known = [each for each in trials.priced(self.devices) if not each.objection]
         if not known or trials.limits.objective not in ("throughput", "latency"):
             return True
         steps = [(each.configuration, each.verdict.step_s) for each in known if each.verdict]

@@ -183,7 +183,8 @@ class Trials:
     def plan_tighter(self, best: Judged | None) -> None:
         """Plan the best within less than it holds: no budget is to give a faster plan than none.
 
-        Where all parameters in parts are no faster, neither are some of them.
+        Where all parameters in parts are no faster, neither are some of them; but for a layout that
+        divides matrices in another way as well, which may take longer for that alone.
         """
         if best is None or best.verdict is None:
             return
@@ -191,7 +192,9 @@ class Trials:
         split = stored_split(own) if self.is_training else None
         if split is not None:
             parts = self._whole(split)
-            if parts.verdict is not None and self.cost(parts) > self.cost(best):
+            copies = split.layout.replace("fsdp", "ddp")
+            is_alike = own.mesh.names == ("data",) or own.layout == copies
+            if is_alike and parts.verdict is not None and self.cost(parts) > self.cost(best):
                 return
         if self.is_training and self.judge.in_pieces():
             # As a search within a budget has it, without the long search that a budget is.

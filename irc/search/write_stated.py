@@ -17,6 +17,7 @@ from irc.errors import IrcError
 from irc.search.configurations import (
     EVERY_SECOND,
     FULL,
+    IN_PARTS,
     NOTHING,
     PIPE,
     SELECTIVE,
@@ -80,6 +81,8 @@ def written(
         notes = [f"{first.message}: this is {own.configuration}"] if first else []
         if not own.configuration.layout and own.configuration.mesh.num_ranks > 1:
             notes.append("irc places each op by itself, the trainer by its own layout")
+        if _is_torchtitan(path) and IN_PARTS[own.configuration.in_parts] == "sums in parts":
+            notes.append("torchtitan stores weights in parts, too")
         if has_others(pins, STEP):
             notes.append("constraints but for recompute and micro-batches are not in it")
         return Written(text, own, "; ".join(notes))
@@ -96,7 +99,9 @@ def settings(path: str, configuration: Configuration, samples: int, sequence: in
     shares = sizes.get("data", 1) * configuration.micro_batches
     if samples % shares:
         raise _no_word(path, f"{samples} samples in {shares} parts")
-    write = _torchtitan if Path(path).suffix == ".toml" else _megatron
+    if configuration.in_parts and sizes.get("data", 1) == 1:
+        raise _no_word(path, f"{IN_PARTS[configuration.in_parts]} over other axes than data")
+    write = _torchtitan if _is_torchtitan(path) else _megatron
     return write(path, configuration, sizes, samples, sequence)
 
 
@@ -172,9 +177,21 @@ def _megatron(
         arguments["sequence-parallel"] = ""
     if data > 1 and "fsdp" in words:
         arguments["use-torch-fsdp2"] = ""
+    if own.in_parts:
+        arguments[_megatron_parts(path, own)] = ""
     arguments |= _megatron_recompute(path, own.recompute)
     lines = [f"--{name} {value}".rstrip() for name, value in arguments.items()]
     return "\n".join([f"# {own}", *lines]) + "\n"
+
+
+def _megatron_parts(path: str, own: Configuration) -> str:
+    """Return the switch for what lies in parts; that for weights goes with one stage alone."""
+    what = IN_PARTS[own.in_parts]
+    if what == "sums in parts":
+        return "use-distributed-optimizer"
+    if own.pipe > 1:
+        raise _no_word(path, f"{what} beside stages")
+    return "use-torch-fsdp2"
 
 
 def _megatron_recompute(path: str, policy: str) -> dict[str, object]:
@@ -194,9 +211,12 @@ def _megatron_recompute(path: str, policy: str) -> dict[str, object]:
 
 
 def _no_word(path: str, what: str) -> IrcError:
-    toml = Path(path).suffix == ".toml"
     return IrcError(
         "option-value",
-        f"{'torchtitan' if toml else 'Megatron-LM'} has no word for {what}",
+        f"{'torchtitan' if _is_torchtitan(path) else 'Megatron-LM'} has no word for {what}",
         help="write the other trainer's settings, or the plan itself: -o DIR",
     )
+
+
+def _is_torchtitan(path: str) -> bool:
+    return Path(path).suffix == ".toml"

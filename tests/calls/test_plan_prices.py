@@ -13,6 +13,7 @@ import torch
 
 from irc.calls.batch_sizes import lines_through
 from irc.calls.plan_judge import StepJudge
+from irc.calls.plan_prices import Prices
 from irc.choices import recipe_option
 from irc.dialects.placement import Mesh
 from irc.dialects.text import dump
@@ -87,6 +88,34 @@ def steps(ask: Callable[[], Verdict | None]) -> float:
         return inf
     assert verdict is not None
     return verdict.step_s
+
+
+@pytest.mark.parametrize(("in_parts", "often"), [(0, 1), (1, 2), (2, 2)])
+def test_pieces_are_of_one_number_of_copies_where_they_lie_in_parts(
+    monkeypatch: pytest.MonkeyPatch, in_parts: int, often: int
+) -> None:
+    planned: list[Configuration] = []
+
+    def plan(_: Prices, own: Configuration, *, splits: bool) -> None:
+        del splits
+        planned.append(own)
+
+    monkeypatch.setattr(Prices, "_plan", plan)
+    own = judge(2, 32)
+    prices = Prices(own.prices.forward, own.options, own.cluster)
+    for mesh, count in (("data=4", 4), ("data=8", 2)):
+        assert prices.price(Configuration(Mesh.parse(mesh), count, in_parts=in_parts)) is None
+    assert len(planned) == often
+
+
+@pytest.mark.slow
+def test_a_price_is_the_same_whatever_was_priced_before() -> None:
+    """Where weights lie in parts, they are gathered over ``data`` in each micro-batch."""
+    prices = judge(4, 32).prices
+    far = Configuration(Mesh.parse("data=8"), 2, in_parts=2)
+    alone, after = (Prices(prices.forward, prices.options, prices.cluster) for _ in range(2))
+    after.price(Configuration(Mesh.parse("data=4"), 4, in_parts=2))
+    assert after.price(far) == alone.price(far)
 
 
 def test_the_program_of_a_third_batch_follows_from_two() -> None:

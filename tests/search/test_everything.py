@@ -19,7 +19,14 @@ from irc.commands.plan import said
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.search.bounds import least_s
-from irc.search.by_pieces import ALIKE_ERROR, BEHIND, MOST_PRICED, PLANNED, search_by_pieces
+from irc.search.by_pieces import (
+    ALIKE_ERROR,
+    BEHIND,
+    MOST_PRICED,
+    PLANNED,
+    plan_best,
+    search_by_pieces,
+)
 from irc.search.configurations import (
     Configuration,
     Outline,
@@ -32,7 +39,7 @@ from irc.search.configurations import (
 )
 from irc.search.everything import Search
 from irc.search.infeasible import smallest_budget
-from irc.search.judge import Verdict
+from irc.search.judge import Judged, Verdict
 from irc.search.limits import Limits, Objective
 from irc.search.trials import Status, Trials
 
@@ -386,6 +393,25 @@ def test_less_memory_is_tried_where_parameters_in_parts_are_faster(
     search = Trials(judge, CLUSTER, Limits(), True, 16)
     search.plan_tighter(search.plan(Configuration(Mesh.parse("data=16"))))
     assert sum(each.in_parts for each in judge.planned) == planned
+
+
+def test_less_memory_is_tried_beside_a_layout_that_divides_matrices_otherwise() -> None:
+    """It is slower for its matrices, which says nothing of parameters in parts."""
+    judge = Priced(lambda own: Verdict(3.0 if own.layout else 2.0, 20))
+    search = Trials(judge, CLUSTER, Limits(), True, 16)
+    search.plan_tighter(search.plan(Configuration(Mesh.parse("data=2,tensor=8"))))
+    assert sum(each.in_parts for each in judge.planned) == 1
+
+
+def test_prices_that_prove_much_too_dear_do_not_hide_the_next_one() -> None:
+    one, two = Configuration(Mesh.parse("data=16")), Configuration(Mesh.parse("data=16"), 2)
+    prices = {one: 1.0, two: 1.01}
+    judge = Priced(lambda own: Verdict({one: 0.87, two: 0.86}[own], 20))
+    trials = Trials(judge, CLUSTER, Limits(), True, 16)
+    for own, step_s in prices.items():
+        trials.judged[own] = Judged(own, Verdict(step_s, 20), is_priced=True)
+    assert plan_best(trials, 16)
+    assert judge.planned == [one, two]
 
 
 def test_a_time_limit_ends_the_search_after_a_plan() -> None:

@@ -138,6 +138,22 @@ def test_what_a_trainer_cannot_be_told() -> None:
         settings("a.toml", Configuration(Mesh.parse("data=8"), recompute="cheap"), 64)
 
 
+def test_what_lies_in_parts_is_written() -> None:
+    def own(mesh: str, in_parts: int) -> Configuration:
+        return Configuration(Mesh.parse(mesh), 2, in_parts=in_parts)
+
+    assert "--use-distributed-optimizer" in settings("a.args", own("data=4,tensor=2", 1), 64)
+    assert "--use-torch-fsdp2" in settings("a.args", own("data=4", 2), 64)
+    with pytest.raises(IrcError, match="no word for weights in parts beside stages"):
+        settings("a.args", own("pipe=2,data=4", 2), 64)
+    for name in ("a.args", "a.toml"):
+        with pytest.raises(IrcError, match="no word for sums in parts over other axes than data"):
+            settings(name, own("tensor=8", 1), 64)
+    said = written("a.toml", [Judged(own("data=8", 1), Verdict(1.0, 10))], 64)
+    assert "data_parallel_shard_degree = 8" in said.text
+    assert "torchtitan stores weights in parts, too" in said.note
+
+
 def test_what_constraints_say_of_layers_is_written() -> None:
     best = Judged(Configuration(Mesh.parse("data=8")), Verdict(1.0, 10))
     own = written("a.toml", [best], 64, pins="recompute every 2 = full; micro-batches = 1")
