@@ -39,6 +39,7 @@ from irc.search.meshes import Ranking, search_meshes
 from irc.search.objections import objection
 from irc.search.on_mesh import MARGIN
 from irc.search.outline import outline_of
+from irc.search.products import products_of_step
 from irc.search.rank_orders import order_of
 from irc.search.shared import Shared, sharing
 from irc.search.trials import OF_CONFIGURATION
@@ -156,8 +157,17 @@ class StepJudge:
 
     def outline(self) -> Outline:
         """Return what is known of the forward pass of the whole batch."""
-        captured, _ = self._capture(1)
-        return outline_of(captured.program.module)
+        return self._outline
+
+    @cached_property
+    def _outline(self) -> Outline:
+        from irc.programs.make import trained_of
+
+        program = self._capture(1)[0].program
+        still = {name for name, own in self.module.named_parameters() if not own.requires_grad}
+        trained = trained_of(program, self.recipe) - still
+        products = products_of_step(program.module, trained, self.recipe.loss)
+        return outline_of(program.module, products=products)
 
     def in_pieces(self) -> bool:
         """Whether the model has layers enough, and nothing is fixed of single ones."""

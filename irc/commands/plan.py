@@ -392,7 +392,8 @@ def said(status: Status, seconds: float) -> str:
     best = status.best
     if best is not None and best.verdict is not None:
         step_s = best.verdict.step_s
-        gap = f", with a gap of at most {1 - status.bound_s / step_s:.0%}" if step_s else ""
+        has_gap = step_s and step_s >= status.bound_s
+        gap = f", with a gap of at most {1 - status.bound_s / step_s:.0%}" if has_gap else ""
         words.append(f"best so far {best.configuration}: {step_s:.4g} s a step{gap}")
     elif status.judged:
         words.append("nothing fits yet")

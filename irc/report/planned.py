@@ -154,7 +154,8 @@ def planned(
 
     verdict, gap = outcome.best.verdict, None
     if verdict and verdict.step_s and outcome.bound_s and objective in ("throughput", "latency"):
-        gap = 1 - outcome.bound_s / verdict.step_s
+        # A step below the bound would show that it is none.
+        gap = 1 - outcome.bound_s / verdict.step_s if verdict.step_s >= outcome.bound_s else None
     return Planned(
         program,
         cluster.name,

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 from irc.cluster.topology import Cluster
 from irc.dialects.placement import Mesh
-from irc.search.configurations import FORWARDS, NOTHING, Outline
+from irc.search.configurations import Outline
 
 
-def least_s(outline: Outline, cluster: Cluster, devices: int, *, is_training: bool) -> float:
+def least_s(outline: Outline, cluster: Cluster, devices: int) -> float:
     """Return what a step, or a call, takes at least: its products, on all devices at their peak.
 
     Nothing else is counted: no communication, no bubble, no launch, nothing that is computed again.
-    Attention is not, either, of which kernels leave out what a mask hides.
+    Attention is not, either, of which kernels leave out what a mask hides. Each product is at the
+    peak of its dtype. Unequal devices may each compute the dtype that they are fastest at, so that
+    of them the dtype counts alone whose products take longest.
 
     Args:
-        outline: of the forward pass of the whole batch.
+        outline: of the whole batch; of a step with the products of backward.
         cluster: the machines.
         devices: the most that are used.
-        is_training: a step, in which backward takes two forward passes.
 
     >>> from irc.cluster.presets import PRESETS
-    >>> small = Outline(2e15, "bf16", 1.0, 1.0, layers=2, samples=4, launches=1, product_flops=1e15)
-    >>> eight = least_s(small, PRESETS["8xH100"], 8, is_training=True)
-    >>> 0.3 < eight < 0.8, eight / least_s(small, PRESETS["8xH100"], 8, is_training=False)
-    (True, 3.0)
+    >>> products = (("bf16", 3e15), ("f32", 1e12))
+    >>> small = Outline(2e15, "bf16", 1.0, 1.0, layers=2, samples=4, launches=1, products=products)
+    >>> 0.3 < least_s(small, PRESETS["8xH100"], 8) < 0.8
+    True
     """
-    times = FORWARDS[NOTHING] if is_training else 1.0
-    return times * outline.product_flops / _peak(cluster, outline.dtype, devices)
+    each = (flops / _peak(cluster, dtype, devices) for dtype, flops in outline.products)
+    return max(each, default=0.0) if cluster.unequal else sum(each)
 
 
 def _peak(cluster: Cluster, dtype: str, devices: int) -> float:

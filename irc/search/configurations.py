@@ -101,7 +101,8 @@ class Outline:
         layers: that are alike; 1 where none are.
         samples: of the batch; 1 where nothing says.
         launches: kernels of a forward pass, about.
-        product_flops: of ``flops``, those of matrix products alone.
+        products: flops of matrix products by the dtype that they are computed in: of a call; of a
+            step of training with those of backward (:mod:`irc.search.products`).
     """
 
     flops: float
@@ -111,7 +112,7 @@ class Outline:
     layers: int
     samples: int
     launches: int
-    product_flops: float = 0.0
+    products: tuple[tuple[str, float], ...] = ()
 
 
 def estimated_s(outline: Outline, cluster: Cluster, configuration: Configuration) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import CallOp
@@ -14,22 +15,27 @@ from irc.ops.rule import RuleError
 from irc.ops.work import VIEWS, flops
 from irc.search.configurations import Outline
 from irc.search.facts import call_counts
+from irc.search.products import products_of_call
 
 FUSED = 3
 """So many ops are one kernel, about: what is pointwise goes into its neighbours."""
 
 
-def outline_of(module: ModuleOp, *, parts: int = 1) -> Outline:
+def outline_of(
+    module: ModuleOp, *, parts: int = 1, products: Mapping[str, float] | None = None
+) -> Outline:
     """Return the outline of a forward pass.
 
     Args:
         module: level flow, as captured; its sizes are numbers.
         parts: of the batch, of which the module computes one.
+        products: flops of its matrix products by dtype, of a step with those of backward; None: of
+            the forward pass alone.
     """
     known = functions(module)
     counts = call_counts(known)
     work: Counter[str] = Counter()
-    launches, largest, products = 0, 0.0, 0
+    launches, largest = 0, 0.0
     for name, func in known.items():
         for op in func.body.block.ops:
             if not isinstance(op, FlowOp) or op.name in VIEWS:
@@ -38,11 +44,11 @@ def outline_of(module: ModuleOp, *, parts: int = 1) -> Outline:
             kinds = [v.type for v in op.outputs if isinstance(v.type, TensorType)]
             if op.name == "flow.contract" and kinds:
                 largest = max(largest, float(num_bytes(kinds[0])))
-                products += counts[name] * _flops(op)
             work[kinds[0].dtype if kinds else "f32"] += counts[name] * _flops(op)
     samples = _samples(module)
     dtype = max(work, key=lambda kind: (work[kind], kind)) if work else "f32"
     layers, boundary = _layers(module, counts)
+    own = products_of_call(module) if products is None else products
     held = [value.type for role, _, value in arguments(entry(module)) if role == "parameter"]
     return Outline(
         flops=float(parts * sum(work.values())),
@@ -52,7 +58,7 @@ def outline_of(module: ModuleOp, *, parts: int = 1) -> Outline:
         layers=layers,
         samples=parts * samples,
         launches=launches // FUSED,
-        product_flops=float(parts * products),
+        products=tuple((kind, parts * number) for kind, number in sorted(own.items())),
     )
 
 

@@ -275,8 +275,7 @@ class Trials:
     @cached_property
     def bound_s(self) -> float:
         """What no plan is faster than, on all devices."""
-        outline = self.judge.outline()
-        return least_s(outline, self.cluster, self.devices, is_training=self.is_training)
+        return least_s(self.judge.outline(), self.cluster, self.devices)
 
     def check_time(self) -> None:
         """Raise TimeIsUp where the time is over and something was tried."""

@@ -40,6 +40,12 @@ def test_a_table_of_a_search() -> None:
     assert "99 B" in text
     assert "60.0 % at most: products alone take 400" in text
     assert found.as_json()["gap"] == 0.6
+    below = planned(
+        replace(outcome, bound_s=1.5), OUTLINE, find_cluster("8xH100"), program="net.py:build",
+        objective="throughput",
+    )  # fmt: skip
+    assert below.gap is None
+    assert "products alone" not in plan_table(below)
 
 
 def test_money_is_of_what_has_a_price() -> None:

@@ -24,6 +24,7 @@ from irc.search.by_pieces import (
     BEHIND,
     MOST_PRICED,
     PLANNED,
+    _Climb,  # pyright: ignore[reportPrivateUsage]
     plan_best,
     search_by_pieces,
 )
@@ -43,7 +44,9 @@ from irc.search.judge import Judged, Verdict
 from irc.search.limits import Limits, Objective
 from irc.search.trials import Status, Trials
 
-SMALL = Outline(1e15, "bf16", 2e9, 2**26, 16, samples=32, launches=100, product_flops=9e14)
+SMALL = Outline(
+    1e15, "bf16", 2e9, 2**26, 16, samples=32, launches=100, products=(("bf16", 2.7e15),)
+)
 CLUSTER = find_cluster("2x8xH100")
 
 
@@ -160,6 +163,7 @@ def test_the_best_of_what_is_priced_from_pieces_are_planned_whole(off: float) ->
     assert all(each.memory_bytes is None for each in judge.planned)
     assert len(judge.asked) <= MOST_PRICED
     assert not outcome.best.is_priced
+    assert outcome.best.verdict is not None
     assert outcome.best.verdict == by_estimate(outcome.best.configuration)
     assert outcome.best.priced_s == pytest.approx(off * outcome.best.verdict.step_s)
     steps = [each.verdict.step_s for each in outcome.priced if each.verdict]
@@ -414,6 +418,18 @@ def test_prices_that_prove_much_too_dear_do_not_hide_the_next_one() -> None:
     assert judge.planned == [one, two]
 
 
+def test_what_has_an_objection_is_no_measure_of_what_is_priced() -> None:
+    wrong, right = Configuration(Mesh.parse("tensor=16")), Configuration(Mesh.parse("data=16"))
+    trials = Trials(Priced(by_estimate), CLUSTER, Limits(), True, 16, prices=True)
+    why = trials.objection(wrong)
+    assert why
+    trials.judged[wrong] = Judged(wrong, Verdict(1.0, 20), objection=why, is_priced=True)
+    climb = _Climb(trials, SMALL, 16, MOST_PRICED)
+    assert climb._is_worth(right, 2.0)  # pyright: ignore[reportPrivateUsage]
+    trials.judged[right] = Judged(right, Verdict(1.0, 20), is_priced=True)
+    assert not climb._is_worth(right, 2.0)  # pyright: ignore[reportPrivateUsage]
+
+
 def test_a_time_limit_ends_the_search_after_a_plan() -> None:
     outcome = Search(Fake(by_estimate), CLUSTER, Limits(time_limit_s=1e-9)).run(16)
     assert len(outcome.judged) == 1
@@ -452,9 +468,9 @@ def test_nothing_is_faster_than_the_bound() -> None:
     assert 0 < outcome.bound_s <= min(steps)
     slower = replace(CLUSTER.device, peak_flops={"f32": 1e12})
     mixed = replace(CLUSTER, unequal=((slower, 8), (CLUSTER.device, 8)))
-    eight = [least_s(SMALL, each, 8, is_training=True) for each in (CLUSTER, mixed)]
+    eight = [least_s(SMALL, each, 8) for each in (CLUSTER, mixed)]
     assert eight[0] == eight[1]
-    assert least_s(SMALL, mixed, 16, is_training=True) > outcome.bound_s
+    assert least_s(SMALL, mixed, 16) > outcome.bound_s
     status = Status(5, 20, outcome.best, "pricing data=16", outcome.bound_s)
     line = said(status, 10.0)
     assert line.startswith("5 of at most 20 judged, 30 s more at most, best so far ")

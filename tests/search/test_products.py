@@ -1,0 +1,94 @@
+"""The products of a step against those of its differentiated program; and bounds made of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from irc.cluster.load import find_cluster
+from irc.cost.kernels import computed_in
+from irc.dialects.builder import functions
+from irc.dialects.flow import ContractOp
+from irc.dialects.text import context
+from irc.ops.work import flops
+from irc.passes.canonicalize import CanonicalizePass
+from irc.passes.differentiate import DifferentiatePass
+from irc.program import Program
+from irc.search.bounds import least_s
+from irc.search.facts import call_counts
+from irc.search.outline import outline_of
+from irc.search.products import products_of_call, products_of_step
+from tests.programs.models import GPT
+from tests.training.models import program_of
+
+
+class Body(nn.Module):
+    """A body of two layers, and a head that may be of another dtype."""
+
+    def __init__(self, head: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU())
+        self.head = nn.Linear(16, 8, dtype=head)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss, and a product that it does not depend on."""
+        hidden = self.body(x)
+        made = self.head(hidden.to(self.head.weight.dtype))
+        return (made.float() ** 2).mean(), hidden @ hidden.mT
+
+
+def names(program: Program) -> set[str]:
+    return set(program.tensors)
+
+
+def differentiated(program: Program, frozen: str, loss: str) -> dict[str, float]:
+    """Return the products of a program after the passes of a step, by dtype."""
+    module = program.module.clone()
+    CanonicalizePass().apply(context(), module)
+    DifferentiatePass(frozen=frozen, loss=loss).apply(context(), module)
+    CanonicalizePass().apply(context(), module)
+    known = functions(module)
+    counts, work = call_counts(known), Counter[str]()
+    for name, func in known.items():
+        for op in func.body.block.ops:
+            if isinstance(op, ContractOp):
+                work[computed_in(op)] += counts[name] * flops(op)
+    return {dtype: float(number) for dtype, number in work.items()}
+
+
+@pytest.mark.parametrize("frozen", ["", "body.*", "body.0.*", "head.*", "body.2.*"])
+@pytest.mark.parametrize("head", [torch.float32, torch.bfloat16])
+def test_products_are_those_of_the_differentiated_program(frozen: str, head: torch.dtype) -> None:
+    program = program_of(Body(head), torch.zeros(4, 16))
+    still = {name for name in names(program) if frozen and name.startswith(frozen[:-1])}
+    own = products_of_step(program.module, names(program) - still)
+    assert own == differentiated(program, frozen, "")
+
+
+def test_layers_that_are_called_count_as_often_as_they_are() -> None:
+    ids = torch.zeros((4, 12), dtype=torch.int64)
+    program = program_of(GPT(4, 32), ids, ids)
+    whole, call = products_of_step(program.module, names(program)), products_of_call(program.module)
+    assert whole == differentiated(program, "", "")
+    assert whole == {dtype: 3 * number for dtype, number in call.items()}
+    few = {name for name in names(program) if "weight" not in name}
+    assert sum(products_of_step(program.module, few).values()) < sum(whole.values())
+
+
+def test_the_bound_of_a_frozen_body_is_below_that_of_all() -> None:
+    program, cluster = program_of(Body(torch.bfloat16), torch.zeros(4, 16)), find_cluster("8xH100")
+
+    def bound(trained: set[str]) -> float:
+        products = products_of_step(program.module, trained)
+        return least_s(outline_of(program.module, products=products), cluster, 1)
+
+    head = {name for name in names(program) if name.startswith("head")}
+    forward = 2 * 4 * 16 * 32 * 2
+    least = forward / cluster.device.flops("f32") + 2 * 2 * 4 * 16 * 8 / cluster.device.flops(
+        "bf16"
+    )
+    assert bound(head) == pytest.approx(least)
+    assert bound(head) < bound(names(program)) < 3 * least
