@@ -29,7 +29,7 @@ from irc.plan.parts import MICRO_BATCH_KINDS, SMALLER_KINDS, PartsPlan
 from irc.plan.schema import Plan
 from irc.plugin import builtin_pass
 from irc.program import Program
-from irc.programs.short_steps import LAYERS
+from irc.programs.short_steps import LEAST
 from irc.search.configurations import NOTHING, Configuration, Outline
 from irc.search.fitting import stored_price
 from irc.search.graph import Inputs, Wishes
@@ -174,7 +174,7 @@ class StepJudge:
         if self.stages or self.options.pins or based_on(NOTHING, self.recipe.recompute) != NOTHING:
             return False
         known = layers_of(self._capture(1)[0].program.module)
-        return known is not None and known.count > LAYERS
+        return known is not None and known.count > LEAST
 
     @collection_held()
     def price(self, configuration: Configuration) -> Verdict | None:

@@ -27,7 +27,7 @@ from irc.program import Program
 from irc.programs.blocks import blocks_of
 from irc.programs.make import split_option
 from irc.programs.schedules import schedule_for, splits_backward
-from irc.programs.short_steps import LAYERS, ShortStep, short_step
+from irc.programs.short_steps import LEAST, MOST, ShortStep, short_step
 from irc.programs.stage_memory import budget_of
 from irc.search.blocks import UPDATE, Blocks, Content
 from irc.search.configurations import (
@@ -221,12 +221,12 @@ class Prices:
         if count not in self._short:
             program, recipe = self.forward(count)
             layers = layers_of(program.module)
-            if layers is None or layers.count <= LAYERS:
+            if layers is None or layers.count <= LEAST:
                 self._short[count] = None
             else:
                 if self._whole is None:
                     self._whole = program.module
-                module = shortened(program.module, LAYERS)
+                module = shortened(program.module, MOST)
                 self._short[count] = Program(module, program.tensors, program.source), recipe
         return self._short[count]
 

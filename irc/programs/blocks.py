@@ -20,7 +20,7 @@ from irc.dialects.types import TensorType, is_float
 from irc.pipeline import Options
 from irc.plan.load import LoadedPlan
 from irc.plan.parts import MICRO_BATCH_KINDS, PIPE, function_of, is_register
-from irc.programs.short_steps import LAYERS, LayerOps, ShortStep, Where
+from irc.programs.short_steps import LayerOps, ShortStep, Where
 from irc.programs.stage_plans import plan_stages
 from irc.schedule.named import generate
 from irc.search.blocks import UPDATE, Blocks, Passed, Piece
@@ -130,7 +130,7 @@ class _Pieces:
             for where in self.held
         }
         layers = pieces["layer"]
-        return {**pieces, "layer": layers.times(1 / LAYERS)}
+        return {**pieces, "layer": layers.times(1 / self.ops.num_layers)}
 
     def _weights(self) -> None:
         seen: set[str] = set()
@@ -148,7 +148,8 @@ class _Pieces:
     def _function(self, kind: str, found: Prediction) -> None:
         """Share out a function: an action takes what passes until it ends, since the one before."""
         before, spans = 0.0, list[tuple[float, Where]]()
-        own, bare = [0.0] * LAYERS, [0.0] * LAYERS
+        count = self.ops.num_layers
+        own, bare = [0.0] * count, [0.0] * count
         for action, start, end in zip(
             found.actions, found.timeline.starts, found.timeline.ends, strict=True
         ):
@@ -178,9 +179,9 @@ class _Pieces:
 
         That is what a first layer waits for, or a last one has not to wait for.
         """
-        steady = times[LAYERS // 2]
-        _add(numbers["each"], kind, sum(times) - LAYERS * steady)
-        _add(numbers["layer"], kind, LAYERS * steady)
+        steady = times[len(times) // 2]
+        _add(numbers["each"], kind, sum(times) - len(times) * steady)
+        _add(numbers["layer"], kind, len(times) * steady)
 
     def _alive(self, kind: str, found: Prediction, spans: Sequence[tuple[float, Where]]) -> None:
         """Note the most that is alive while each piece computes."""

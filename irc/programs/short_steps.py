@@ -28,9 +28,12 @@ from irc.training.recipe import Recipe
 from irc.training.stage_choice import everywhere
 from irc.training.stages import stages_of
 
-LAYERS = 3
-"""Of the short model: the middle one takes what each does in a deep one, since weights are gathered
+LEAST = 3
+"""Layers of a model: the middle one takes what each does in a deep one, since weights are gathered
 for the next layer meanwhile, and gradients of the one before are summed."""
+MOST = 8
+"""Layers that are planned: with fewer, what the last ops gain outweighs what each layer loses where
+it is placed otherwise. They are one function, so that eight take little longer than three."""
 
 Where: TypeAlias = Literal["each", "first", "layer", "last"]
 FIRST_ID = re.compile(r"[^./,]+")
@@ -39,7 +42,7 @@ FIRST_ID = re.compile(r"[^./,]+")
 
 @dataclass(frozen=True)
 class ShortStep:
-    """A step of a few layers, as one stage.
+    """A step of the first :data:`MOST` layers of a model, or of all where it has fewer, as a stage.
 
     Attributes:
         step: its program; it stays as it is.
@@ -65,16 +68,17 @@ def short_step(
         split: of pass ``split-projections``, as :func:`irc.programs.make.split_option` gives it.
 
     Returns:
-        The step; None where the model has no three equal layers in a row, each of which reads what
-        the one before gives.
+        The step; None where the model has no :data:`LEAST` equal layers in a row, each of which
+        reads what the one before gives.
 
     Raises:
         IrcError: what the passes raise.
     """
     known = layers_of(program.module)
-    if known is None or known.count < LAYERS:
+    if known is None or known.count < LEAST:
         return None
-    module = shortened(program.module, LAYERS)
+    count = min(known.count, MOST)
+    module = shortened(program.module, count)
     loss = loss_of(module, recipe)
     trained = trained_of(Program(module), recipe)
     run_passes(module, Training(stream={}, split=split).of_model)
@@ -82,7 +86,7 @@ def short_step(
     trained |= {n for name in trained & projections.keys() for n in projections[name].names}
     recipe = in_slices(recipe, projections)
     layers = layers_of(module)
-    if layers is None or layers.count != LAYERS or (ops := LayerOps.of(module, layers)) is None:
+    if layers is None or layers.count != count or (ops := LayerOps.of(module, layers)) is None:
         return None
     values = [value for call in layers.layer(0) for value in call.results]
     later = set(layers.layer(1))
@@ -123,8 +127,13 @@ class LayerOps:
         if not calls.isdisjoint(free) or _passes_over(func, layers, ops):
             return None
         held: dict[str, Where] = {n: readers.get(v, "last") for _, n, v in arguments(func)}
-        numbers = {_id(call): n for n in range(LAYERS) for call in layers.layer(n)}
+        numbers = {_id(call): n for n in range(layers.count) for call in layers.layer(n)}
         return cls(ops, held, numbers)
+
+    @property
+    def num_layers(self) -> int:
+        """How many there are."""
+        return max(self.layers.values()) + 1
 
     def where(self, name: str) -> Where:
         """Return the piece of an action or of a saved value, by the id of its op."""
@@ -147,16 +156,16 @@ def _passes_over(func: FuncOp, layers: Layers, ops: Mapping[str, Where]) -> bool
 
     An encoder's result that all layers of a decoder read is one.
     """
-    number: dict[Operation, int] = {op: n for n in range(LAYERS) for op in layers.layer(n)}
+    number: dict[Operation, int] = {op: n for n in range(layers.count) for op in layers.layer(n)}
     for op in func.body.block.ops:
         for owner in (value.owner for value in op.operands):
             if not isinstance(owner, Operation) or ops[_id(owner)] == "each":
                 continue
-            before = number.get(owner, LAYERS if ops[_id(owner)] == "last" else -1)
+            before = number.get(owner, layers.count if ops[_id(owner)] == "last" else -1)
             if op in number:
                 is_far = number[op] > 0 and before < number[op] - 1
             else:
-                is_far = ops.get(_id(op), "last") == "last" and before < LAYERS - 1
+                is_far = ops.get(_id(op), "last") == "last" and before < layers.count - 1
             if is_far:
                 return True
     return False
