@@ -120,10 +120,16 @@ def _smaller_parts(plan: PartsPlan, layers: int) -> tuple[PartsPlan, Left]:
         sums=recipe.precision.sums,
         offload=plan.facts.offload,
         keep_ir=True,
+        passes=() if _is_split(plan) else ("no-split-projections",),
     )
     files = training_files(recipe, dump(module))
     made = make_parts_plan(Program(module), recipe, options, plan.written, cut=cut)
     return replace(with_files(made, files), folder=plan.folder), left
+
+
+def _is_split(plan: PartsPlan) -> bool:
+    """Whether the plan has projections in slices: what is left of it has them so, too."""
+    return not all(map(plan.is_of_vocabulary, plan.facts.slices.values()))
 
 
 def _options(plan: Plan, gone: Collection[str], plans: Sequence[Plan] = ()) -> Options:

@@ -19,6 +19,7 @@ from irc.constraints.pins import INLINE, constraint_tree, place
 from irc.dialects.builder import arguments
 from irc.dialects.flow import loc_of
 from irc.errors import IrcError
+from irc.training.projections import known_names
 from irc.training.stage_choice import ops_in_line
 from irc.training.stage_names import named_by, unknown_name
 
@@ -110,7 +111,9 @@ def fixed_ops(func: FuncOp, count: int, pins: Sequence[StagePin]) -> dict[Operat
     """
     if not pins:
         return {}
-    named = {value: name for role, name, value in arguments(func) if role in HELD}
+    known = known_names(func)
+    named = {value: known[value] for role, _, value in arguments(func) if role in HELD}
+    names = list(dict.fromkeys(named.values()))
     asked: dict[str, StagePin] = {}
     for pin in pins:
         if not 0 <= pin.stage < count:
@@ -119,9 +122,9 @@ def fixed_ops(func: FuncOp, count: int, pins: Sequence[StagePin]) -> dict[Operat
                 advice=f"they are counted from 0 to {count - 1}",
             )  # fmt: skip
         for word in pin.names:
-            chosen = named_by(word, list(named.values()))
+            chosen = named_by(word, names)
             if not chosen:
-                raise unknown_name(word, pin.stage, list(named.values()), pin.where)
+                raise unknown_name(word, pin.stage, names, pin.where)
             for name in chosen:
                 before = asked.setdefault(name, pin)
                 if before.stage != pin.stage:

@@ -9,18 +9,23 @@ from xdsl.dialects.builtin import IntegerAttr, ModuleOp
 from irc.dialects.builder import arguments, entry
 from irc.dialects.placement import Placement
 from irc.plan.schema import Plan, placement_of
+from irc.training.projections import known_names
 
 
 def names_by_stage(module: ModuleOp) -> dict[int, list[str]]:
     """Return by stage the parameters and buffers that an op of it reads before any other does.
 
+    Of slices, that is the whole weight.
+
     Args:
         module: in which the pass that cuts has left its marks.
     """
-    names = {v: n for role, n, v in arguments(entry(module)) if role in ("parameter", "buffer")}
+    func = entry(module)
+    known = known_names(func)
+    names = {v: known[v] for role, _, v in arguments(func) if role in ("parameter", "buffer")}
     stages: dict[int, list[str]] = {}
     read: set[str] = set()
-    for op in entry(module).body.block.ops:
+    for op in func.body.block.ops:
         if not isinstance(stage := op.attributes.get("stage"), IntegerAttr):
             continue
         for value in op.operands:

@@ -36,8 +36,8 @@ MOST = 8
 it is placed otherwise. They are one function, so that eight take little longer than three."""
 
 Where: TypeAlias = Literal["each", "first", "layer", "last"]
-FIRST_ID = re.compile(r"[^./,]+")
-"""The op of the entry in the id of an action, ``n4`` in ``n4.g/b0n3.box0``."""
+FIRST_ID = re.compile(r"[^/,]+")
+"""What begins with the op of the entry in the id of an action, ``n4.g`` in ``n4.g/b0n3.box0``."""
 
 
 @dataclass(frozen=True)
@@ -137,13 +137,20 @@ class LayerOps:
 
     def where(self, name: str) -> Where:
         """Return the piece of an action or of a saved value, by the id of its op."""
-        found = FIRST_ID.search(name)
-        return self.ops.get(found[0], "last") if found else "last"
+        op = self._op(name)
+        return "last" if op is None else self.ops[op]
 
     def layer(self, name: str) -> int | None:
         """Return the number of the layer of an action; None for one of no layer."""
-        found = FIRST_ID.search(name)
-        return self.layers.get(found[0]) if found else None
+        op = self._op(name)
+        return None if op is None else self.layers.get(op)
+
+    def _op(self, name: str) -> str | None:
+        """Return the op of the entry in an id: the longest, since a part of ``n4`` is ``n4.1``."""
+        found = FIRST_ID.search(name.lstrip("."))
+        parts = found[0].split(".") if found else []
+        heads = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+        return next((head for head in heads if head in self.ops), None)
 
     def holder(self, name: str) -> Where:
         """Return the piece of a weight, or of a state or sum of it, whose name has the weight's."""

@@ -70,6 +70,20 @@ def slices_in(func: FuncOp) -> dict[str, Sliced]:
     return sliced
 
 
+def known_names(func: FuncOp) -> dict[SSAValue, str]:
+    """Return by argument the name by which a user knows it: of a slice, that of the whole.
+
+    Args:
+        func: the entry.
+    """
+    names = {value: name for _, name, value in arguments(func)}
+    attrs = func.arg_attrs.data if func.arg_attrs else ()
+    for value, own in zip(names, attrs, strict=False):
+        if isinstance(whole := own.data.get(WHOLE), StringAttr):
+            names[value] = whole.data
+    return names
+
+
 def in_slices(recipe: Recipe, slices: Mapping[str, Sliced]) -> Recipe:
     """Return a recipe in which globs of parameters mean their slices, too.
 

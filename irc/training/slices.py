@@ -6,6 +6,7 @@ gives or asks for the weights of a model knows the whole ones.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,13 +47,17 @@ def of_states(weights: Mapping[str, Sliced], held: Iterable[str]) -> dict[str, S
     >>> {name: own.names for name, own in of_states({"w": weight}, held).items()}
     {'sum.w': ('sum.w:0-2', 'sum.w:2-3'), 'w': ('w:0-2', 'w:2-3')}
     """
+    wholes = {own.names[0]: whole for whole, own in weights.items()}
     found: dict[str, Sliced] = {}
     for name in held:
-        for whole, own in weights.items():
-            if name.endswith(own.names[0]):
-                head = name.removesuffix(own.names[0])
-                names = tuple(f"{head}{each}" for each in own.names)
-                found[f"{head}{whole}"] = Sliced(names, own.dim, own.starts, own.stops)
+        # The longest name: ``encoder.qkv`` has a weight of its own, though ``qkv`` has one, too.
+        starts = (0, *(place.end() for place in re.finditer(r"\.", name)))
+        start = next((at for at in starts if name[at:] in wholes), None)
+        if start is not None:
+            head, whole = name[:start], wholes[name[start:]]
+            own = weights[whole]
+            names = tuple(f"{head}{each}" for each in own.names)
+            found[f"{head}{whole}"] = Sliced(names, own.dim, own.starts, own.stops)
     return found
 
 

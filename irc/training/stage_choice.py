@@ -17,6 +17,7 @@ from irc.dialects.types import ITEM_BYTES, TensorType
 from irc.errors import IrcError
 from irc.ops.rule import RuleError
 from irc.ops.work import VIEWS, bytes_moved
+from irc.training.projections import known_names
 from irc.training.stage_names import named_by, unknown_name
 
 BACKWARD = 2.0
@@ -137,9 +138,10 @@ def _line(func: FuncOp) -> _Line:
 
 
 def _whole(func: FuncOp, place: Mapping[Operation, int]) -> frozenset[int]:
-    """Return the positions where a cut would part what reads a buffer from what moves it.
+    """Return the positions where a cut would part what one stage alone can have.
 
-    Stages work on different micro-batches at one time: one alone can have the buffer.
+    These are what reads a buffer and what moves it, since stages work on different micro-batches at
+    one time, and what reads the slices of one weight.
     """
     held = {name: value for role, name, value in arguments(func) if role == "buffer"}
     end = func.body.block.last_op
@@ -150,7 +152,21 @@ def _whole(func: FuncOp, place: Mapping[Operation, int]) -> frozenset[int]:
             using = [*(use.operation for use in held[name].uses), moved.owner]
             places = [place[op] for op in using if isinstance(op, Operation) and op in place]
             chosen.update(range(min(places) + 1, max(places) + 1) if places else ())
+    for values in _slices(func).values():
+        using = [use.operation for value in values for use in value.uses]
+        places = [place[op] for op in using if op in place]
+        chosen.update(range(min(places) + 1, max(places) + 1) if places else ())
     return frozenset(chosen)
+
+
+def _slices(func: FuncOp) -> dict[str, list[SSAValue]]:
+    """Return the slices of each weight that has some, by its name."""
+    slices: dict[str, list[SSAValue]] = {}
+    known = known_names(func)
+    for _, name, value in arguments(func):
+        if known[value] != name:
+            slices.setdefault(known[value], []).append(value)
+    return slices
 
 
 def balanced(
@@ -271,7 +287,9 @@ def pinned(func: FuncOp, costs: Costs, text: str, count: int) -> dict[Operation,
         IrcError: ``pipeline-stages`` where the text names other things than the model has, or
             stages through which values would go backward.
     """
-    names = [name for role, name, _ in arguments(func) if role in ("parameter", "buffer")]
+    named = known_names(func)
+    held = [value for role, _, value in arguments(func) if role in ("parameter", "buffer")]
+    names = list(dict.fromkeys(named[value] for value in held))
     stages = [part.strip() for part in text.split(";")]
     if len(stages) != count:
         raise IrcError(
@@ -288,7 +306,6 @@ def pinned(func: FuncOp, costs: Costs, text: str, count: int) -> dict[Operation,
             for name in chosen:
                 owners.setdefault(name, []).append(stage)
     line = _line(func)
-    named = {value: name for _, name, value in arguments(func)}
     found: dict[Operation, int] = {}
     read: dict[str, set[int]] = {}
     for op in line.ops:
