@@ -3,6 +3,8 @@
 A product of a forward pass is computed where the call's results, or the loss, depend on it. Where
 the loss does so smoothly, backward has a product more for each operand that depends on something
 that is trained: one for the weight unless it is frozen, one for what the layers before it need.
+Products without a weight do not count: they may be attention, whose kernels leave out what a mask
+hides.
 """
 
 from __future__ import annotations
@@ -60,10 +62,7 @@ def products_of_step(
         role == "parameter" and name in trained and is_smooth(value) and not is_frozen(func, value)
         for role, name, value in arguments(func)
     )
-    moving = tuple(
-        role == "input" or moves
-        for (role, _, _), moves in zip(arguments(func), active, strict=True)
-    )
+    moving = tuple(role == "input" for role, _, _ in arguments(func))
     index = loss_index(func, loss)
     ends = tuple(number == index for number in range(len(_ends(func))))
     return _Products(functions(module)).of("forward", moving, active, ends, ends)
@@ -77,7 +76,7 @@ def _ends(func: FuncOp) -> Flags:
 
 @dataclass(frozen=True)
 class _Seen:
-    """Values of a function that depend on inputs or what is trained, and smoothly on the latter."""
+    """Values of a function that depend on inputs, and smoothly on what is trained."""
 
     moving: frozenset[SSAValue]
     active: frozenset[SSAValue]
@@ -154,12 +153,18 @@ class _Products:
                 continue
             is_smoothly = not gradients.isdisjoint(op.results)
             values.update(op.operands)
-            if isinstance(op, ContractOp) and not seen.moving.isdisjoint(op.operands):
+            if isinstance(op, ContractOp) and _counts(op, seen):
                 work += _work(op, seen.active if is_smoothly else frozenset())
             if is_smoothly:
                 gradients |= seen.active.intersection(op.operands)
         self._needed[key] = _Needed(*_flags(block.args, values, gradients), work)
         return self._needed[key]
+
+
+def _counts(op: ContractOp, seen: _Seen) -> bool:
+    """Whether a product has a weight, and is not of frozen ones alone, which can be folded."""
+    moving = [value in seen.moving for value in op.operands]
+    return not all(moving) and (any(moving) or not seen.active.isdisjoint(op.operands))
 
 
 def _work(op: ContractOp, active: frozenset[SSAValue]) -> Counter[str]:

@@ -78,6 +78,25 @@ def test_layers_that_are_called_count_as_often_as_they_are() -> None:
     assert sum(products_of_step(program.module, few).values()) < sum(whole.values())
 
 
+class Scores(nn.Module):
+    """Attention in parts, which a kernel may stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(16, 16, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the loss."""
+        q = self.up(x)
+        return ((q @ q.mT).softmax(-1) @ q).mean()
+
+
+def test_products_without_a_weight_do_not_count() -> None:
+    program = program_of(Scores(), torch.zeros(4, 16))
+    # Forward, and the gradient of the weight.
+    assert products_of_step(program.module, names(program)) == {"f32": 2 * 2 * 4 * 16 * 16}
+
+
 def test_the_bound_of_a_frozen_body_is_below_that_of_all() -> None:
     program, cluster = program_of(Body(torch.bfloat16), torch.zeros(4, 16)), find_cluster("8xH100")
 
