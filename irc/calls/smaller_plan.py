@@ -110,12 +110,14 @@ def _smaller_parts(plan: PartsPlan, layers: int) -> tuple[PartsPlan, Left]:
     stages = names_by_stage(staged)
     stage_of = {name: stage for stage, names in stages.items() for name in names}
     left = leave_layers(module, layers, stage_of)
+    sliced = plan.facts.slices
+    gone = left.gone.union(*(sliced[name].names for name in left.gone if name in sliced))
     names = {name for _, name, _ in arguments(entry(module))}
     cut = stage_pins({stage: [n for n in own if n in names] for stage, own in stages.items()})
     first = next(iter(plan.parts[0].values())).plan
     each = [loaded.plan for part in plan.parts for loaded in part.values()]
     options = replace(
-        _options(first, left.gone, each),
+        _options(first, gone, each),
         mesh=plan.mesh,
         sums=recipe.precision.sums,
         offload=plan.facts.offload,

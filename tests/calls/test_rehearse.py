@@ -99,6 +99,37 @@ def test_layers_are_left_out_and_lie_alike(stages: Path, monkeypatch: pytest.Mon
     assert needed_bytes(two, 1) == needed_bytes(whole, 1)
 
 
+class Attention(nn.Module):
+    """A residual layer with one projection of queries, keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add what four heads see."""
+        heads = (each.unflatten(-1, (4, 4)).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
+        return x + self.out(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("passes", ["", "no-split-projections"])
+def test_fewer_layers_are_split_as_the_plan_is(tmp_path: Path, passes: str) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(*(Attention() for _ in range(3)))
+    x, options = torch.zeros(4, 8, 16), {"passes": [passes]} if passes else {}
+    irc.export_plan(
+        model, (x, x), out=tmp_path, loss=F.mse_loss, optimizer="adamw", mesh="tensor=2",
+        micro_batches=2, cluster="2x8xH100", backend="triton", native="none", **options,
+    )  # fmt: skip
+    whole = load_parts(tmp_path)
+    smaller, left = smaller_plan(whole, 2)
+    assert left.layers == (2, 3)
+    assert bool(whole.facts.slices) != bool(passes)
+    assert smaller.facts.slices.items() <= whole.facts.slices.items()
+    assert len(smaller.facts.slices) * 3 == len(whole.facts.slices) * 2
+
+
 def test_a_step_of_one_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder, trace = exported(Path("plan"), mesh="data=4"), tmp_path / "trace.json"
