@@ -1,4 +1,4 @@
-"""What a model of equal layers takes, from three of its layers: pieces, stages, steps.
+"""What a model of equal layers takes, from eight of its layers: pieces, stages, steps.
 
 A *piece* is a part of the model, planned on the mesh of a stage: its functions' seconds and bytes
 on a rank. Four pieces say what any stage takes, whatever the depth and the cut: the first ops, a
