@@ -59,7 +59,8 @@ class Published(Blocks):
 
     def stage(self, content: Content) -> Piece:
         """Return what a stage takes."""
-        piece, layers = super().stage(content), content.layers
+        # What runs again is added here, to layers as they are.
+        piece, layers = super().stage(replace(content, again=0)), content.layers
         again = content.again if isinstance(content, Stage) else 0
         forward, backward = layers * self.of_layer.forward, layers * self.of_layer.backward
         backward += again * self.of_layer.forward
