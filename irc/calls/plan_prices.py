@@ -14,21 +14,18 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TypeAlias
 
-from xdsl.dialects.builtin import ModuleOp
-
 from irc.cluster.topology import Cluster
 from irc.cost.model import ClusterCost
-from irc.dialects.builder import entry
 from irc.errors import IrcError
 from irc.pipeline import Options
-from irc.pipeline.run import run_passes
-from irc.pipeline.training import Training
 from irc.program import Program
 from irc.programs.blocks import blocks_of
+from irc.programs.cuts import Cuts
 from irc.programs.make import split_option
 from irc.programs.schedules import schedule_for, splits_backward
 from irc.programs.short_steps import LEAST, MOST, ShortStep, short_step
 from irc.programs.stage_memory import budget_of
+from irc.schedule.actions import Schedule
 from irc.search.blocks import UPDATE, Blocks, Content
 from irc.search.configurations import (
     FULL,
@@ -41,9 +38,8 @@ from irc.search.configurations import (
 from irc.search.fitting import LARGE, cheapest, stored_price
 from irc.search.judge import Verdict
 from irc.search.layers import layers_of, shortened
-from irc.simulate.assembled import Assembled, simulate_blocks
+from irc.simulate.assembled import Assembled, KnownTapes, simulate_blocks
 from irc.training.recipe import Recipe
-from irc.training.stage_choice import Costs, balanced, ops_in_line
 
 Forward: TypeAlias = Callable[[int], tuple[Program, Recipe]]
 """The forward pass of one of so many micro-batches, and how it is trained."""
@@ -75,8 +71,9 @@ class Prices:
     _steps: dict[tuple[int, str, bool], ShortStep | None] = field(
         default_factory=dict[tuple[int, str, bool], ShortStep | None]
     )
-    _cuts: dict[int, tuple[Content, ...]] = field(default_factory=dict[int, tuple[Content, ...]])
-    _whole: ModuleOp | None = None
+    _cuts: Cuts | None = None
+    _schedule: tuple[tuple[str, int, int], Schedule] | None = None
+    _tapes: KnownTapes = field(default_factory=KnownTapes)
 
     def price(self, configuration: Configuration) -> Verdict | None:
         """Return what a step takes; None where pieces of the model do not say that.
@@ -114,20 +111,23 @@ class Prices:
         own, budget = configuration, self._budget(configuration)
         if first_again(own.recompute)[1] or own.in_parts or self._assembled(own) is None:
             return None
-        layers = max(content.layers for content in self._contents(_parts(own)))
+        parts = len(self._schedule_of(own).paths[0])
+        layers = max(content.layers for content in self._contents(parts))
         depth = 0 if own.recompute == FULL else layers
 
-        def smaller(in_parts: int, again: int) -> tuple[float, float]:
-            """Return seconds and bytes; without end where pieces do not say them."""
-            step = self._assembled(_made_smaller(own, in_parts, again, depth))
-            return (inf, inf) if step is None else (step.simulation.seconds, max(step.held_bytes))
+        def step(in_parts: int, again: int) -> Assembled | None:
+            return self._assembled(_made_smaller(own, in_parts, again, depth))
 
-        best = cheapest(
-            range(len(IN_PARTS) if can_divide(own) else 1),
-            depth,
-            lambda in_parts, again: smaller(in_parts, again)[1] <= budget,
-            lambda in_parts, again: smaller(in_parts, again)[0],
-        )
+        def fits(in_parts: int, again: int) -> bool:
+            smaller = step(in_parts, again)
+            return smaller is not None and max(smaller.held_bytes) <= budget
+
+        def seconds(in_parts: int, again: int) -> float:
+            smaller = step(in_parts, again)
+            return inf if smaller is None else smaller.simulation.seconds
+
+        points = range(len(IN_PARTS) if can_divide(own) else 1)
+        best = cheapest(points, depth, fits, seconds)
         return None if best in (None, (0, 0)) else _made_smaller(own, *best, depth)
 
     def boundless_s(self, configuration: Configuration) -> float:
@@ -156,8 +156,7 @@ class Prices:
 
     def _assembled(self, configuration: Configuration) -> Assembled | None:
         """Return a step put together of pieces; None where they say nothing."""
-        own = configuration
-        schedule = schedule_for(own.schedule, own.pipe, own.micro_batches)
+        own, schedule = configuration, self._schedule_of(configuration)
         if len(set(schedule.paths)) > 1 or schedule.skips or schedule.vocabulary:
             return None
         base, again = first_again(own.recompute)
@@ -169,12 +168,19 @@ class Prices:
                 return None
             blocks = replace(blocks, again=whole.layer)
             contents = tuple(replace(own, again=min(again, own.layers)) for own in contents)
-        return simulate_blocks(blocks, contents, schedule, own.inner, self.cluster.fit(own.mesh))
+        cluster = self.cluster.fit(own.mesh)
+        return simulate_blocks(blocks, contents, schedule, own.inner, cluster, self._tapes)
+
+    def _schedule_of(self, own: Configuration) -> Schedule:
+        """Return the schedule of a step: what makes it smaller has the same."""
+        key = own.schedule, own.pipe, own.micro_batches
+        if self._schedule is None or self._schedule[0] != key:
+            self._schedule = key, schedule_for(*key)
+        return self._schedule[1]
 
     def _blocks_of(self, configuration: Configuration) -> Blocks | None:
         """Return the pieces of a step, for the functions that its schedule runs."""
-        own = configuration
-        schedule = schedule_for(own.schedule, own.pipe, own.micro_batches)
+        own, schedule = configuration, self._schedule_of(configuration)
         parts = range(len(schedule.paths[0]))
         splits = {splits_backward(schedule, part) for part in parts}
         return self._of(own, splits=splits.pop()) if len(splits) == 1 else None
@@ -224,18 +230,16 @@ class Prices:
             if layers is None or layers.count <= LEAST:
                 self._short[count] = None
             else:
-                if self._whole is None:
-                    self._whole = program.module
+                if self._cuts is None:
+                    self._cuts = Cuts(program.module, self.options.cluster)
                 module = shortened(program.module, MOST)
                 self._short[count] = Program(module, program.tensors, program.source), recipe
         return self._short[count]
 
     def _contents(self, parts: int) -> tuple[Content, ...]:
         """Return what each stage has of the model where it is cut into so many."""
-        if parts not in self._cuts:
-            assert self._whole is not None
-            self._cuts[parts] = contents_of(self._whole, self.options.cluster, parts)
-        return self._cuts[parts]
+        assert self._cuts is not None
+        return self._cuts.contents(parts)
 
 
 def _key(own: Configuration) -> object:
@@ -248,10 +252,6 @@ def _key(own: Configuration) -> object:
     rest = tuple(axis for axis in own.inner.axes if axis[0] != "data")
     mesh = own.mesh if own.layout or own.in_parts else (rest, data > 1)
     return mesh, own.micro_batches * data, own.layout, own.recompute, own.in_parts
-
-
-def _parts(own: Configuration) -> int:
-    return len(schedule_for(own.schedule, own.pipe, own.micro_batches).paths[0])
 
 
 def _made_smaller(own: Configuration, in_parts: int, again: int, depth: int) -> Configuration:
@@ -280,28 +280,3 @@ def _hidden_s(
     busy = sum(part for kinds, part in blocks.mixes.get("B", ()) if port in kinds)
     piece = blocks.stage(content)
     return min(piece.bare_s.get(UPDATE, 0.0), piece.seconds["B"] * (1 - busy))
-
-
-def contents_of(module: ModuleOp, cluster: str, stages: int) -> tuple[Content, ...]:
-    """Return the layers of each stage where a model is cut as ``cut-stages`` would.
-
-    Args:
-        module: level flow, as captured, with a run of layers; it stays as it is.
-        cluster: that prices ops.
-        stages: how many.
-
-    Raises:
-        IrcError: ``pipeline-stages`` for more of them than there is to share out.
-    """
-    copy = module.clone()
-    run_passes(copy, Training(stream={}).of_model)
-    func = entry(copy)
-    layers = layers_of(copy)
-    assert layers is not None
-    stage_of = balanced(func, Costs(copy, cluster), stages)
-    last_of = [stage_of[layers.layer(number)[-1]] for number in range(layers.count)]
-    line = ops_in_line(func)
-    ends = stage_of[line[0]], stage_of[line[-1]]
-    return tuple(
-        Content(last_of.count(stage), stage == ends[0], stage == ends[1]) for stage in range(stages)
-    )

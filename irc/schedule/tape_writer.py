@@ -65,8 +65,8 @@ class _Rank:
         key = action.stage, name, action.micro_batch
         if key not in self.values:
             stage = self._model_stage(action)
-            own = self._routes(action.micro_batch)
-            routes = [r for r in own if r.name == name and r.consumer == stage]
+            skipped = self._skipped(action.micro_batch)
+            routes = list(self.wiring.routes_to(stage, name, skipped))
             if not routes:
                 raise IrcError(
                     "schedule-order",
@@ -78,10 +78,10 @@ class _Rank:
             self.values[key] = Value(*key, [at], arrives=routes[0])
         return self.values[key]
 
-    def _routes(self, micro_batch: int) -> Iterator[Route]:
-        """Yield the routes that a micro-batch's values go."""
+    def _skipped(self, micro_batch: int) -> tuple[int, ...]:
+        """Return the stages that a micro-batch leaves out."""
         skips = self.schedule.skips
-        return self.wiring.routes_of(skips[micro_batch] if skips else ())
+        return skips[micro_batch] if skips else ()
 
     def _on_own_rank(self, route: Route, micro_batch: int) -> int | None:
         """Return the stage that makes a value which this rank reads where it lies."""
@@ -95,9 +95,8 @@ class _Rank:
     def _goes(self, action: Action, register: str) -> Iterator[tuple[Route, int]]:
         path = self.schedule.paths[action.micro_batch]
         stage = path.index(action.stage)
-        for route in self._routes(action.micro_batch):
-            if (route.producer, route.register) != (stage, register):
-                continue
+        skipped = self._skipped(action.micro_batch)
+        for route in self.wiring.routes_from(stage, register, skipped):
             if self._on_own_rank(route, action.micro_batch) is None:
                 yield route, path[route.consumer]
 

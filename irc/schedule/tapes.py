@@ -12,8 +12,9 @@ and receives are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
 from irc.schedule.actions import Action
@@ -77,10 +78,31 @@ class Wiring:
 
     def routes_of(self, skipped: Collection[int]) -> Iterator[Route]:
         """Yield the routes of a micro-batch that leaves out some parts."""
+        return _ways(self.routes, skipped)
+
+    @cached_property
+    def _by_producer(self) -> Mapping[tuple[int, str], Sequence[Route]]:
+        """The routes that leave each register of a stage."""
+        routes: dict[tuple[int, str], list[Route]] = {}
         for route in self.routes:
-            ends = route.producer in skipped or route.consumer in skipped
-            if not ends and _is_way(route, skipped):
-                yield route
+            routes.setdefault((route.producer, route.register), []).append(route)
+        return routes
+
+    @cached_property
+    def _by_consumer(self) -> Mapping[tuple[int, str], Sequence[Route]]:
+        """The routes that each value comes to a stage by."""
+        routes: dict[tuple[int, str], list[Route]] = {}
+        for route in self.routes:
+            routes.setdefault((route.consumer, route.name), []).append(route)
+        return routes
+
+    def routes_from(self, stage: int, register: str, skipped: Collection[int]) -> Iterator[Route]:
+        """Yield the routes of a micro-batch that leave a register of a stage."""
+        return _ways(self._by_producer.get((stage, register), ()), skipped)
+
+    def routes_to(self, stage: int, name: str, skipped: Collection[int]) -> Iterator[Route]:
+        """Yield the routes of a micro-batch by which a value comes to a stage."""
+        return _ways(self._by_consumer.get((stage, name), ()), skipped)
 
     def kind(self, kind: str, micro_batch: int) -> str:
         """Return the kind of the function that does an action's kind for a micro-batch."""
@@ -92,9 +114,12 @@ class Wiring:
         return self.functions[stage].get(self.kind(kind, micro_batch))
 
 
-def _is_way(route: Route, skipped: Collection[int]) -> bool:
-    """Return whether a value goes by a route: around what is left out, and nothing else."""
-    return all(part in skipped for part in route.over)
+def _ways(routes: Iterable[Route], skipped: Collection[int]) -> Iterator[Route]:
+    """Yield the routes that a value goes by: around what is left out, and nothing else."""
+    for route in routes:
+        ends = route.producer in skipped or route.consumer in skipped
+        if not ends and all(part in skipped for part in route.over):
+            yield route
 
 
 class Place(NamedTuple):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
 
 from irc.cluster.topology import Cluster
 from irc.dialects.placement import Mesh
@@ -12,12 +14,16 @@ from irc.schedule.tape_writer import tapes_of
 from irc.schedule.tapes import Function, Route, Tape, Wiring
 from irc.search.blocks import UPDATE, Blocks, Content, Passed, Piece
 from irc.sharding.between import Channel, Side
+from irc.simulate.actions import Resource
 from irc.simulate.boundaries import transfer_of
 from irc.simulate.costs import Costs, StageCosts, Transfer
 from irc.simulate.mixes import MixedPorts
 from irc.simulate.schedule import Simulation
-from irc.simulate.tapes import simulate_tapes
+from irc.simulate.tapes import Ways, simulate_tapes
 from irc.simulate.update import kind_of
+
+TapesOf: TypeAlias = Callable[[Schedule, Wiring], tuple[Tape, ...]]
+"""Spells a schedule out."""
 
 ON, BACK = "on", "back"
 """What a stage gives to the next one, and the gradient that it gives to the one before."""
@@ -25,23 +31,48 @@ ON, BACK = "on", "back"
 
 @dataclass(frozen=True)
 class Assembled:
-    """A step that was put together and simulated.
+    """A step that was put together.
+
+    What it holds follows from its tapes alone; it is simulated when it is asked what it takes,
+    which is the longer part of the work where stages and micro-batches are many.
 
     Attributes:
-        simulation: of it.
+        schedule: what runs.
+        tapes: of its ranks.
+        costs: of its stages.
+        sizes: bytes of a slot, by stage and register.
+        ways: what values take between stages.
+        device: what streams of a rank share; None: each runs as if alone.
         held_bytes: by rank of the schedule, what it holds at the worst moment.
         bare_s: by rank of the schedule, for how long compute waits for collectives.
     """
 
-    simulation: Simulation
+    schedule: Schedule
+    tapes: tuple[Tape, ...]
+    costs: Costs
+    sizes: Mapping[tuple[int, str], float]
+    ways: Ways
+    device: Resource | None
     held_bytes: tuple[float, ...]
     bare_s: tuple[float, ...]
 
+    @cached_property
+    def simulation(self) -> Simulation:
+        """The step, simulated."""
+        return simulate_tapes(
+            self.schedule, self.tapes, self.costs, self.ways, self.sizes, device=self.device
+        )
+
 
 def simulate_blocks(
-    blocks: Blocks, contents: Sequence[Content], schedule: Schedule, mesh: Mesh, cluster: Cluster
+    blocks: Blocks,
+    contents: Sequence[Content],
+    schedule: Schedule,
+    mesh: Mesh,
+    cluster: Cluster,
+    tapes: TapesOf = tapes_of,
 ) -> Assembled:
-    """Simulate a step whose stages are put together from pieces.
+    """Return a step whose stages are put together from pieces, ready to be simulated.
 
     Args:
         blocks: the pieces.
@@ -50,9 +81,10 @@ def simulate_blocks(
             micro-batches go in order.
         mesh: of a stage.
         cluster: whose devices are the ranks, stage after stage.
+        tapes: spells a schedule out (:func:`irc.schedule.tape_writer.tapes_of`).
     """
     stages = [blocks.stage(content) for content in contents]
-    tapes = tapes_of(schedule, _wiring(blocks, stages))
+    spelt = tapes(schedule, _wiring(blocks, stages))
     costs = Costs([_costs(piece) for piece in stages], norm=blocks.norm)
     sizes = _sizes(blocks, stages, contents)
     own_mixes = {
@@ -62,19 +94,39 @@ def simulate_blocks(
     }
     ports = MixedPorts.of(own_mixes, cluster.device.interference)
     ways = _Ways(blocks.passed, schedule, mesh, cluster)
-    found = simulate_tapes(
-        schedule, tapes, costs, ways, sizes, device=None if cluster.device.cores else ports
-    )
     own: list[list[int]] = [[] for _ in schedule.ranks]
     for stage, rank in schedule.rank_of.items():
         own[rank].append(stage)
     count = schedule.num_micro_batches
     held, bare = list[float](), list[float]()
-    for tape, numbers in zip(tapes, own, strict=True):
+    for tape, numbers in zip(spelt, own, strict=True):
         pieces = [stages[number] for number in numbers]
         held.append(_held(pieces, tape, sizes))
         bare.append(sum(_bare(piece, count) for piece in pieces))
-    return Assembled(found, tuple(held), tuple(bare))
+    device = None if cluster.device.cores else ports
+    return Assembled(schedule, spelt, costs, sizes, ways, device, tuple(held), tuple(bare))
+
+
+class KnownTapes:
+    """The tapes of the schedule that was asked for last.
+
+    Stages with other layers computed again, or with weights in parts, hand on the same registers of
+    other sizes, so that their tapes are the same.
+    """
+
+    def __init__(self) -> None:
+        self._schedule: Schedule | None = None
+        self._known: dict[object, tuple[Tape, ...]] = {}
+
+    def __call__(self, schedule: Schedule, wiring: Wiring) -> tuple[Tape, ...]:
+        """Return the tapes of a schedule with this wiring."""
+        if schedule is not self._schedule:
+            self._schedule, self._known = schedule, {}
+        functions = tuple(tuple(own.items()) for own in wiring.functions)
+        key = functions, wiring.routes, wiring.aligned
+        if key not in self._known:
+            self._known[key] = tapes_of(schedule, wiring)
+        return self._known[key]
 
 
 def _costs(piece: Piece) -> StageCosts:

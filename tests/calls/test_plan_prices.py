@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from math import inf
 
 import pytest
 import torch
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.passes import ModulePass
 
 from irc.calls.batch_sizes import lines_through
 from irc.calls.plan_judge import StepJudge
@@ -18,7 +20,8 @@ from irc.choices import recipe_option
 from irc.dialects.placement import Mesh
 from irc.dialects.text import dump
 from irc.errors import IrcError
-from irc.pipeline import Options
+from irc.pipeline import Options, run_passes
+from irc.programs import cuts
 from irc.search.by_pieces import PRICE_ERROR
 from irc.search.configurations import Configuration, with_first_again
 from irc.search.judge import Verdict
@@ -117,6 +120,25 @@ def test_a_price_is_the_same_whatever_was_priced_before() -> None:
     after.price(Configuration(Mesh.parse("data=4"), 4, in_parts=2))
     assert (price := alone.price(far)) is not None
     assert after.price(far) == price
+
+
+def test_a_model_is_prepared_and_priced_once_for_all_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[ModuleOp] = []
+
+    def prepare(module: ModuleOp, passes: Sequence[ModulePass]) -> None:
+        prepared.append(module)
+        run_passes(module, passes)
+
+    monkeypatch.setattr(cuts, "run_passes", prepare)
+    program, _ = judge(2, 32).prices.forward(1)
+    text, one = dump(program.module), cuts.Cuts(program.module, "2x8xH100")
+    for stages in (1, 2, 1):
+        contents = one.contents(stages)
+        assert [own.layers for own in contents] == [2 // stages] * stages
+        assert [own.has_first for own in contents].index(True) == 0
+        assert contents[-1].has_last
+    assert len(prepared) == 1
+    assert dump(program.module) == text
 
 
 def test_the_program_of_a_third_batch_follows_from_two() -> None:

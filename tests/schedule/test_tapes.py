@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 import pytest
@@ -103,3 +104,39 @@ def test_what_nothing_makes_is_refused() -> None:
     with pytest.raises(IrcError, match="which nothing before it on its rank makes") as caught:
         tapes_of(schedule, lost)
     assert caught.value.code == "schedule-order"
+
+
+def test_work_for_an_action_does_not_grow_with_the_stages() -> None:
+    """With 64 stages and 256 micro-batches all routes were gone through for each value."""
+
+    def calls(stages: int) -> float:
+        schedule, own = generate("1f1b", ranks=stages, micro_batches=stages), wiring(stages)
+        count = 0
+
+        def called(*_: object) -> None:
+            nonlocal count
+            count += 1
+
+        sys.setprofile(called)
+        try:
+            tapes_of(schedule, own)
+        finally:
+            sys.setprofile(None)
+        return count / sum(map(len, schedule.ranks))
+
+    assert calls(24) < 1.5 * calls(6)
+
+
+def test_routes_of_a_stage_are_those_of_all_that_begin_or_end_there() -> None:
+    own = wiring(4)
+    around = Route("cut0.1", 0, 2, "cut0.1", over=(1,))
+    own = Wiring(own.functions, (*own.routes, around), own.aligned)
+    for skipped in ((), (1,), (0, 1), (1, 2)):
+        every = list(own.routes_of(skipped))
+        for route in own.routes:
+            stage, register = route.producer, route.register
+            leaving = [r for r in every if (r.producer, r.register) == (stage, register)]
+            assert list(own.routes_from(stage, register, skipped)) == leaving
+            stage, name = route.consumer, route.name
+            coming = [r for r in every if (r.consumer, r.name) == (stage, name)]
+            assert list(own.routes_to(stage, name, skipped)) == coming

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from irc.cluster.presets import PRESETS
 from irc.dialects.placement import Mesh, Placement, Split
 from irc.programs.schedules import schedule_for
+from irc.schedule.actions import Schedule
+from irc.schedule.tape_writer import tapes_of
+from irc.schedule.tapes import Tape, Wiring
 from irc.search.blocks import UPDATE, Blocks, Content, Passed, Piece
-from irc.simulate.assembled import Assembled, simulate_blocks
+from irc.simulate import assembled
+from irc.simulate.assembled import Assembled, KnownTapes, simulate_blocks
 
 LAYER = Piece({"F": 1.0, "B": 2.0}, held_bytes=100.0, saved_bytes={"F-B": 10.0})
 HEAD = Piece({"F": 0.5, "B": 1.0, UPDATE: 6.0}, arena_bytes={"B": 7.0})
@@ -17,8 +23,7 @@ PASSED = Passed((8, 2), "f32", Placement((("data", Split(0)),)), 32.0, True)
 
 
 def simulated(schedule: str, contents: list[Content], **pieces: Piece) -> Assembled:
-    known = {"each": Piece(), "first": Piece(), "layer": LAYER, "last": Piece(), **pieces}
-    blocks = Blocks(**known, passed=(PASSED,))
+    blocks = replace(Blocks(Piece(), Piece(), LAYER, Piece(), passed=(PASSED,)), **pieces)
     pipe = len(contents) // (2 if ":" in schedule else 1)
     own = schedule_for(schedule, pipe, 8)
     return simulate_blocks(blocks, contents, own, MESH, PRESETS["2x8xH100"])
@@ -48,3 +53,34 @@ def test_several_stages_on_a_rank_have_a_shorter_bubble() -> None:
     whole = simulated("1f1b", [Content(2, True), Content(2, False, True)])
     halves = simulated("interleaved:2", plain(4))
     assert halves.simulation.seconds < whole.simulation.seconds
+
+
+def test_a_schedule_is_spelt_out_once_for_stages_of_any_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Wiring] = []
+
+    def counted(schedule: Schedule, wiring: Wiring) -> tuple[Tape, ...]:
+        asked.append(wiring)
+        return tapes_of(schedule, wiring)
+
+    monkeypatch.setattr(assembled, "tapes_of", counted)
+    known, cluster = KnownTapes(), PRESETS["2x8xH100"]
+
+    def held(schedule: Schedule, times: float, tapes: assembled.TapesOf) -> tuple[float, ...]:
+        layer = LAYER.times(times)
+        blocks = Blocks(Piece(), Piece(), layer, Piece(), passed=(PASSED,), again=layer)
+        own = simulate_blocks(blocks, plain(4), schedule, MESH, cluster, tapes)
+        return own.held_bytes
+
+    first, other = (schedule_for("1f1b", 4, count) for count in (8, 16))
+    for schedule, times in ((first, 1.0), (first, 2.0), (other, 2.0), (other, 1.0)):
+        assert held(schedule, times, known) == held(schedule, times, tapes_of)
+    assert len(asked) == 2
+
+
+def test_what_a_step_holds_is_known_before_it_is_simulated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(assembled, "simulate_tapes", pytest.fail)
+    assert simulated("1f1b", plain(4)).held_bytes[0] > 100.0
