@@ -136,7 +136,8 @@ class _Climb:
         """Whether to price a configuration, or to make one smaller that takes so long as it is.
 
         Not where even by the price that was least beside its estimate it would be far behind the
-        best one; nor where it is behind before it is made smaller, which takes longer.
+        best one; nor where it is behind before it is made smaller, which takes longer; nor where
+        fewer micro-batches of the same step fit, in which nothing waits for a stage.
         """
         trials = self.trials
         if len(trials.judged) >= self.most or not trials.prices:
@@ -145,6 +146,8 @@ class _Climb:
         known = [each for each in trials.priced(self.devices) if not each.objection]
         if not known or trials.limits.objective not in ("throughput", "latency"):
             return True
+        if any(_is_in_fewer(configuration, each.configuration) for each in known):
+            return False
         steps = [(each.configuration, each.verdict.step_s) for each in known if each.verdict]
         ratio = min(step_s / self._estimate(own) for own, step_s in steps)
         likely_s = ratio * self._estimate(configuration) if len(known) >= LEAST_KNOWN else 0.0
@@ -155,3 +158,19 @@ class _Climb:
 
     def _estimate(self, configuration: Configuration) -> float:
         return self.trials.estimate(self.outline, configuration)
+
+
+def _is_in_fewer(own: Configuration, known: Configuration) -> bool:
+    """Return whether what fits is the same step in fewer micro-batches, of one program a rank.
+
+    More of them compute as much, in smaller products and more launches, and sum gradients behind
+    the last one alone: they are there to hold less, and to fill a pipeline.
+
+    >>> from irc.dialects.placement import Mesh
+    >>> four, two = (Configuration(Mesh.parse("data=8"), count) for count in (4, 2))
+    >>> _is_in_fewer(four, two), _is_in_fewer(two, four)
+    (True, False)
+    """
+    if own.pipe > 1 or known.micro_batches >= own.micro_batches:
+        return False
+    return replace(known, micro_batches=own.micro_batches) == own

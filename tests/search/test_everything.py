@@ -206,6 +206,21 @@ def test_what_is_left_alone_never_beats_the_best(seed: int, needed: float) -> No
                 assert says(each).step_s >= best.verdict.step_s
 
 
+@pytest.mark.parametrize("fits", [True, False])
+def test_more_micro_batches_of_a_step_are_priced_where_fewer_do_not_fit(fits: bool) -> None:
+    def says(configuration: Configuration) -> Verdict:
+        if configuration.micro_batches == 1 and not fits:
+            raise needs(7 * 10**9)
+        return by_estimate(configuration)
+
+    judge = Priced(says)
+    trials = Trials(judge, CLUSTER, Limits(), True, 16)
+    assert search_by_pieces(trials, 16)
+    sizes = {own for own in judge.asked if own.pipe == 1 and own.recompute == "none"}
+    more = [own for own in sizes if own.micro_batches > 1]
+    assert bool(more) == (not fits)
+
+
 def test_where_no_priced_plan_fits_all_is_planned_whole() -> None:
     """Pieces are the fastest that there are, which may hold more than a whole plan has to."""
     judge = Priced(by_estimate)
