@@ -74,7 +74,7 @@ def _require_plain(schedule: Schedule) -> None:
 
 def splits_backward(schedule: Schedule, part: int) -> bool:
     """Return whether a part's backward is I and W for some micro-batch."""
-    return any(
+    return schedule.splits_backward and any(
         a.kind == "I" and schedule.paths[a.micro_batch][part] == a.stage
         for actions in schedule.ranks
         for a in computed(actions)
