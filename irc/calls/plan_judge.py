@@ -29,12 +29,12 @@ from irc.plan.parts import MICRO_BATCH_KINDS, SMALLER_KINDS, PartsPlan
 from irc.plan.schema import Plan
 from irc.plugin import builtin_pass
 from irc.program import Program
-from irc.programs.short_steps import LEAST
+from irc.programs.short_steps import LEAST, MOST
 from irc.search.configurations import NOTHING, Configuration, Outline
 from irc.search.fitting import stored_price
 from irc.search.graph import Inputs, Wishes
 from irc.search.judge import Verdict
-from irc.search.layers import layers_of
+from irc.search.layers import layers_of, shortened
 from irc.search.meshes import Ranking, search_meshes
 from irc.search.objections import objection
 from irc.search.on_mesh import MARGIN
@@ -197,14 +197,29 @@ class StepJudge:
     @cached_property
     def prices(self) -> Prices:
         """What pieces of the model say, of the devices in order."""
-        return Prices(self._forward, self.options, self.cluster)
+        return Prices(self._forward, self._short_forward, self.options, self.cluster)
 
     def _forward(self, count: int) -> tuple[Program, Recipe]:
+        captured, split = self._capture(count)
+        return captured.program, self._recipe(captured, split, count)
+
+    def _short_forward(self, count: int) -> tuple[Program, Recipe]:
+        """Return the forward pass of a micro-batch with the first few layers alone.
+
+        Where it follows from two others, theirs are shortened first, so that no depth is parsed.
+        """
+        if count not in self._captured and (like := self._like_others(count, short=True)):
+            return like[0].program, self._recipe(*like, count)
+        captured, split = self._capture(count)
+        own = captured.program
+        program = Program(shortened(own.module, MOST), own.tensors, own.source)
+        return program, self._recipe(captured, split, count)
+
+    def _recipe(self, captured: Captured, split: tuple[str, ...], count: int) -> Recipe:
         from irc.calls.pipelined import stages_recipe
 
-        captured, split = self._capture(count)
         recipe = replace(self.recipe, micro_batches=count, split=split)
-        return captured.program, stages_recipe(self.module, captured, recipe)
+        return stages_recipe(self.module, captured, recipe)
 
     @collection_held()
     def meshes(self, devices: int, recompute: str) -> Sequence[Mesh]:
@@ -274,13 +289,20 @@ class StepJudge:
         with torch.no_grad():
             return captured_step(self.module, self.loss, recipe, self.args, self.kwargs)
 
-    def _like_others(self, count: int) -> tuple[Captured, tuple[str, ...]] | None:
-        """Return a forward pass whose text follows from those of two other sizes; None for none."""
+    def _like_others(
+        self, count: int, *, short: bool = False
+    ) -> tuple[Captured, tuple[str, ...]] | None:
+        """Return a forward pass whose text follows from those of two other sizes; None for none.
+
+        Args:
+            count: of micro-batches.
+            short: with the first few layers alone.
+        """
         if len(self._captured) < 2 or 1 not in self._captured:
             return None
         if self.outline().samples % count:
             return None
-        if (lines := self._lines) is None:
+        if (lines := self._short_lines if short else self._lines) is None:
             return None
         # All that are cut have the same inputs cut.
         captured, split = next(each for own, each in self._captured.items() if own > 1)
@@ -291,6 +313,14 @@ class StepJudge:
     @cached_property
     def _lines(self) -> Lines | None:
         """What the first two captures say of any other size."""
+        return self._lines_of(lambda module: module)
+
+    @cached_property
+    def _short_lines(self) -> Lines | None:
+        """What the first two captures, with the first few layers alone, say of any other size."""
+        return self._lines_of(lambda module: shortened(module, MOST))
+
+    def _lines_of(self, part: Callable[[ModuleOp], ModuleOp]) -> Lines | None:
         samples = self.outline().samples
         (one, (first, _)), (other, (second, _)) = list(self._captured.items())[:2]
         shapes = [
@@ -300,7 +330,7 @@ class StepJudge:
         # What holds for one sample alone is broadcast, and does not hold for others.
         if shapes[0] != shapes[1] or samples // max(one, other) < 2:
             return None
-        texts = [dump(each.program.module) for each in (first, second)]
+        texts = [dump(part(each.program.module)) for each in (first, second)]
         return lines_through(texts[0], samples // one, texts[1], samples // other)
 
 

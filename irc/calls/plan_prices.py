@@ -23,7 +23,7 @@ from irc.programs.blocks import blocks_of
 from irc.programs.cuts import Cuts
 from irc.programs.make import split_option
 from irc.programs.schedules import schedule_for, splits_backward
-from irc.programs.short_steps import LEAST, MOST, ShortStep, short_step
+from irc.programs.short_steps import LEAST, ShortStep, short_step
 from irc.programs.stage_memory import budget_of
 from irc.schedule.actions import Schedule
 from irc.search.blocks import UPDATE, Blocks, Content
@@ -37,7 +37,7 @@ from irc.search.configurations import (
 )
 from irc.search.fitting import LARGE, cheapest, stored_price
 from irc.search.judge import Verdict
-from irc.search.layers import layers_of, shortened
+from irc.search.layers import layers_of
 from irc.simulate.assembled import Assembled, KnownTapes, simulate_blocks
 from irc.training.recipe import Recipe
 
@@ -55,11 +55,13 @@ class Prices:
 
     Args:
         forward: gives the program of a micro-batch.
+        short: gives it with the first :data:`irc.programs.short_steps.MOST` layers alone.
         options: of the pipeline; the mesh is the configuration's.
         cluster: the machines.
     """
 
     forward: Forward
+    short: Forward
     options: Options
     cluster: Cluster
     _blocks: dict[object, tuple[Configuration, Blocks | None]] = field(
@@ -225,15 +227,11 @@ class Prices:
 
     def _shortened(self, count: int) -> tuple[Program, Recipe] | None:
         if count not in self._short:
-            program, recipe = self.forward(count)
-            layers = layers_of(program.module)
-            if layers is None or layers.count <= LEAST:
-                self._short[count] = None
-            else:
-                if self._cuts is None:
-                    self._cuts = Cuts(program.module, self.options.cluster)
-                module = shortened(program.module, MOST)
-                self._short[count] = Program(module, program.tensors, program.source), recipe
+            if self._cuts is None:
+                self._cuts = Cuts(self.forward(count)[0].module, self.options.cluster)
+            short = self.short(count)
+            layers = layers_of(short[0].module)
+            self._short[count] = None if layers is None or layers.count <= LEAST else short
         return self._short[count]
 
     def _contents(self, parts: int) -> tuple[Content, ...]:

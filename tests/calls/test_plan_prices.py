@@ -13,6 +13,7 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
+from irc.calls import plan_judge
 from irc.calls.batch_sizes import lines_through
 from irc.calls.plan_judge import StepJudge
 from irc.calls.plan_prices import Prices
@@ -25,6 +26,7 @@ from irc.programs import cuts
 from irc.search.by_pieces import PRICE_ERROR
 from irc.search.configurations import Configuration, with_first_again
 from irc.search.judge import Verdict
+from irc.search.layers import shortened
 from irc.search.trials import OF_MEMORY
 from tests.programs.models import GPT
 
@@ -76,7 +78,9 @@ def test_within_a_budget_the_search_finds_what_a_full_one_finds(part: float) -> 
     least = min(whole.values())
     assert chosen is not None
     assert chosen.in_parts or chosen.recompute != "none"
-    priced, planned = (steps(lambda ask=ask: ask(chosen)) for ask in (tight.price, tight.judge))
+    priced, planned = (
+        steps(lambda ask=ask, own=chosen: ask(own)) for ask in (tight.price, tight.judge)
+    )
     assert priced == pytest.approx(planned, rel=PRICE_ERROR)
     assert planned <= least * (1 + PRICE_ERROR)
 
@@ -105,7 +109,7 @@ def test_pieces_are_of_one_number_of_copies_where_they_lie_in_parts(
 
     monkeypatch.setattr(Prices, "_plan", plan)
     own = judge(2, 32)
-    prices = Prices(own.prices.forward, own.options, own.cluster)
+    prices = Prices(own.prices.forward, own.prices.short, own.options, own.cluster)
     for mesh, count in (("data=4", 4), ("data=8", 2)):
         assert prices.price(Configuration(Mesh.parse(mesh), count, in_parts=in_parts)) is None
     assert len(planned) == often
@@ -116,7 +120,8 @@ def test_a_price_is_the_same_whatever_was_priced_before() -> None:
     """Where weights lie in parts, they are gathered over ``data`` in each micro-batch."""
     prices = judge(4, 32).prices
     far = Configuration(Mesh.parse("data=8"), 2, in_parts=2)
-    alone, after = (Prices(prices.forward, prices.options, prices.cluster) for _ in range(2))
+    made_of = prices.forward, prices.short, prices.options, prices.cluster
+    alone, after = Prices(*made_of), Prices(*made_of)
     after.price(Configuration(Mesh.parse("data=4"), 4, in_parts=2))
     assert (price := alone.price(far)) is not None
     assert after.price(far) == price
@@ -151,6 +156,24 @@ def test_the_program_of_a_third_batch_follows_from_two() -> None:
     texts = [re.sub("%[0-9]+", "%", dump(own.program.module)) for own in (made, traced)]
     assert texts[0] == texts[1]
     assert split == ("ids", "targets")
+
+
+def test_a_few_layers_of_a_third_batch_follow_without_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 126 layers the text of each number of micro-batches was parsed whole."""
+    monkeypatch.setattr(plan_judge, "MOST", 1)
+    known = judge(2, 32)
+    captured = {count: known._capture(count) for count in (1, 2)}  # pyright: ignore[reportPrivateUsage]
+    step = replace(known, _captured=captured)
+    short, recipe = step.prices.short(8)
+    assert 8 not in captured
+    whole, same = step.prices.forward(8)
+    assert recipe == same
+    modules = short.module, shortened(whole.module, 1)
+    texts = [re.sub("%[0-9]+", "%", dump(module)) for module in modules]
+    assert texts[0] == texts[1]
+    assert len(texts[0]) < len(dump(whole.module))
 
 
 def test_numbers_that_are_on_no_line_give_no_text() -> None:
