@@ -29,6 +29,7 @@ from irc.frontends.torch.table import row_of
 from irc.pipeline import Options
 from irc.torch_backend.compiled import Flat, runner_of
 from irc.torch_backend.counts import counters
+from irc.torch_backend.gradient_memory import mark_loose, resolving
 from irc.torch_backend.own_gradients import tell_autograd
 from irc.torch_backend.regions import by_parts, untouched_by_errors
 from irc.torch_backend.twice import differentiable, is_repeatable
@@ -94,6 +95,7 @@ def compile_through_aot(
     def backward(graph: GraphModule, _: Sequence[Any]) -> Any:
         with _disable_current_modes():
             images = turn_given(graph, turned)
+            mark_loose(graph)
         refused: set[Node] = set()
         try:
             with _disable_current_modes():
@@ -109,14 +111,15 @@ def compile_through_aot(
         try:
             with untouched_by_errors(graph):
                 program = flat_program(
-                    graph, {}, "aot backward", visible=0, keep_open=keep_open, outline=outline,
+                    graph, {}, "aot backward", keep_open=keep_open, outline=outline,
                     refused=refused,
                 )  # fmt: skip
         except IrcError:
             if keep_open or not refused:
                 raise
             return by_parts(graph, refused, options)
-        return _or_torch(runner_of(program, options), graph.forward)
+        run = _or_torch(runner_of(program, options), graph.forward)
+        return resolving(run, graph, program)
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=UserWarning, module=r"torch(\.|$)")

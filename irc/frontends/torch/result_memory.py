@@ -25,6 +25,10 @@ from irc.plan.schema import row_major
 RENEWED = "irc_renewed"
 """Marks nodes whose fake value lies in memory that they do not write to (in-place ops renewed)."""
 
+LOOSE = "irc_loose"
+"""Marks placeholders whose values may lie otherwise than their fake ones: a result that is a view
+of one in the trace gets memory of its own, with the strides of the trace."""
+
 
 ITSELF = frozenset(
     f"aten::{name}"
@@ -99,6 +103,7 @@ def placed(nodes: Sequence[Node]) -> list[Lies]:
     """Say where the tensors of a graph's results lie; the graph gets nodes for sources it lacks."""
     sources: dict[Node, Node] = {}
     bases = {node: owner(node) for node in nodes}
+    bases = {node: node if LOOSE in base.meta else base for node, base in bases.items()}
     times = Counter(bases.values())
     return [_place(node, bases[node], times[bases[node]] > 1, sources) for node in nodes]
 
@@ -117,7 +122,7 @@ def _place(node: Node, base: Node, is_shared: bool, sources: dict[Node, Node]) -
             return Lies(node)
         sources[base] = source
     source = sources[base]
-    if source is node and _is_row_major(node):
+    if source is node and is_row_major(node):
         return Lies(node)
     return Lies(source, view_of(node, base))
 
@@ -230,7 +235,7 @@ def hint_of(size: Any) -> int | None:
     return size if isinstance(size, int) else size.node.hint
 
 
-def _is_row_major(node: Node) -> bool:
+def is_row_major(node: Node) -> bool:
     """True where a tensor lies as a program's result does.
 
     Dims of one element say nothing: what torch traces for them differs from what its kernels give.

@@ -1,0 +1,91 @@
+"""Gradients lie in memory as eager's: views of what comes in, columns, and rows where eager has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import irc
+
+
+def backend(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile by way of Dynamo."""
+    torch._dynamo.reset()
+    return torch.compile(function, backend="irc")
+
+
+X, Y = torch.randn(3, 4), torch.randn(3, 2)
+SQUARE = torch.randn(4, 4) + 5 * torch.eye(4)
+IMAGE = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+COMPLEX = torch.randn(3, 4, dtype=torch.complex64)
+
+CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+    "hstack": (lambda x, y: torch.hstack([x, y]), (X, Y)),
+    "stack": (lambda x, y: torch.stack([x, y], -1).sin(), (X, X + 1)),
+    "sum": (torch.sum, (X,)),
+    "sum of rows": (lambda x: x.sum(1), (X,)),
+    "transposed": (lambda x: x.mT * 2, (X,)),
+    "columns": (torch.exp, (X.mT.contiguous().mT,)),
+    "fft": (lambda x: torch.fft.fft(x).abs(), (X,)),
+    "solve": (torch.linalg.solve, (SQUARE, X.mT.contiguous())),
+    "cholesky": (lambda x: torch.linalg.cholesky(x @ x.mT), (SQUARE,)),
+    "parts of complex": (torch.complex, (X, X + 1)),
+    "complex of parts": (lambda x: torch.view_as_complex(x) * 1.0, (torch.randn(3, 2),)),
+    "einsum": (lambda x, w: torch.einsum("sd,dhk->shk", x, w), (X, torch.randn(4, 2, 3))),
+    "linear": (F.linear, (X, torch.randn(5, 4), torch.randn(5))),
+    "channels last": (lambda x: F.max_pool2d(x, 2), (IMAGE,)),
+    "half": (lambda x: x.half().t(), (X,)),
+}
+
+
+def gradients(
+    function: Callable[..., Tensor], given: tuple[Tensor, ...]
+) -> tuple[list[Tensor], list[tuple[bool, int]]]:
+    """Return gradients, and where each lies in the memory of the one that comes in, if it does."""
+    given = tuple(x.detach().requires_grad_() for x in given)
+    result = function(*given)
+    torch.manual_seed(0)
+    # AOTAutograd lays them as the result: so they lie here.
+    weights = torch.empty_like(result).copy_(torch.randn(result.shape, dtype=torch.float64))
+    found = torch.autograd.grad(result, given, weights)
+    memory = weights.untyped_storage().data_ptr()
+    places = [(x.untyped_storage().data_ptr() == memory, x.storage_offset()) for x in found]
+    return list(found), places
+
+
+@pytest.mark.parametrize("compiler", [irc.compile, backend], ids=["irc.compile", "torch.compile"])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_lie_as_those_of_eager(name: str, compiler: Callable[..., Any]) -> None:
+    function, given = CASES[name]
+    (want, wanted), (got, places) = (gradients(f, given) for f in (function, compiler(function)))
+    torch.testing.assert_close(got, want, check_stride=True, rtol=1e-4, atol=1e-4)
+    assert places == wanted
+
+
+def test_parts_of_a_conjugate_have_its_signs() -> None:
+    """A conjugate may be one by name only: its memory has the other signs."""
+    parts = [x.requires_grad_() for x in torch.randn(2, 3)]
+    given = COMPLEX[:, 0].conj()
+    real, imaginary = torch.autograd.grad(backend(torch.complex)(*parts), parts, given)
+    torch.testing.assert_close(torch.complex(real, imaginary), given.resolve_conj())
+
+
+OPEN = ("hstack", "sum of rows")
+
+
+@pytest.mark.filterwarnings("ignore::irc.calls.recompiles.RecompileWarning")
+@pytest.mark.parametrize("name", OPEN)
+def test_gradients_of_open_sizes(name: str) -> None:
+    torch._dynamo.reset()
+    function, given = CASES[name]
+    compiled = torch.compile(function, backend="irc", dynamic=True)
+    for times in (1, 2, 3):
+        more = tuple(x.repeat(times, 1) for x in given)
+        got, want = gradients(compiled, more), gradients(function, more)
+        torch.testing.assert_close(got[0], want[0], check_stride=True)
+        assert got[1] == want[1]
