@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -59,7 +60,7 @@ from irc.frontends.torch.stride_reads import (
 )
 from irc.frontends.torch.structure import argument_names, output_names, register_known
 from irc.frontends.torch.traced_calls import TracedCalls
-from irc.frontends.torch.unseen_casts import unseen_cast
+from irc.frontends.torch.unseen_casts import shown_to_modes, unseen_cast
 from irc.process_wide import deep_recursion
 from irc.program import Program
 
@@ -234,6 +235,7 @@ def capture(
                 TracedCalls(asks, (lying_as_angles, of_other_dtype)),
                 Seeds() as seeds,
                 Streams(guards.streams) as streams,
+                shown_to_modes() if memory else nullcontext(),
             ):
                 exported = export(watched, args, kwargs, spec, look, LOOKING if memory else ())
         finally:

@@ -6,8 +6,10 @@ product, and of what an LSTM's kernel calls oneDNN's layer is cast.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.fx import Node
@@ -29,6 +31,32 @@ def unseen_cast(
         f"autocast casts what the kernel of '{name}' calls, which torch's traces do not show",
         help="call it outside of autocast, on operands of the dtype that it is to compute in",
     )
+
+
+@contextmanager
+def shown_to_modes() -> Generator[None]:
+    """Let encoder layers under autocast make the calls of eager, also under a mode that sees them.
+
+    A mode of torch functions, which a trace has, keeps them from the one kernel that eager runs.
+    """
+    own = torch.overrides.has_torch_function
+
+    def has_torch_function(tensors: Iterable[Any]) -> bool:
+        tensors = tuple(tensors)
+        if not torch.is_autocast_enabled("cpu"):
+            return own(tensors)
+        return any(map(_overrides, tensors))
+
+    with mock.patch.object(torch.overrides, "has_torch_function", has_torch_function):
+        yield
+
+
+def _overrides(tensor: object) -> bool:
+    """True for a tensor of a class that runs torch's functions itself."""
+    cls = type(tensor)
+    disabled = torch._C._disabled_torch_function_impl  # pyright: ignore[reportPrivateUsage]
+    run = getattr(cls, "__torch_function__", disabled)
+    return cls is not torch.Tensor and run is not disabled
 
 
 def has_unseen_cast(nodes: Iterable[Node]) -> bool:

@@ -30,11 +30,14 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 RECURRENT = torch.nn.LSTM(4, 4)
+ENCODER = torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
+PADDING = torch.tensor([[False, False, True]])
 CAST_INSIDE: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
     "pinv": (lambda x: torch.linalg.pinv(x * 2), X),
     "pinv, Hermitian": (lambda x: torch.linalg.pinv(x + x.T, hermitian=True), X[:, :3]),
     "LSTM": (RECURRENT, X[None]),
-    "encoder layer": (torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval(), X[None]),
+    "encoder layer": (ENCODER, X[None]),
+    "encoder layer, mask": (lambda x: ENCODER(x, src_key_padding_mask=PADDING), X[None]),
 }
 """What calls that kernels of torch make are cast in, and fake tensors are not."""
 
@@ -62,7 +65,8 @@ def test_computes_in_eagers_dtypes(name: str, around: bool) -> None:
     [
         *product(["pinv", "pinv, Hermitian"], ["inside", "around", "torch.compile", "gradients"]),
         *product(["LSTM"], ["inside", "around"]),
-        ("encoder layer", "torch.compile"),
+        *product(["encoder layer"], ["inside", "around", "torch.compile"]),
+        ("encoder layer, mask", "around"),
     ],
 )
 def test_what_kernels_cast_inside_has_eagers_dtypes(name: str, way: str) -> None:
@@ -77,7 +81,12 @@ def test_what_kernels_cast_inside_has_eagers_dtypes(name: str, way: str) -> None
     compiled = compiler(function if way == "around" else inside)
     x = x.clone().requires_grad_(way == "gradients")
     with torch.set_grad_enabled(way == "gradients"):
-        want = inside(x)
+        try:
+            want = inside(x)
+        except RuntimeError as error:
+            if "primitive descriptor" not in str(error):
+                raise
+            pytest.skip("oneDNN has no such layer in bfloat16 on this CPU: eager fails")
         with torch.autocast("cpu", torch.bfloat16, enabled=way == "around"):
             got = compiled(x)
     torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
