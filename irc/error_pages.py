@@ -731,8 +731,9 @@ PAGES = (
         title="no configuration has a plan",
         exit_code=4,
         what="Of the meshes, stages, micro-batches and recompute that were tried, none has a plan.",
-        why="The message says of each why not: memory that is short, with the smallest budget that "
-        "works, or a batch or a model that does not divide so.",
+        why="The message says of each why not: memory that is short, or a batch or a model that "
+        "does not divide so. Where memory is short it names a budget that works: what is held by "
+        "the step that holds least of a few; the smallest budget may be below it.",
         example="irc plan net.py:build --train --cluster 8xL4 --memory 100MB",
         fix="irc plan net.py:build --train --cluster 8xL4 --memory 2GB   (or more devices)",
     ),

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,32 @@ def build():
 def call():
     return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8)), torch.zeros(16, 64)
 """
+LAYERS = """
+import torch
+from torch import nn
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(128)
+        self.up, self.down = nn.Linear(128, 512), nn.Linear(512, 128)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(6))
+
+    def forward(self, x, y):
+        for layer in self.layers:
+            x = layer(x)
+        return (x - y).square().mean()
+
+def build():
+    return Net(), (torch.zeros(16, 128), torch.zeros(16, 128))
+"""
 DEMO = ["--cluster", "demo-gpus", "--devices", "4"]
 TWO = ["--cluster", "demo-gpus", "--devices", "2"]
 
@@ -50,6 +78,13 @@ TWO = ["--cluster", "demo-gpus", "--devices", "2"]
 def net(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("net") / "net.py"
     path.write_text(NET)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def layers(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("layers") / "layers.py"
+    path.write_text(LAYERS)
     return str(path)
 
 
@@ -145,14 +180,46 @@ def test_refusals(
     assert says in errors
 
 
-@pytest.mark.slow
-def test_nothing_fits(net: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["plan", f"{net}:build", "--train", "sgd", *DEMO, "--most", "1", "--memory", "1kB"]
-    assert main(words) == 4
+def test_the_budget_that_is_named_where_nothing_fits_works(
+    net: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", f"{net}:build", "--train", "sgd", *TWO, "--most", "1", "--memory"]
+    assert main([*words, "1kB"]) == 4
     errors = capsys.readouterr().err
     assert "error[plan-infeasible]" in errors
+    # Two layers of 64 x 64 and 64 numbers, on two devices.
+    assert "parameters and states alone take 16640 bytes on at least one of 2 devices" in errors
     assert "group memory: memory_bytes=1000" in errors
-    assert "bytes do for data=4" in errors
+    assert (match := re.search(r"(\d+) bytes do for ", errors)) is not None
+    assert main([*words, match[1], "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert any(row["step_s"] is not None for row in rows)
+
+
+@pytest.mark.slow
+def test_layers_that_cannot_fit_are_refused_soon(
+    layers: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On eight devices it took minutes to say so, since all was tried, and then a budget sought."""
+    words = ["plan", f"{layers}:build", "--train", "adamw", "--cluster", "1x8xH100", "--memory"]
+    began = time.process_time()
+    assert main([*words, "100kB"]) == 4
+    assert time.process_time() - began < 60
+    errors = capsys.readouterr().err
+    assert (match := re.search(r"(\d+) bytes do for ", errors)) is not None
+    assert int(match[1]) < 10**7
+
+
+@pytest.mark.parametrize(
+    "memory", ["0", "0.4", "10%", "lots", "-1", "-1GB", "nan", "inf", "1e400B"]
+)
+def test_a_memory_that_cannot_be_is_refused(
+    net: str, memory: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", f"{net}:call", f"--memory={memory}"]) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("error[option-value]")
+    assert f"--memory {memory}" in errors
 
 
 @pytest.mark.slow

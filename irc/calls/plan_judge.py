@@ -30,22 +30,23 @@ from irc.plan.schema import Plan
 from irc.plugin import builtin_pass
 from irc.program import Program
 from irc.programs.short_steps import LEAST, MOST
+from irc.programs.stage_memory import budget_of
 from irc.search.configurations import NOTHING, Configuration, Outline
 from irc.search.fitting import stored_price
 from irc.search.graph import Inputs, Wishes
-from irc.search.judge import Verdict
+from irc.search.judge import OF_CONFIGURATION, Verdict
 from irc.search.layers import layers_of, shortened
 from irc.search.meshes import Ranking, search_meshes
 from irc.search.objections import objection
 from irc.search.on_mesh import MARGIN
 from irc.search.outline import outline_of
-from irc.search.products import products_of_step
+from irc.search.products import moved_by_step, products_of_step
 from irc.search.rank_orders import order_of
 from irc.search.shared import Shared, sharing
-from irc.search.trials import OF_CONFIGURATION
 from irc.simulate.choice import step_seconds
 from irc.simulate.parts import contention_of, held_at, predict_step
 from irc.simulate.plan import Contention, predict
+from irc.training.optimizers import OPTIMIZERS
 from irc.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -82,7 +83,26 @@ class CallJudge:
 
     def outline(self) -> Outline:
         """Return what is known of the program."""
+        return self._outline
+
+    @cached_property
+    def _outline(self) -> Outline:
         return outline_of(self.program.module)
+
+    def within(self, memory_bytes: int) -> CallJudge:
+        """Return a judge of the same program under another budget."""
+        options = replace(self.options, memory_bytes=memory_bytes)
+        return replace(self, options=options, by_order={})
+
+    def budget_bytes(self, configuration: Configuration) -> int | None:
+        """Return what a rank may hold."""
+        return _budget_bytes(self.options, configuration, self.cluster)
+
+    def unpinned(self) -> CallJudge | None:
+        """Return a judge without constraints; None where there are none."""
+        if not self.options.pins:
+            return None
+        return replace(self, options=replace(self.options, pins=""), by_order={})
 
     def in_pieces(self) -> bool:
         """No: a call has one program."""
@@ -166,8 +186,28 @@ class StepJudge:
         program = self._capture(1)[0].program
         still = {name for name, own in self.module.named_parameters() if not own.requires_grad}
         trained = trained_of(program, self.recipe) - still
-        products = products_of_step(program.module, trained, self.recipe.loss)
-        return outline_of(program.module, products=products)
+        loss = self.recipe.loss
+        return outline_of(
+            program.module,
+            products=products_of_step(program.module, trained, loss),
+            moved=moved_by_step(program.module, trained, loss),
+            optimizer=OPTIMIZERS[self.recipe.kind],
+        )
+
+    def within(self, memory_bytes: int) -> StepJudge:
+        """Return a judge of the same step under another budget, with what this one captured."""
+        options = replace(self.options, memory_bytes=memory_bytes)
+        return replace(self, options=options, by_order={})
+
+    def budget_bytes(self, configuration: Configuration) -> int | None:
+        """Return what a rank may hold."""
+        return _budget_bytes(self.options, configuration, self.cluster)
+
+    def unpinned(self) -> StepJudge | None:
+        """Return a judge without constraints; None where there are none."""
+        if not self.options.pins:
+            return None
+        return replace(self, options=replace(self.options, pins=""), by_order={})
 
     def in_pieces(self) -> bool:
         """Whether the model has layers enough, and nothing is fixed of single ones."""
@@ -390,6 +430,13 @@ def _options(
         stored_price=stored_price(cluster, configuration),
         brief=brief,
     )
+
+
+def _budget_bytes(options: Options, configuration: Configuration, cluster: Cluster) -> int | None:
+    """Return what each rank may hold; None where unequal devices have what they have."""
+    if options.memory_bytes is None and cluster.unequal:
+        return None
+    return budget_of(replace(options, mesh=configuration.inner, within=configuration.mesh))
 
 
 def _copy(program: Program) -> Program:

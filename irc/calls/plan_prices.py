@@ -36,17 +36,13 @@ from irc.search.configurations import (
     with_first_again,
 )
 from irc.search.fitting import LARGE, cheapest, stored_price
-from irc.search.judge import Verdict
+from irc.search.judge import BOUNDLESS, Verdict
 from irc.search.layers import layers_of
 from irc.simulate.assembled import Assembled, KnownTapes, simulate_blocks
 from irc.training.recipe import Recipe
 
 Forward: TypeAlias = Callable[[int], tuple[Program, Recipe]]
 """The forward pass of one of so many micro-batches, and how it is trained."""
-
-
-BOUNDLESS = 2**50
-"""Bytes for pieces: they are of several stages, and what fits is known of the stages alone."""
 
 
 @dataclass
@@ -203,6 +199,7 @@ class Prices:
             self.options,
             mesh=own.mesh,
             layout=own.layout,
+            # Pieces are of several stages: what fits is known of the stages alone.
             memory_bytes=BOUNDLESS,
             stored_price=stored_price(self.cluster, own),
             brief=True,

@@ -341,13 +341,15 @@ def _memory(text: str | None) -> int | None:
         number = float(text.strip().removesuffix(unit))
     except ValueError:
         number = 0.0
-    if not 0.0 < number < float("inf"):
+    num_bytes = number * UNITS[unit]
+    if not 1.0 <= num_bytes < float("inf"):
         raise IrcError(
             "option-value",
             f"--memory {text} cannot be",
-            because=f"it is a number above zero and one of {', '.join(filter(None, UNITS))}",
+            because="it is a number, and one of "
+            f"{', '.join(filter(None, UNITS))} or nothing for bytes: one byte or more",
         )
-    return int(number * UNITS[unit])
+    return int(num_bytes)
 
 
 def _at_least_one(option: str, number: int | None) -> int | None:

@@ -1,10 +1,16 @@
-"""What no plan of a model is faster than, so that a search can say how far its best may be off."""
+"""What no plan of a model is faster than, and what none holds less than.
+
+By the former a search says how far its best may be off; by the latter it leaves alone what cannot
+fit, without a plan of it.
+"""
 
 from __future__ import annotations
 
+from math import ceil
+
 from irc.cluster.topology import Cluster
 from irc.dialects.placement import Mesh
-from irc.search.configurations import Outline
+from irc.search.configurations import Configuration, Outline
 
 
 def least_s(outline: Outline, cluster: Cluster, devices: int) -> float:
@@ -28,6 +34,27 @@ def least_s(outline: Outline, cluster: Cluster, devices: int) -> float:
     """
     each = (flops / _peak(cluster, dtype, devices) for dtype, flops in outline.products)
     return max(each, default=0.0) if cluster.unequal else sum(each)
+
+
+def least_bytes(outline: Outline, configuration: Configuration) -> int:
+    """Return what some rank of a plan holds at least: its part of parameters, states and sums.
+
+    Each byte of them lies on one rank or on more, so that the rank that holds most holds the mean
+    at least. Nothing else is counted: no activations, no padding, no replicas, and of a step in one
+    micro-batch no gradients, each of which may be used as soon as it is there.
+
+    Args:
+        outline: of the whole batch.
+        configuration: whose ranks and micro-batches count.
+
+    >>> small = Outline(1.0, "f32", 8.0, 1.0, 2, 4, 1, stored_bytes=24.0, sums_bytes=8.0)
+    >>> least_bytes(small, Configuration(Mesh.parse("data=4")))
+    6
+    >>> least_bytes(small, Configuration(Mesh.parse("data=4"), micro_batches=2))
+    8
+    """
+    sums = outline.sums_bytes if configuration.micro_batches > 1 else 0.0
+    return ceil((outline.stored_bytes + sums) / configuration.mesh.num_ranks)
 
 
 def _peak(cluster: Cluster, dtype: str, devices: int) -> float:

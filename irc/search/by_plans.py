@@ -20,9 +20,9 @@ from irc.search.configurations import (
     customary,
     neighbours,
 )
-from irc.search.judge import Judged
+from irc.search.judge import OF_CONFIGURATION, OF_MEMORY, Judged
 from irc.search.seeds import SEEDS, seeds, smallest
-from irc.search.trials import OF_CONFIGURATION, OF_MEMORY, Trials
+from irc.search.trials import Trials
 
 
 def search_by_plans(trials: Trials, devices: int) -> None:
@@ -135,5 +135,4 @@ class _Plans:
                     raise
                 if recompute != policies[-1]:
                     trials.judged[one] = Judged(one, error=error)
-        # It names the constraints in conflict, and the smallest budget.
         return policies[-1], [one.mesh]

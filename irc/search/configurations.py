@@ -113,6 +113,8 @@ class Outline:
     samples: int
     launches: int
     products: tuple[tuple[str, float], ...] = ()
+    stored_bytes: float = 0.0
+    sums_bytes: float = 0.0
 
 
 def estimated_s(outline: Outline, cluster: Cluster, configuration: Configuration) -> float:

@@ -23,8 +23,9 @@ from irc.search.by_pieces import plan_best, search_by_pieces
 from irc.search.by_plans import search_by_plans
 from irc.search.configurations import Configuration, divisors
 from irc.search.differences import Difference, difference
-from irc.search.infeasible import nothing_fits
+from irc.search.infeasible import lacks_room, nothing_fits
 from irc.search.judge import Judge, Judged
+from irc.search.least_budget import plan_least
 from irc.search.limits import Limits
 from irc.search.trials import Progress, TimeIsUp, Trials
 
@@ -89,11 +90,10 @@ class Search:
             for configuration in pinned:
                 trials.attempt(configuration, is_pinned=True)
             for count in self._counts(devices):
-                if not (self.is_training and search_by_pieces(trials, count)):
-                    search_by_plans(trials, count)
+                self._search_on(trials, count)
             differences = _differences(trials)
         except TimeIsUp:
-            ended = f"the time limit of {self.limits.time_limit_s:g} s"
+            ended = trials.time_limit
         except KeyboardInterrupt:
             if not self.limits.keeps_interrupted or trials.best() is None:
                 raise
@@ -108,6 +108,16 @@ class Search:
         planned, priced = _shown(trials)
         bound_s = trials.bound_s
         return Outcome(best, planned, trials.considered, ended, differences, priced, bound_s)
+
+    def _search_on(self, trials: Trials, devices: int) -> None:
+        """Search on one number of devices."""
+        if lacks_room(trials, devices):
+            return
+        if self.is_training and search_by_pieces(trials, devices):
+            return
+        search_by_plans(trials, devices)
+        if trials.is_short() and not trials.is_planned():
+            plan_least(trials, devices)
 
     def _counts(self, devices: int) -> list[int]:
         if self.limits.objective in ("throughput", "memory"):

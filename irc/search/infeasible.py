@@ -1,12 +1,26 @@
-"""Why nothing has a plan: what each configuration lacks, and the least memory that would do."""
+"""Why nothing has a plan: what each configuration lacks, and a budget that would do."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from irc.errors import IrcError
-from irc.search.configurations import FULL, NOTHING, Configuration
-from irc.search.trials import OF_MEMORY, Trials
+from irc.search.bounds import least_bytes
+from irc.search.configurations import Configuration, staged_mesh
+from irc.search.judge import OF_MEMORY, Judged
+from irc.search.least_budget import pins_in_conflict, working_budget
+from irc.search.trials import TimeIsUp, Trials
+
+
+def lacks_room(trials: Trials, devices: int) -> bool:
+    """Whether nothing fits on so many devices, whatever its plan; then it is noted why."""
+    whole = Configuration(staged_mesh(1, devices, 1))
+    try:
+        trials.check_room(whole)
+    except IrcError as error:
+        if error.code not in OF_MEMORY:
+            return False
+        trials.judged[whole] = Judged(whole, error=error)
+        return True
+    return False
 
 
 def nothing_fits(trials: Trials, ended: str) -> IrcError:
@@ -18,7 +32,6 @@ def nothing_fits(trials: Trials, ended: str) -> IrcError:
     """
     tried = [(each.configuration, each.error) for each in trials.judged.values() if each.error]
     because = [f"{own}: {error.message}" for own, error in tried]
-    short = [own for own, error in tried if error.code in OF_MEMORY]
     help_ = "use more devices, or a batch that they share equally"
     if not tried and trials.limits.micro_batches is not None:
         samples = trials.judge.outline().samples
@@ -26,41 +39,39 @@ def nothing_fits(trials: Trials, ended: str) -> IrcError:
             f"the step is to have {trials.limits.micro_batches} micro-batches, and nothing cuts "
             f"a batch of {samples} samples into so many"
         )
+    groups, working = list[str](), ""
+    if not ended and trials.is_short():
+        try:
+            groups, working = _of_memory(trials)
+        except TimeIsUp:
+            ended = trials.time_limit
     if ended:
         because.append(f"it ended at {ended}")
-    elif short and (error := _explained(trials, short)) is not None:
-        because += [note for note in error.because if note.startswith("group")]
-        budgets = {own: smallest_budget(each) for own, each in tried}
-        budgets[_simplest(short)] = smallest_budget(error)
-        known = [(least, own) for own, least in budgets.items() if least is not None]
-        if known:
-            least, own = min(known, key=lambda each: (each[0], *_order(each[1])))
-            help_ = f"{least} bytes do for {own}; or {help_}"
     devices = trials.devices
     return IrcError(
         "plan-infeasible",
         f"nothing that was tried has a plan on {devices} device{'s' if devices > 1 else ''}",
-        because=because,
-        help=help_,
+        because=[*because, *groups],
+        help=f"{working}; or {help_}" if working else help_,
     )
 
 
-def _simplest(short: Sequence[Configuration]) -> Configuration:
-    """Return the configuration that is explained: of one program, with the most recompute."""
-    return min(short, key=_order)
+def _of_memory(trials: Trials) -> tuple[list[str], str]:
+    """Return the groups of constraints in conflict, and what says which budget works.
 
-
-def _order(own: Configuration) -> tuple[bool, int]:
-    return own.is_staged, {FULL: 0, NOTHING: 2}.get(own.recompute, 1)
-
-
-def _explained(trials: Trials, short: Sequence[Configuration]) -> IrcError | None:
-    """Return what is in conflict, and the smallest budget, of the simplest configuration."""
-    try:
-        trials.judge.judge(_simplest(short), brief=False)
-    except IrcError as error:
-        return error
-    return None
+    Raises:
+        TimeIsUp: the time limit is over.
+        IrcError: what is wrong with the model.
+    """
+    devices = trials.devices
+    works = working_budget(trials, devices)
+    own = Configuration(staged_mesh(1, devices, 1)) if works is None else works.configuration
+    budget, bound = trials.judge.budget_bytes(own), least_bytes(trials.judge.outline(), own)
+    groups = [f"group memory: memory_bytes={budget}; no plan of {own} holds less than {bound}"]
+    if works is None:
+        return groups, ""
+    groups += [f"group {pin}" for pin in pins_in_conflict(trials, own)]
+    return groups, f"{works.num_bytes} bytes do for {own}, the least of those tried; less may do"
 
 
 def smallest_budget(error: IrcError) -> int | None:

@@ -10,6 +10,16 @@ from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.search.configurations import Configuration, Outline
 
+OF_MEMORY = frozenset({"sharding-infeasible", "pipeline-memory"})
+OF_CONFIGURATION = OF_MEMORY | {
+    "chunk-whole", "mesh-axes", "mesh-axis-indivisible", "mesh-mismatch", "pipeline-stages",
+    "pipeline-unsupported", "schedule-size",
+}  # fmt: skip
+"""Errors that say that one configuration cannot be; all others are of the model or the options."""
+
+BOUNDLESS = 2**50
+"""Bytes of a budget that everything fits into."""
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -58,6 +68,18 @@ class Judge(Protocol):
 
     def outline(self) -> Outline:
         """Return what is known of the forward pass of the whole batch."""
+        ...
+
+    def budget_bytes(self, configuration: Configuration) -> int | None:
+        """Return what each rank of a configuration may hold; None where ranks are unlike."""
+        ...
+
+    def within(self, memory_bytes: int) -> Judge:
+        """Return a judge of the same under another budget."""
+        ...
+
+    def unpinned(self) -> Judge | None:
+        """Return a judge without the user's constraints; None where there are none."""
         ...
 
     def meshes(self, devices: int, recompute: str) -> Sequence[Mesh]:

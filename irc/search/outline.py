@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from math import prod
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import CallOp
@@ -15,14 +16,21 @@ from irc.ops.rule import RuleError
 from irc.ops.work import VIEWS, flops
 from irc.search.configurations import Outline
 from irc.search.facts import call_counts
-from irc.search.products import products_of_call
+from irc.search.products import products_of_call, read_by_call
+from irc.training.gradient_totals import widened
+from irc.training.optimizers import Optimizer
 
 FUSED = 3
 """So many ops are one kernel, about: what is pointwise goes into its neighbours."""
 
 
 def outline_of(
-    module: ModuleOp, *, parts: int = 1, products: Mapping[str, float] | None = None
+    module: ModuleOp,
+    *,
+    parts: int = 1,
+    products: Mapping[str, float] | None = None,
+    moved: Collection[str] = (),
+    optimizer: Optimizer | None = None,
 ) -> Outline:
     """Return the outline of a forward pass.
 
@@ -31,6 +39,8 @@ def outline_of(
         parts: of the batch, of which the module computes one.
         products: flops of its matrix products by dtype, of a step with those of backward; None: of
             the forward pass alone.
+        moved: names of the parameters that a step moves.
+        optimizer: that moves them; None of a call.
     """
     known = functions(module)
     counts = call_counts(known)
@@ -49,17 +59,34 @@ def outline_of(
     dtype = max(work, key=lambda kind: (work[kind], kind)) if work else "f32"
     layers, boundary = _layers(module, counts)
     own = products_of_call(module) if products is None else products
-    held = [value.type for role, _, value in arguments(entry(module)) if role == "parameter"]
+    every = [
+        (name, value.type)
+        for role, name, value in arguments(entry(module))
+        if role == "parameter" and isinstance(value.type, TensorType)
+    ]
+    read = read_by_call(module) if optimizer is None else moved
+    held = [kind for name, kind in every if name in read]
+    states = 0 if optimizer is None else sum(_state_bytes(optimizer, kind) for kind in held)
     return Outline(
         flops=float(parts * sum(work.values())),
         dtype=dtype,
-        parameter_bytes=float(sum(num_bytes(t) for t in held if isinstance(t, TensorType))),
+        parameter_bytes=float(sum(num_bytes(kind) for _, kind in every)),
         boundary_bytes=parts * (boundary or largest),
         layers=layers,
         samples=parts * samples,
         launches=launches // FUSED,
         products=tuple((kind, parts * number) for kind, number in sorted(own.items())),
+        stored_bytes=float(sum(map(num_bytes, held)) + states),
+        sums_bytes=0.0 if optimizer is None else float(sum(map(num_bytes, held))),
     )
+
+
+def _state_bytes(optimizer: Optimizer, kind: TensorType) -> int:
+    """Return the bytes of what an optimiser keeps for a parameter; 0 where a size is a name."""
+    if not num_bytes(kind):
+        return 0
+    shapes = optimizer.states(kind.static_shape()).values()
+    return ITEM_BYTES[widened(kind.dtype)] * sum(map(prod, shapes))
 
 
 def num_bytes(kind: TensorType) -> int:

@@ -37,11 +37,16 @@ def products_of_call(module: ModuleOp) -> dict[str, float]:
     Args:
         module: level flow, as captured; it stays as it is.
     """
-    func = entry(module)
-    moving = tuple(role == "input" for role, _, _ in arguments(func))
-    none = (False,) * len(moving)
-    ends = _ends(func)
-    return _Products(functions(module)).of("forward", moving, none, ends, (False,) * len(ends))
+    return _of(_call(module))
+
+
+def read_by_call(module: ModuleOp) -> set[str]:
+    """Return the names of the parameters that the results of a call depend on.
+
+    Args:
+        module: level flow, as captured; it stays as it is.
+    """
+    return _named(module, _call(module).values)
 
 
 def products_of_step(
@@ -57,6 +62,32 @@ def products_of_step(
     Raises:
         IrcError: ``loss-unknown``.
     """
+    return _of(_step(module, trained, loss))
+
+
+def moved_by_step(module: ModuleOp, trained: Collection[str], loss: str = "") -> set[str]:
+    """Return the names of the parameters that the loss depends on smoothly: a step moves them.
+
+    Args:
+        module: as of :func:`products_of_step`.
+        trained: as of it.
+        loss: as of it.
+
+    Raises:
+        IrcError: ``loss-unknown``.
+    """
+    return _named(module, _step(module, trained, loss).gradients)
+
+
+def _call(module: ModuleOp) -> _Needed:
+    func = entry(module)
+    moving = tuple(role == "input" for role, _, _ in arguments(func))
+    none = (False,) * len(moving)
+    ends = _ends(func)
+    return _Products(functions(module)).of("forward", moving, none, ends, (False,) * len(ends))
+
+
+def _step(module: ModuleOp, trained: Collection[str], loss: str) -> _Needed:
     func = entry(module)
     active = tuple(
         role == "parameter" and name in trained and is_smooth(value) and not is_frozen(func, value)
@@ -66,6 +97,16 @@ def products_of_step(
     index = loss_index(func, loss)
     ends = tuple(number == index for number in range(len(_ends(func))))
     return _Products(functions(module)).of("forward", moving, active, ends, ends)
+
+
+def _of(needed: _Needed) -> dict[str, float]:
+    return {dtype: float(number) for dtype, number in needed.work.items()}
+
+
+def _named(module: ModuleOp, flags: Flags) -> set[str]:
+    """Return the names of the parameters with a flag."""
+    every = zip(arguments(entry(module)), flags, strict=True)
+    return {name for (role, name, _), flag in every if flag and role == "parameter"}
 
 
 def _ends(func: FuncOp) -> Flags:
@@ -101,9 +142,8 @@ class _Products:
 
     def of(
         self, name: str, moving: Flags, active: Flags, values: Flags, gradients: Flags
-    ) -> dict[str, float]:
-        work = self._back(name, (moving, active), (values, gradients)).work
-        return {dtype: float(number) for dtype, number in work.items()}
+    ) -> _Needed:
+        return self._back(name, (moving, active), (values, gradients))
 
     def _forth(self, name: str, given: tuple[Flags, Flags]) -> _Seen:
         key = name, given

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from irc.dialects.placement import Mesh
 from irc.search.configurations import FULL, Configuration, Outline
-from irc.search.trials import Trials
+
+if TYPE_CHECKING:
+    from irc.search.trials import Trials
 
 SEEDS = 4
 """So many configurations with stages or micro-batches are tried in the order of the estimates."""

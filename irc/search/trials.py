@@ -17,7 +17,7 @@ from typing import TypeAlias
 from irc.cluster.topology import Cluster
 from irc.cost.money import per_hour
 from irc.errors import IrcError
-from irc.search.bounds import least_s
+from irc.search.bounds import least_bytes, least_s
 from irc.search.configurations import (
     FULL,
     Configuration,
@@ -28,16 +28,9 @@ from irc.search.configurations import (
     stored_split,
     tighter,
 )
-from irc.search.judge import Judge, Judged, Verdict
+from irc.search.judge import OF_CONFIGURATION, OF_MEMORY, Judge, Judged, Verdict
 from irc.search.limits import Limits
 from irc.search.objections import absent_batch, objection
-
-OF_MEMORY = frozenset({"sharding-infeasible", "pipeline-memory"})
-OF_CONFIGURATION = OF_MEMORY | {
-    "chunk-whole", "mesh-axes", "mesh-axis-indivisible", "mesh-mismatch", "pipeline-stages",
-    "pipeline-unsupported", "schedule-size",
-}  # fmt: skip
-"""Errors that say that one configuration cannot be; all others are of the model or the options."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +126,27 @@ class Trials:
             if whole in self.judged or is_worth(whole, 0.0):
                 self._tried(whole)
 
+    def is_short(self) -> bool:
+        """Whether something did not fit into the memory."""
+        return any(own.error and own.error.code in OF_MEMORY for own in self.judged.values())
+
+    def check_room(self, configuration: Configuration) -> None:
+        """Refuse a configuration that cannot fit, whatever its plan.
+
+        Raises:
+            IrcError: ``sharding-infeasible``.
+        """
+        budget = self.judge.budget_bytes(configuration)
+        least = least_bytes(self.judge.outline(), configuration)
+        if budget is not None and least > budget:
+            what = "parameters and states" if self.is_training else "parameters"
+            ranks = configuration.mesh.num_ranks
+            on = f"at least one of {ranks} devices" if ranks > 1 else "one device"
+            raise IrcError(
+                "sharding-infeasible",
+                f"{what} alone take {least} bytes on {on}, which may hold {budget}",
+            )
+
     def _tried(self, configuration: Configuration, *, is_pinned: bool = False) -> Judged:
         judged = self.judged.get(configuration)
         if judged is None or (judged.is_priced and not self.prices):
@@ -154,6 +168,7 @@ class Trials:
         try:
             if self.is_training:
                 absent_batch(configuration, self.judge.outline())
+            self.check_room(configuration)
             verdict, error = self._verdict(configuration), None
             wrong = self.objection(configuration, is_pinned=is_pinned)
         except IrcError as raised:
@@ -226,6 +241,10 @@ class Trials:
         every = self.judged.values()
         return any(own.verdict and own.configuration.mesh.num_ranks == devices for own in every)
 
+    def is_planned(self) -> bool:
+        """Whether something has a whole plan."""
+        return any(own.verdict and not own.is_priced for own in self.judged.values())
+
     def cost(self, judged: Judged) -> tuple[bool, float, int, int]:
         """Return what is least for the best."""
         own, wrong = judged.verdict, judged.objection != ""
@@ -276,6 +295,11 @@ class Trials:
     def bound_s(self) -> float:
         """What no plan is faster than, on all devices."""
         return least_s(self.judge.outline(), self.cluster, self.devices)
+
+    @property
+    def time_limit(self) -> str:
+        """What ends a search that is out of time, in words."""
+        return f"the time limit of {self.limits.time_limit_s:g} s"
 
     def check_time(self) -> None:
         """Raise TimeIsUp where the time is over and something was tried."""

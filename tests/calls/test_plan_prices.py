@@ -25,9 +25,8 @@ from irc.pipeline import Options, run_passes
 from irc.programs import cuts
 from irc.search.by_pieces import PRICE_ERROR
 from irc.search.configurations import Configuration, with_first_again
-from irc.search.judge import Verdict
+from irc.search.judge import OF_MEMORY, Verdict
 from irc.search.layers import shortened
-from irc.search.trials import OF_MEMORY
 from tests.programs.models import GPT
 
 SAMPLES = 32

@@ -31,6 +31,15 @@ class Estimates:
     only: str = ""
     prices: bool = False
 
+    def budget_bytes(self, configuration: Configuration) -> int | None:
+        return None
+
+    def within(self, memory_bytes: int) -> Estimates:
+        return self
+
+    def unpinned(self) -> None:
+        return None
+
     def in_pieces(self) -> bool:
         return self.prices
 

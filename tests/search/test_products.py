@@ -10,17 +10,19 @@ from torch import Tensor, nn
 
 from irc.cluster.load import find_cluster
 from irc.cost.kernels import computed_in
-from irc.dialects.builder import functions
-from irc.dialects.flow import ContractOp
+from irc.dialects.builder import arguments, entry, functions, results
+from irc.dialects.flow import ContractOp, tensor
 from irc.dialects.text import context
 from irc.ops.work import flops
+from irc.passes.add_optimizer import AddOptimizerPass
 from irc.passes.canonicalize import CanonicalizePass
 from irc.passes.differentiate import DifferentiatePass
 from irc.program import Program
 from irc.search.bounds import least_s
 from irc.search.facts import call_counts
-from irc.search.outline import outline_of
-from irc.search.products import products_of_call, products_of_step
+from irc.search.outline import num_bytes, outline_of
+from irc.search.products import moved_by_step, products_of_call, products_of_step
+from irc.training.optimizers import OPTIMIZERS
 from tests.programs.models import GPT
 from tests.training.models import program_of
 
@@ -111,3 +113,39 @@ def test_the_bound_of_a_frozen_body_is_below_that_of_all() -> None:
     )
     assert bound(head) == pytest.approx(least)
     assert bound(head) < bound(names(program)) < 3 * least
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw", "adafactor"])
+@pytest.mark.parametrize("frozen", ["", "body.*", "head.*"])
+def test_what_a_step_stores_is_what_its_program_renews(kind: str, frozen: str) -> None:
+    """Parameters and states, but for the number of the step."""
+    program = program_of(Body(torch.bfloat16), torch.zeros(4, 16))
+    trained = {name for name in names(program) if not frozen or not name.startswith(frozen[:-1])}
+    moved = moved_by_step(program.module, trained)
+    own = outline_of(program.module, moved=moved, optimizer=OPTIMIZERS[kind])
+    module = program.module.clone()
+    DifferentiatePass(frozen=frozen).apply(context(), module)
+    gradients = {name for role, name in results(entry(module)) if role == "gradient"}
+    assert moved == gradients
+    AddOptimizerPass(kind=kind).apply(context(), module)
+    renewed = {name for role, name in results(entry(module)) if role == "state"}
+    sizes = {
+        name: num_bytes(tensor(value))
+        for _, name, value in arguments(entry(module))
+        if name in renewed and name != "optimizer.step"
+    }
+    assert own.stored_bytes == sum(sizes.values())
+    assert own.sums_bytes == sum(size for name, size in sizes.items() if name in moved)
+
+
+def test_a_call_stores_what_its_results_depend_on() -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.read, self.spare = nn.Linear(16, 8, bias=False), nn.Parameter(torch.zeros(64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.read(x)
+
+    own = outline_of(program_of(Half(), torch.zeros(4, 16)).module)
+    assert (own.stored_bytes, own.sums_bytes) == (4 * 16 * 8, 0)
