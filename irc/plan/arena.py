@@ -57,18 +57,14 @@ def assign_offsets(intervals: Sequence[Interval]) -> tuple[list[int], int]:
         if size[i] == 0:
             continue
         meets = np.flatnonzero(placed & (first <= last[i]) & (last >= first[i]))
-        taken = sorted((int(offset[j]), int(offset[j] + size[j])) for j in meets)
-        offset[i] = _best_gap(taken, int(size[i]))
+        low = offset[meets]
+        by_offset = np.argsort(low, kind="stable")
+        low, high = low[by_offset], (low + size[meets])[by_offset]
+        # Where what lies below each of them ends: gaps begin there.
+        ends = np.concatenate(([0], np.maximum.accumulate(high)))
+        gaps = low - ends[:-1]
+        fitting = np.flatnonzero(gaps >= size[i])
+        offset[i] = ends[fitting[np.argmin(gaps[fitting])]] if len(fitting) else ends[-1]
         placed[i] = True
         total = max(total, int(offset[i] + size[i]))
     return [int(o) for o in offset], total
-
-
-def _best_gap(taken: Sequence[tuple[int, int]], size: int) -> int:
-    end, best, best_size = 0, -1, 0
-    for low, high in taken:
-        gap = low - end
-        if gap >= size and (best < 0 or gap < best_size):
-            best, best_size = end, gap
-        end = max(end, high)
-    return end if best < 0 else best

@@ -1,5 +1,7 @@
 """plan-memory: what becomes of a program of level task."""
 
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -46,6 +48,56 @@ def test_buffers_alive_together_do_not_overlap(raw: list[tuple[int, int, int]]) 
         for y, at_y in places[:i]:
             if x.first <= y.last and y.first <= x.last and x.size_bytes and y.size_bytes:
                 assert at_x + x.size_bytes <= at_y or at_y + y.size_bytes <= at_x
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from((0, 64, 128, 192, 320)), st.integers(0, 6), st.integers(0, 6)),
+        max_size=20,
+    )
+)
+@settings(max_examples=200, deadline=None)
+def test_a_buffer_lies_in_the_smallest_gap_of_those_it_meets(
+    raw: list[tuple[int, int, int]],
+) -> None:
+    buffers = [Interval(size, min(a, b), max(a, b)) for size, a, b in raw]
+    placed: list[tuple[Interval, int]] = []
+    offsets, _ = assign_offsets(buffers)
+    for own, at in sorted(zip(buffers, offsets, strict=True), key=lambda each: -each[0].size_bytes):
+        if not own.size_bytes:
+            continue
+        taken = sorted(
+            (low, low + other.size_bytes)
+            for other, low in placed
+            if other.first <= own.last and own.first <= other.last
+        )
+        end, gaps = 0, list[tuple[int, int]]()
+        for low, high in taken:
+            gaps.append((low - end, end))
+            end = max(end, high)
+        assert at == min((gap for gap in gaps if gap[0] >= own.size_bytes), default=(0, end))[1]
+        placed.append((own, at))
+
+
+def test_work_for_a_buffer_hardly_grows_with_the_others() -> None:
+    """A step of 126 layers keeps thousands of values for backward: each went through all."""
+
+    def calls(count: int) -> float:
+        buffers = [Interval(64 + 64 * (n % 7), n, 2 * count - n) for n in range(count)]
+        made = 0
+
+        def called(*_: object) -> None:
+            nonlocal made
+            made += 1
+
+        sys.setprofile(called)
+        try:
+            assign_offsets(buffers)
+        finally:
+            sys.setprofile(None)
+        return made / count
+
+    assert calls(200) < 1.5 * calls(50)
 
 
 def test_buffers_of_a_collective_in_flight_stay_alive() -> None:
