@@ -1,5 +1,6 @@
 """Gradients lie in memory as eager's: views of what comes in, columns, and rows where eager has."""
 
+# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -54,7 +55,7 @@ def gradients(
     weights = torch.empty_like(result).copy_(torch.randn(result.shape, dtype=torch.float64))
     found = torch.autograd.grad(result, given, weights)
     memory = weights.untyped_storage().data_ptr()
-    places = [(x.untyped_storage().data_ptr() == memory, x.storage_offset()) for x in found]
+    places = [(x.untyped_storage().data_ptr() == memory, int(x.storage_offset())) for x in found]
     return list(found), places
 
 

@@ -39,7 +39,7 @@ def shown_to_modes() -> Generator[None]:
 
     A mode of torch functions, which a trace has, keeps them from the one kernel that eager runs.
     """
-    own = torch.overrides.has_torch_function
+    own: Callable[[Iterable[Any]], bool] = torch.overrides.has_torch_function
 
     def has_torch_function(tensors: Iterable[Any]) -> bool:
         tensors = tuple(tensors)
@@ -54,8 +54,8 @@ def shown_to_modes() -> Generator[None]:
 def _overrides(tensor: object) -> bool:
     """True for a tensor of a class that runs torch's functions itself."""
     cls = type(tensor)
-    disabled = torch._C._disabled_torch_function_impl  # pyright: ignore[reportPrivateUsage]
-    run = getattr(cls, "__torch_function__", disabled)
+    disabled: object = vars(torch.nn.Parameter)["__torch_function__"]
+    run: object = getattr(cls, "__torch_function__", disabled)
     return cls is not torch.Tensor and run is not disabled
 
 
