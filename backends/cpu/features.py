@@ -16,10 +16,11 @@ ROOMY = 2 << 20
 
 @dataclass(frozen=True)
 class Features:
-    """The instruction set that kernels are written for.
+    """The instruction set that kernels are written for: their lanes, register tiles and tails.
 
-    Kernels stay correct on any CPU, since LLVM splits vectors that the machine does not have; only
-    their shape (lanes, register tile, masked or scalar tails) follows from this.
+    LLVM splits vectors that a machine does not have, and knows no other way for instructions that
+    kernels name: what is written for more than a processor has does not run there
+    (:meth:`runs_on`).
 
     Attributes:
         vector_bytes: the width of a vector register.
@@ -62,6 +63,20 @@ class Features:
         loses more than what it costs to fetch ahead.
         """
         return self.second_cache >= ROOMY
+
+    @property
+    def avx512(self) -> bool:
+        """True where instructions of AVX-512 are there."""
+        return self.masked or "+avx512f" in self.flags.split(",")
+
+    def runs_on(self, machine: Features) -> bool:
+        """Return whether a processor with a machine's features has all of these.
+
+        >>> AVX2.runs_on(AVX512), AVX512.runs_on(AVX2)
+        (True, False)
+        """
+        names = ("fma", "half", "avx512", "dot_bf16", "tiles")
+        return all(getattr(machine, name) for name in names if getattr(self, name))
 
     @property
     def registers(self) -> int:

@@ -32,17 +32,20 @@ NEEDS = {
     "@llvm.x86.ldtilecfg": "+amx-tile",
     "@llvm.x86.avx512bf16.": "+avx512bf16",
     "@llvm.x86.avx512.vpdpbusd.": "+avx512vnni",
+    "@llvm.x86.avx512.": "+avx512f",
 }
 """Instructions that kernels name, and LLVM's names of the features that have them."""
 
 
 def _check_processor(texts: Iterable[str], features: Features) -> None:
-    """Refuse kernels of a plan from another machine: LLVM would end the process.
+    """Refuse kernels that the processor at hand cannot run: LLVM, or they, would end the process.
+
+    They are of a plan from another machine, or written for more than there is here.
 
     Raises:
         IrcError: ``processor-unsupported``.
     """
-    flags = features.flags.split(",")
+    flags = [*features.flags.split(","), "+avx512f" if features.avx512 else ""]
     for text in texts:
         for name, flag in NEEDS.items():
             if name in text and flag not in flags:
@@ -51,6 +54,12 @@ def _check_processor(texts: Iterable[str], features: Features) -> None:
                     f"kernel '{info_of(text).name}' needs a processor with {flag[1:]}",
                     help="compile the model on this machine",
                 )
+    if not features.runs_on(host()):
+        raise IrcError(
+            "processor-unsupported",
+            f"this processor, {host().cpu}, has not all that kernels for {features.cpu} are to use",
+            help="compile the model on this machine",
+        )
 
 
 def compile_texts(

@@ -29,7 +29,7 @@ from irc.frontends.torch.table import row_of
 from irc.pipeline import Options
 from irc.torch_backend.compiled import Flat, runner_of
 from irc.torch_backend.counts import counters
-from irc.torch_backend.gradient_memory import mark_loose, resolving
+from irc.torch_backend.gradient_memory import mark_loose, mark_overlapping, resolving
 from irc.torch_backend.own_gradients import tell_autograd
 from irc.torch_backend.regions import by_parts, untouched_by_errors
 from irc.torch_backend.twice import differentiable, is_repeatable
@@ -96,6 +96,7 @@ def compile_through_aot(
         with _disable_current_modes():
             images = turn_given(graph, turned)
             mark_loose(graph)
+            mark_overlapping(graph)
         refused: set[Node] = set()
         try:
             with _disable_current_modes():

@@ -53,6 +53,7 @@ class CompiledGraph:
         self._direct = [kind for kind, _ in program.results] == ["result"] * len(
             program.results
         ) and [value for _, value in program.results] == list(range(len(program.results)))
+        self._first = _first_places(program.results)
         self._tensors = program.assembly.program.tensors
         self._executors: OrderedDict[tuple[int, ...], Launch] = OrderedDict()
         self._lock = threading.Lock()
@@ -74,7 +75,11 @@ class CompiledGraph:
         found = executor([args[i] for i in self._inputs])
         if self._direct:
             return found
-        return tuple(_shown(kind, value, found, args) for kind, value in self._flat.results)
+        shown: list[Any] = []
+        for i, (kind, value) in zip(self._first, self._flat.results, strict=True):
+            is_new = i == len(shown)
+            shown.append(_shown(kind, value, found, args) if is_new else shown[i])
+        return tuple(shown)
 
     def _launch(self, tensors: Mapping[str, torch.Tensor]) -> Launch:
         return launch(executor_of(self._plan, tensors, store=self._store, draws=True))
@@ -108,6 +113,17 @@ def _shown(kind: str, value: Any, found: Sequence[torch.Tensor], args: Sequence[
             return value[1].of(args[value[0]])
         case _:
             return value
+
+
+def _first_places(results: Sequence[tuple[str, Any]]) -> list[int]:
+    """Return where each result stands for the first time.
+
+    A view that is given twice is one tensor, as in eager: autograd asks whether somebody else has a
+    gradient, before it keeps it and adds to it in place.
+    """
+    keys = [(kind, value) if "view" in kind else i for i, (kind, value) in enumerate(results)]
+    first: dict[Any, int] = {}
+    return [first.setdefault(key, i) for i, key in enumerate(keys)]
 
 
 def _nothing(_: Sequence[torch.Tensor]) -> tuple[()]:

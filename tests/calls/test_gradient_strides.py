@@ -90,3 +90,32 @@ def test_gradients_of_open_sizes(name: str) -> None:
         got, want = gradients(compiled, more), gradients(function, more)
         torch.testing.assert_close(got[0], want[0], check_stride=True)
         assert got[1] == want[1]
+
+
+SHARING: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+    "one view": (lambda x, y: (x + y).flatten(), (X, X + 1)),
+    "one more dim": (lambda x, y: (x + y)[None], (X, X + 1)),
+    "itself and a view": (lambda x, y: x.flatten() + y, (X, torch.randn(12))),
+    "parts that overlap": (lambda x, y: torch.cat([x[:2] + y, x[2:]]), (X, X[:2] + 1)),
+    "a view of what is computed": (lambda x, y: (x + y).mT.sin().flatten(), (X, X + 1)),
+}
+
+
+@pytest.mark.parametrize("compiler", [irc.compile, backend], ids=["irc.compile", "torch.compile"])
+@pytest.mark.parametrize("name", SHARING)
+def test_gradients_are_added_to_apart(name: str, compiler: Callable[..., Any]) -> None:
+    function, given = SHARING[name]
+    compiled = compiler(function)
+    wanted = [x.detach().requires_grad_() for x in given]
+    leaves = [x.detach().requires_grad_() for x in given]
+    weights = torch.randn(function(*given).shape)
+    for call, own in ((function, wanted), (compiled, leaves)):
+        for _ in range(3):
+            (call(*own) * weights).sum().backward()
+    torch.testing.assert_close([x.grad for x in leaves], [x.grad for x in wanted])
+    first, second = leaves
+    assert first.grad is not None
+    assert second.grad is not None
+    before = second.grad.clone()
+    first.grad.mul_(2)
+    assert torch.equal(second.grad, before)

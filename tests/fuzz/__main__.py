@@ -1,9 +1,10 @@
 """``python -m tests.fuzz --seed S --count N --targets cpu,triton,cuda``: one table, one last line.
 
-``cpu`` is the kernels of this machine, AVX-512, AVX2 and a generic instruction set; ``torch`` is
+``cpu`` is the kernels of this machine, AVX-512, AVX2 and a generic instruction set, of those that
+this machine has; ``torch`` is
 ``irc.compile`` and ``torch.compile(backend="irc")``. ``ways`` is scenes through both, with and
 without gradients: what callers see (dtypes, strides, shared memory, writes, hooks, seeds,
-gradients), each way with another of the four instruction sets; ``way`` takes the ways in turn, one
+gradients), each way with another instruction set; ``way`` takes the ways in turn, one
 for each scene. ``views`` is scenes of views alone: chains, writes through them, arguments in one
 memory, and one compiled function called with arguments that lie in several ways. Each can be named
 alone; ``eager`` is torch itself, a control. Every failure is
@@ -19,6 +20,8 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+
+from irc.backends.cpu.features import AVX2, AVX512, host
 
 GROUPS = {
     "cpu": ("cpu", "avx512", "avx2", "generic"),
@@ -75,7 +78,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _names(text: str) -> list[str]:
-    names = [name for part in text.split(",") for name in GROUPS.get(part, (part,))]
+    lacking = {"avx512": AVX512, "avx2": AVX2}
+    lacking = {name for name, features in lacking.items() if not features.runs_on(host())}
+    groups = {name: [n for n in own if n not in lacking] for name, own in GROUPS.items()}
+    names = [name for part in text.split(",") for name in groups.get(part, (part,))]
     known = {"eager", *(name for group in GROUPS.values() for name in group)}
     if unknown := set(names) - known:
         raise SystemExit(f"no target {sorted(unknown)}; there are {sorted(known)}")

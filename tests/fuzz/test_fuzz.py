@@ -16,6 +16,7 @@ from tests.fuzz.generator import generate
 from tests.fuzz.session import Session
 from tests.fuzz.shrink import shrunk
 from tests.fuzz.targets import eager
+from tests.processors import needs_avx512
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,7 +68,10 @@ def test_programs_written_by_hand(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("target", ["cpu", "avx512", "avx2", "generic", "compile", "dynamo"])
+@pytest.mark.parametrize(
+    "target",
+    ["cpu", pytest.param("avx512", marks=needs_avx512), "avx2", "generic", "compile", "dynamo"],
+)
 def test_five_hundred(target: str) -> None:
     run([target], range(500))
 

@@ -13,15 +13,16 @@ from unittest.mock import patch
 import torch
 
 import irc
-from irc.backends.cpu.features import AVX2, AVX512, BASELINE, host
+from irc.backends.cpu.features import host
 from irc.errors import IrcError
 from tests.fuzz import guarded
 from tests.fuzz.check import Failure
 from tests.fuzz.observed import Way, differences, observe
 from tests.fuzz.scenes import Scene
+from tests.processors import runnable
 
-SETS = (None, AVX512, AVX2, BASELINE)
-"""Instruction sets, in turn by seed: each way meets all of them."""
+SETS = (None, *runnable())
+"""Instruction sets that run here, in turn by seed: each way meets all of them."""
 
 
 def _compiled(target: Any) -> Any:

@@ -27,7 +27,8 @@ RENEWED = "irc_renewed"
 
 LOOSE = "irc_loose"
 """Marks placeholders whose values may lie otherwise than their fake ones: a result that is a view
-of one in the trace gets memory of its own, with the strides of the trace."""
+of one in the trace gets memory of its own, with the strides of the trace. So does a result that has
+the mark itself."""
 
 
 ITSELF = frozenset(
@@ -103,7 +104,7 @@ def placed(nodes: Sequence[Node]) -> list[Lies]:
     """Say where the tensors of a graph's results lie; the graph gets nodes for sources it lacks."""
     sources: dict[Node, Node] = {}
     bases = {node: owner(node) for node in nodes}
-    bases = {node: node if LOOSE in base.meta else base for node, base in bases.items()}
+    bases = {n: n if LOOSE in n.meta or LOOSE in base.meta else base for n, base in bases.items()}
     times = Counter(bases.values())
     return [_place(node, bases[node], times[bases[node]] > 1, sources) for node in nodes]
 

@@ -6,15 +6,14 @@ product, and of what an LSTM's kernel calls oneDNN's layer is cast.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.fx import Node
 
 from irc.errors import IrcError
+from irc.process_wide import ProcessWide
 
 CALLS = frozenset({"linalg_pinv", "lstm", "_transformer_encoder_layer_fwd"})
 """Such functions of torch."""
@@ -33,8 +32,7 @@ def unseen_cast(
     )
 
 
-@contextmanager
-def shown_to_modes() -> Generator[None]:
+def _show() -> Callable[[], None]:
     """Let encoder layers under autocast make the calls of eager, also under a mode that sees them.
 
     A mode of torch functions, which a trace has, keeps them from the one kernel that eager runs.
@@ -47,8 +45,16 @@ def shown_to_modes() -> Generator[None]:
             return own(tensors)
         return any(map(_overrides, tensors))
 
-    with mock.patch.object(torch.overrides, "has_torch_function", has_torch_function):
-        yield
+    torch.overrides.has_torch_function = has_torch_function
+
+    def put_back() -> None:
+        torch.overrides.has_torch_function = own
+
+    return put_back
+
+
+shown_to_modes = ProcessWide(_show)
+"""While it is entered, traces see the kernels of encoder layers under autocast."""
 
 
 def _overrides(tensor: object) -> bool:

@@ -13,6 +13,7 @@ from irc.backends.cpu.features import AVX2, AVX512, BASELINE, Features
 from irc.dialects.attention import KernelAttentionOp
 from tests.backends.cpu.attention_cases import Case
 from tests.backends.cpu.conftest import execute
+from tests.processors import EVERY
 
 TOLERANCE = {"f32": 4e-6, "bf16": 1.5e-2, "f16": 2e-3}
 MANY = Case(heads=4, rows=97, keys=131, depth=24, width=40)
@@ -83,7 +84,7 @@ def test_other_machines_compute_the_same(name: str, features: Features) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("features", [AVX512, AVX2, BASELINE], ids=["avx512", "avx2", "baseline"])
+@pytest.mark.parametrize("features", EVERY)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_every_case_on_every_machine(case: Case, features: Features) -> None:
     close(case, case.executed(features=features), TOLERANCE[case.dtype])

@@ -9,10 +9,11 @@ import torch
 from irc.backends.cpu.attention_backward import slopes, writer
 from irc.backends.cpu.attention_backward.memory import Rows
 from irc.backends.cpu.attention_backward.plan import plan_gradients
-from irc.backends.cpu.features import AVX2, AVX512, BASELINE, Features, host
+from irc.backends.cpu.features import AVX2, BASELINE, Features, host
 from irc.backends.cpu.vector.builder import Operand
 from irc.dialects.attention_backward import KernelAttentionBackwardOp
 from tests.backends.cpu.gradient_cases import Case, error, kernels_of
+from tests.processors import EVERY
 
 TOLERANCE = {"f32": 5e-6, "bf16": 1.5e-2, "f16": 2e-3}
 MANY = Case(rows=97, keys=131, depth=24, width=40)
@@ -71,7 +72,7 @@ def test_other_machines_compute_the_same(name: str, features: Features) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("features", [AVX512, AVX2, BASELINE], ids=["avx512", "avx2", "baseline"])
+@pytest.mark.parametrize("features", EVERY)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_every_case_on_every_machine(case: Case, features: Features) -> None:
     assert error(case.executed(features=features), case.expected()) < TOLERANCE[case.dtype]

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from irc.backends.cpu import Features, KernelCall, compile_segment, emit
-from irc.backends.cpu.features import AVX2, AVX512, BASELINE
+from irc.backends.cpu.features import AVX512, BASELINE
+from tests.processors import EVERY, needs_avx512
 
 SIZES = [(16, 16), (8, 8), (17, 33), (31, 64), (64, 31), (9, 130), (127, 67)]
 
@@ -88,14 +89,10 @@ def scaled(make: Any, rows: int, columns: int) -> Any:
 
 
 @pytest.mark.parametrize("shift", [0, 1, 4])
-@pytest.mark.parametrize("kind", [AVX512, AVX2, BASELINE], ids=["avx512", "avx2", "baseline"])
+@pytest.mark.parametrize("kind", EVERY)
 def test_large_results_are_streamed_where_their_address_allows(
     shift: int, kind: Features, make: Any
 ) -> None:
-    from irc.backends.cpu.features import host
-
-    if kind is AVX512 and not host().masked:
-        pytest.skip("needs AVX-512")
     columns = 1024
     kernel = scaled(make, LARGE // columns, columns)
     assert ("!nontemporal" in emit(kernel, kind)) == (kind is not BASELINE)
@@ -108,6 +105,7 @@ def test_large_results_are_streamed_where_their_address_allows(
     assert bool((room[:start] == 7).all()) and bool((room[start + LARGE :] == 7).all())
 
 
+@needs_avx512
 @pytest.mark.parametrize(
     ("dtype", "rows", "columns"),
     [("f32", 1789, 1787), ("f32", 19, 165601), ("f32", 165601, 19), ("bf16", 2557, 2549)],
@@ -116,10 +114,6 @@ def test_large_results_are_streamed_where_their_address_allows(
 def test_large_transposes_of_odd_sizes_are_streamed_between_the_ends_of_rows(
     dtype: str, rows: int, columns: int, shift: int, make: Any
 ) -> None:
-    from irc.backends.cpu.features import host
-
-    if not host().masked:
-        pytest.skip("needs AVX-512")
     kind = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
     size = rows * columns
     m = make((rows, columns), 2, [(size, dtype)], [(size, dtype)])

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from irc.backends.cpu import emit, info_of
-from irc.backends.cpu.features import AVX2, AVX512, BASELINE, ROOMY
+from irc.backends.cpu.features import AVX512, ROOMY
 from irc.interpret.task import run_kernel
 from irc.kernels.weights.panels import Packed, packed, weight_of
+from tests.processors import EVERY, needs_avx512
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 SIZES = [
@@ -79,13 +80,14 @@ def test_packed_matmul_equals_float64(
     check(make, run, sizes, dtype, None, turned=turned, batch=0)
 
 
-@pytest.mark.parametrize("features", [AVX512, AVX2, BASELINE])
+@pytest.mark.parametrize("features", EVERY)
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_one_layout_serves_all_machines(features: Any, dtype: str, make: Any, run: Any) -> None:
     for sizes in SIZES[2:5]:
         check(make, run, sizes, dtype, features, turned=True, batch=0)
 
 
+@needs_avx512
 def test_a_roomy_cache_changes_no_bits(
     make: Any, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from irc.backends.cpu import KernelCall, compile_segment, emit, info_of, jit, load_segment
+from irc.backends.cpu.features import AVX2, AVX512
 from irc.backends.cpu.jit import compile_texts
 from irc.errors import InternalError, IrcError
 
@@ -60,6 +61,24 @@ def test_equal_texts_compile_once(make: Any, monkeypatch: pytest.MonkeyPatch) ->
     first = compile_texts([text, text])
     monkeypatch.delattr(jit, "_compile")
     assert compile_texts([text]) == first[:1] == first[1:]
+
+
+def test_kernels_of_avx512_are_refused_without_it(make: Any) -> None:
+    """LLVM would end the process: it does not split what has an instruction of its own."""
+    text = emit(pointwise(make, "exp", 79), AVX512)
+    assert "@llvm.x86.avx512." in text
+    with pytest.raises(IrcError, match="needs a processor with avx512f") as caught:
+        compile_texts([text], AVX2)
+    assert caught.value.code == "processor-unsupported"
+
+
+def test_code_for_more_than_this_machine_has_is_refused(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jit, "host", lambda: AVX2)
+    text = emit(pointwise(make, "neg", 80), AVX512)
+    with pytest.raises(IrcError, match="this processor, x86-64-v3, has not all"):
+        compile_texts([text], AVX512)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from tests.backends.attention_kernels import inputs_of as attention_inputs_of
 from tests.backends.attention_kernels import kernel_of as attention_kernel_of
 from tests.backends.cpu.conftest import TORCH
 from tests.backends.cpu.sized_kernels import PRODUCTS, ROWS, Build, maker, named, on_panels
+from tests.processors import needs_avx512
 
 SIZES = (2, 3, 16, 17, 129, 1000)
 
@@ -170,6 +171,7 @@ def attend_at(lengths: Sequence[tuple[int, int]], attend: Attend, features: Any)
                 torch.testing.assert_close(one, other, rtol=close, atol=close, msg=str(given))
 
 
+@needs_avx512
 def test_a_dropped_tail_is_caught(monkeypatch: pytest.MonkeyPatch, reference: Any) -> None:
     def without(self: Any, start: Any, stop: Any, place: Any, carried: Any, body: Any) -> Any:
         return carried
