@@ -24,6 +24,7 @@ from irc.dialects.placement import Mesh
 from irc.dialects.text import dump, load
 from irc.errors import IrcError
 from irc.pipeline import Options, make_plan
+from irc.pipeline.places import chosen
 from irc.pipeline.run import run_passes
 from irc.plan.parts import MICRO_BATCH_KINDS, SMALLER_KINDS, PartsPlan
 from irc.plan.schema import Plan
@@ -87,7 +88,7 @@ class CallJudge:
 
     @cached_property
     def _outline(self) -> Outline:
-        return outline_of(self.program.module)
+        return _as_captured(outline_of(self.program.module), self.options)
 
     def within(self, memory_bytes: int) -> CallJudge:
         """Return a judge of the same program under another budget."""
@@ -187,12 +188,13 @@ class StepJudge:
         still = {name for name, own in self.module.named_parameters() if not own.requires_grad}
         trained = trained_of(program, self.recipe) - still
         loss = self.recipe.loss
-        return outline_of(
+        outline = outline_of(
             program.module,
             products=products_of_step(program.module, trained, loss),
             moved=moved_by_step(program.module, trained, loss),
             optimizer=OPTIMIZERS[self.recipe.kind],
         )
+        return _as_captured(outline, self.options)
 
     def within(self, memory_bytes: int) -> StepJudge:
         """Return a judge of the same step under another budget, with what this one captured."""
@@ -437,6 +439,12 @@ def _budget_bytes(options: Options, configuration: Configuration, cluster: Clust
     if options.memory_bytes is None and cluster.unequal:
         return None
     return budget_of(replace(options, mesh=configuration.inner, within=configuration.mesh))
+
+
+def _as_captured(outline: Outline, options: Options) -> Outline:
+    """Return an outline without bytes where a user's passes or rules may store weights smaller."""
+    own, _ = chosen(options.passes)
+    return replace(outline, stored_bytes=0.0, sums_bytes=0.0) if own or options.rules else outline
 
 
 def _copy(program: Program) -> Program:

@@ -183,3 +183,16 @@ def test_numbers_that_are_on_no_line_give_no_text() -> None:
     )
     assert lines is not None
     assert lines.at(5) == '%0 = f(%1) {id = "n4"} : [10, 7]'
+
+
+@pytest.mark.parametrize(("changes", "is_known"), [
+    ({}, True), ({"passes": ("no-order",)}, True), ({"passes": ("my-bytes",)}, False),
+    ({"rules": ("smaller.rules",)}, False),
+])  # fmt: skip
+def test_what_weights_hold_is_known_where_nobody_else_stores_them(
+    changes: dict[str, tuple[str, ...]], is_known: bool
+) -> None:
+    """A user's pass may store weights in fewer bytes: no budget is too small for them before it."""
+    own = judge(2, 64)
+    outline = replace(own, options=replace(own.options, **changes)).outline()
+    assert (outline.stored_bytes > 0, outline.sums_bytes > 0) == (is_known, is_known)
