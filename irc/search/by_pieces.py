@@ -10,7 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import inf
 
-from irc.search.configurations import Configuration, Outline, at_once, customary, neighbours
+from irc.search.configurations import (
+    TIGHTER,
+    Configuration,
+    Outline,
+    at_once,
+    customary,
+    neighbours,
+)
 from irc.search.judge import Judged
 from irc.search.seeds import seeds, smallest
 from irc.search.trials import Trials
@@ -137,7 +144,7 @@ class _Climb:
 
         Not where even by the price that was least beside its estimate it would be far behind the
         best one; nor where it is behind before it is made smaller, which takes longer; nor where
-        fewer micro-batches of the same step fit, in which nothing waits for a stage.
+        fewer micro-batches of the same step fit with room, in which nothing waits for a stage.
         """
         trials = self.trials
         if len(trials.judged) >= self.most or not trials.prices:
@@ -146,7 +153,8 @@ class _Climb:
         known = [each for each in trials.priced(self.devices) if not each.objection]
         if not known or trials.limits.objective not in ("throughput", "latency"):
             return True
-        if any(_is_in_fewer(configuration, each.configuration) for each in known):
+        roomy = [each.configuration for each in known if self._has_room(each)]
+        if any(_is_in_fewer(configuration, own) for own in roomy):
             return False
         steps = [(each.configuration, each.verdict.step_s) for each in known if each.verdict]
         ratio = min(step_s / self._estimate(own) for own, step_s in steps)
@@ -155,6 +163,13 @@ class _Climb:
             return True
         trials.left[configuration] = max(likely_s, least_s)
         return False
+
+    def _has_room(self, judged: Judged) -> bool:
+        """Whether a whole plan fits, too, which holds a little more or less than its price says."""
+        budget = self.trials.judge.budget_bytes(judged.configuration)
+        return budget is None or (
+            judged.verdict is not None and judged.verdict.num_bytes <= TIGHTER * budget
+        )
 
     def _estimate(self, configuration: Configuration) -> float:
         return self.trials.estimate(self.outline, configuration)

@@ -218,19 +218,21 @@ def test_what_is_left_alone_never_beats_the_best(seed: int, needed: float) -> No
                 assert says(each).step_s >= best.verdict.step_s
 
 
-@pytest.mark.parametrize("fits", [True, False])
-def test_more_micro_batches_of_a_step_are_priced_where_fewer_do_not_fit(fits: bool) -> None:
+@pytest.mark.parametrize(("fits", "room"), [(True, 2.0), (True, 1.05), (False, 2.0)])
+def test_more_micro_batches_of_a_step_are_priced_where_fewer_do_not_fit(
+    fits: bool, room: float
+) -> None:
     def says(configuration: Configuration) -> Verdict:
         if configuration.micro_batches == 1 and not fits:
             raise needs(7 * 10**9)
-        return by_estimate(configuration)
+        return replace(by_estimate(configuration), num_bytes=10**9)
 
-    judge = Priced(says)
+    judge = Priced(says, budget=int(room * 10**9))
     trials = Trials(judge, CLUSTER, Limits(), True, 16)
     assert search_by_pieces(trials, 16)
     sizes = {own for own in judge.asked if own.pipe == 1 and own.recompute == "none"}
     more = [own for own in sizes if own.micro_batches > 1]
-    assert bool(more) == (not fits)
+    assert bool(more) == (not fits or room < 1.1)
 
 
 def test_where_no_priced_plan_fits_all_is_planned_whole() -> None:
