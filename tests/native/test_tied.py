@@ -79,7 +79,9 @@ def test_each_field_is_held_against_the_code(name: str, plan: Path, tmp_path: Pa
         manifest.write_text(json.dumps(listed))
         with pytest.raises(IrcError) as refused:
             load(copy, trust=True).run([np.zeros((5, 8), np.float32)])
-        assert refused.value.code in ("plan-corrupt", "plan-version"), path
+        # Where this processor runs the last of the codes alone, one that asks for more leaves none.
+        more = ("processor-unsupported",) if "requires" in path else ()
+        assert refused.value.code in ("plan-corrupt", "plan-version", *more), path
 
 
 def test_what_was_not_changed_runs(plan: Path) -> None:
