@@ -94,10 +94,11 @@ def captured(module: nn.Module) -> tuple[Program, torch.Tensor]:
 
 
 def difference(program: Program, x: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Return the largest difference, of the largest value: sums are added in another order."""
     tensors = cut(slices_in(entry(program.module)), program.tensors)
     given = [x if role == "input" else tensors[name]
              for role, name, _ in arguments(entry(program.module))]  # fmt: skip
-    return float((execute(program.module, given)[0] - wanted).abs().max())
+    return float((execute(program.module, given)[0] - wanted).abs().max() / wanted.abs().max())
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -117,7 +118,7 @@ def test_parts_have_weights_of_their_own(form: Form, kv: int, bias: bool, layers
     assert slices["0.qkv.weight"].names[0] == f"0.qkv.weight:0-{WIDTH}"
     assert not names & {name for _, name, _ in arguments(entry(program.module))}
     with torch.no_grad():
-        assert difference(program, x, module(x)) < 1e-12
+        assert difference(program, x, module(x)) < 1e-13
 
 
 def test_a_weight_of_inputs_by_results_is_cut_along_its_second_dim() -> None:
@@ -128,7 +129,7 @@ def test_a_weight_of_inputs_by_results_is_cut_along_its_second_dim() -> None:
         "w": 1, "b": 0,
     }  # fmt: skip
     with torch.no_grad():
-        assert difference(program, x, module(x)) < 1e-12
+        assert difference(program, x, module(x)) < 1e-13
 
 
 class Tied(nn.Module):
@@ -158,4 +159,4 @@ def test_what_is_no_part_of_its_own_is_left_alone(module: nn.Module, mesh: str) 
     split(program, mesh)
     assert not slices_in(entry(program.module))
     with torch.no_grad():
-        assert difference(program, x, module(x)) < 1e-12
+        assert difference(program, x, module(x)) < 1e-13
