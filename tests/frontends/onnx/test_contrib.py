@@ -13,6 +13,7 @@ from onnx import helper
 
 from irc.errors import IrcError
 from irc.onnx import InferenceSession
+from tests.frontends.onnx.compare import exact_options
 
 RNG = np.random.default_rng(0)
 
@@ -87,8 +88,7 @@ def compare(
     relative: float = 1e-4,
     steps: int = 0,
 ) -> None:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    options = exact_options()
     wanted = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, dict(feeds))
     session = InferenceSession(model)
     found = session.run(None, feeds)

@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import irc.onnx
+from tests.frontends.onnx.compare import exact_options
 
 ort = pytest.importorskip("onnxruntime")
 quantization = pytest.importorskip("onnxruntime.quantization")
@@ -111,7 +112,7 @@ def test_equals_onnx_runtime(make: Any, form: str, per_channel: bool, tmp_path: 
     kinds = {node.op_type for node in model.graph.node}
     assert ("QLinearConv" in kinds) == (form == "QOperator")
     x = RNG.standard_normal(IMAGE).astype(np.float32)
-    (wanted,) = ort.InferenceSession(str(target)).run(None, {"x": x})
+    (wanted,) = ort.InferenceSession(str(target), exact_options()).run(None, {"x": x})
     (found,) = irc.onnx.InferenceSession(str(target)).run(None, {"x": x})
     last = model.graph.node[-1]
     scales = {v.name: numpy_helper.to_array(v) for v in model.graph.initializer}
