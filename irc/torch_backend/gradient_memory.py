@@ -4,7 +4,6 @@
 gradient that came in (``hstack``), one number for all elements (``sum``).
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -13,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._functorch._aot_autograd.utils import _is_tangent
+from torch._functorch._aot_autograd.utils import (
+    _is_tangent,  # pyright: ignore[reportPrivateUsage] - what a backward graph's arguments are
+)
 from torch.fx import GraphModule, Node
 
 from irc.frontends.torch.graphs import FlatProgram
