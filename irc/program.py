@@ -37,6 +37,10 @@ class Program:
         """Names of the results that each call gives back, in order."""
         return [name for role, name in results(entry(self.module)) if role == "output"]
 
+    def copy(self) -> Program:
+        """Return the same program, whose module may be changed; the tensors are shared."""
+        return Program(self.module.clone(), dict(self.tensors), self.source)
+
     def bind(self, inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
         """Return all arguments in order, given the inputs by name."""
         return [

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
-from irc.calls.plan_judge import CallJudge, StepJudge
+from irc.calls.call_judge import CallJudge
+from irc.calls.forward_passes import ForwardPasses
+from irc.calls.step_judge import StepJudge
 from irc.cluster.load import find_cluster
 from irc.cluster.topology import Cluster
 from irc.dialects.builder import arguments, entry
@@ -82,7 +84,8 @@ def search_step(
 
     check_device(module, planned=True)
     called = None if loss is None or isinstance(loss, str) else cast("Loss", loss)
-    judge = StepJudge(module, args, kwargs, recipe, called, options, stages, asked.in_order)
+    forwards = ForwardPasses(module, args, kwargs, recipe, called)
+    judge = StepJudge(forwards, stages, options=options, in_order=asked.in_order)
     return _search(judge, options, asked, is_training=True)
 
 
@@ -102,7 +105,8 @@ def search_call(program: Program, options: Options, asked: Asked) -> tuple[Outco
             the options or the model.
     """
     _check_sizes(program)
-    return _search(CallJudge(program, options, asked.in_order), options, asked, is_training=False)
+    judge = CallJudge(program, options=options, in_order=asked.in_order)
+    return _search(judge, options, asked, is_training=False)
 
 
 def _check_sizes(program: Program) -> None:

@@ -136,7 +136,7 @@ def _training_step(model: Any, ids: Any) -> Any:
 
 
 def _plan(module: Any, case: Case) -> dict[str, Any]:
-    from irc.calls.plan_judge import rank_meshes
+    from irc.calls.best_meshes import rank_meshes
     from irc.dialects.text import context
     from irc.passes.auto_shard import AutoShardPass
     from irc.passes.canonicalize import CanonicalizePass

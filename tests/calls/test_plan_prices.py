@@ -13,10 +13,11 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
-from irc.calls import plan_judge
+from irc.calls import forward_passes
 from irc.calls.batch_sizes import lines_through
-from irc.calls.plan_judge import StepJudge
+from irc.calls.forward_passes import ForwardPasses
 from irc.calls.plan_prices import Prices
+from irc.calls.step_judge import StepJudge
 from irc.choices import recipe_option
 from irc.dialects.placement import Mesh
 from irc.dialects.text import dump
@@ -37,7 +38,8 @@ def judge(layers: int, width: int) -> StepJudge:
     model = GPT(layers, width).to(torch.bfloat16)
     ids = torch.zeros((SAMPLES, 12), dtype=torch.int64)
     recipe = recipe_option(model, None, "adamw", "", 1, "none", None)
-    return StepJudge(model, (ids, ids.clone()), {}, recipe, None, Options(cluster="2x8xH100"))
+    forwards = ForwardPasses(model, (ids, ids.clone()), {}, recipe, None)
+    return StepJudge(forwards, options=Options(cluster="2x8xH100"))
 
 
 @pytest.mark.slow
@@ -146,12 +148,12 @@ def test_a_model_is_prepared_and_priced_once_for_all_cuts(monkeypatch: pytest.Mo
 
 
 def test_the_program_of_a_third_batch_follows_from_two() -> None:
-    step = judge(2, 32)
+    forwards = judge(2, 32).forwards
     for count in (1, 2, 4):
-        step._capture(count)  # pyright: ignore[reportPrivateUsage]
-    traced, _ = step._traced(4)  # pyright: ignore[reportPrivateUsage]
-    assert step._lines is not None  # pyright: ignore[reportPrivateUsage]
-    made, split = step._captured[4]  # pyright: ignore[reportPrivateUsage]
+        forwards.cut(count)
+    traced, _ = forwards.traced(4)
+    assert forwards.lines is not None
+    made, split = forwards.known[4]
     texts = [re.sub("%[0-9]+", "%", dump(own.program.module)) for own in (made, traced)]
     assert texts[0] == texts[1]
     assert split == ("ids", "targets")
@@ -161,13 +163,13 @@ def test_a_few_layers_of_a_third_batch_follow_without_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of 126 layers the text of each number of micro-batches was parsed whole."""
-    monkeypatch.setattr(plan_judge, "MOST", 1)
-    known = judge(2, 32)
-    captured = {count: known._capture(count) for count in (1, 2)}  # pyright: ignore[reportPrivateUsage]
-    step = replace(known, _captured=captured)
-    short, recipe = step.prices.short(8)
-    assert 8 not in captured
-    whole, same = step.prices.forward(8)
+    monkeypatch.setattr(forward_passes, "MOST", 1)
+    forwards = replace(judge(2, 32).forwards, known={})
+    for count in (1, 2):
+        forwards.cut(count)
+    short, recipe = forwards.short(8)
+    assert 8 not in forwards.known
+    whole, same = forwards.of(8)
     assert recipe == same
     modules = short.module, shortened(whole.module, 1)
     texts = [re.sub("%[0-9]+", "%", dump(module)) for module in modules]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from irc.calls.plan_judge import best_order
+from irc.calls.plan_judge import PlanJudge
 from irc.cluster.load import find_cluster, in_order_of
 from irc.cluster.rank_order import OrderCost
 from irc.cluster.topology import Cluster
@@ -74,19 +73,12 @@ def test_orders_that_cannot_be(lab: str, name: str, code: str) -> None:
 
 
 @dataclass
-class Judge:
+class Judge(PlanJudge):
     """Says by the cluster what a step takes."""
 
-    options: Options
-    by_order: dict[tuple[int, ...], Judge] = field(default_factory=dict[tuple[int, ...], "Judge"])
-    in_order: bool = False
     refusal: str = ""
 
-    @property
-    def cluster(self) -> Cluster:
-        return find_cluster(self.options.cluster)
-
-    def outline(self) -> Outline:
+    def whole_outline(self) -> Outline:
         return OUTLINE
 
     def plan(self, configuration: Configuration) -> Verdict:
@@ -97,20 +89,18 @@ class Judge:
 
 
 def test_the_better_order_is_the_verdict(lab: str) -> None:
-    verdict = asked(Judge(Options(cluster=lab)))
+    verdict = asked(Judge(options=Options(cluster=lab)))
     assert verdict.order == order_of(find_cluster(lab), OUTLINE, OWN)
     assert verdict.step_s == pytest.approx(1e9 / 100e9)
-    assert asked(Judge(Options(cluster="8xH100"))).order == ()
+    assert asked(Judge(options=Options(cluster="8xH100"))).order == ()
 
 
 def asked(judge: Judge) -> Verdict:
-    has_what_is_asked: Any = judge
-    verdict: Verdict = best_order(has_what_is_asked, OWN, lambda each: each.plan(OWN))
-    return verdict
+    return judge.in_better_order(OWN, lambda each: each.plan(OWN))
 
 
 def test_ranks_that_are_launched_already_stay_in_order(lab: str) -> None:
-    judge = Judge(Options(cluster=lab), in_order=True)
+    judge = Judge(options=Options(cluster=lab), in_order=True)
     verdict = asked(judge)
     assert verdict.order == ()
     assert verdict.step_s == pytest.approx(1e9 / 1e9)
@@ -118,11 +108,11 @@ def test_ranks_that_are_launched_already_stay_in_order(lab: str) -> None:
 
 
 def test_an_order_that_cannot_be_planned_leaves_the_plain_one(lab: str) -> None:
-    verdict = asked(Judge(Options(cluster=lab), refusal="sharding-infeasible"))
+    verdict = asked(Judge(options=Options(cluster=lab), refusal="sharding-infeasible"))
     assert verdict.order == ()
     assert verdict.step_s == pytest.approx(1e9 / 1e9)
     with pytest.raises(IrcError, match="not in this order"):
-        asked(Judge(Options(cluster=lab), refusal="option-value"))
+        asked(Judge(options=Options(cluster=lab), refusal="option-value"))
 
 
 @pytest.mark.parametrize("is_launched", [True, False])

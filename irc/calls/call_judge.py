@@ -1,0 +1,66 @@
+"""Judges calls of a program, which has one micro-batch and no stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from irc.calls.best_meshes import best_meshes
+from irc.calls.plan_judge import PlanJudge
+from irc.calls.verdicts import verdict_of
+from irc.collection import collection_held
+from irc.dialects.placement import Mesh
+from irc.pipeline import make_plan
+from irc.program import Program
+from irc.search.configurations import Configuration, Outline
+from irc.search.judge import Verdict
+from irc.search.outline import outline_of
+
+
+@dataclass
+class CallJudge(PlanJudge):
+    """Judges calls of a program.
+
+    Args:
+        program: as a frontend gives it; it stays as it is.
+    """
+
+    program: Program
+
+    def whole_outline(self) -> Outline:
+        """Return what the program says of itself."""
+        return outline_of(self.program.module)
+
+    def in_pieces(self) -> bool:
+        """No: a call has one program."""
+        return False
+
+    def price(self, configuration: Configuration) -> Verdict | None:
+        """Return nothing: a call has one program."""
+        del configuration
+
+    def fitting(self, configuration: Configuration) -> Configuration | None:
+        """Return nothing: a call computes nothing again."""
+        del configuration
+
+    def boundless_s(self, configuration: Configuration) -> float:
+        """Return nothing: a call has one program."""
+        del configuration
+        return 0.0
+
+    @collection_held()
+    def meshes(self, devices: int, recompute: str) -> Sequence[Mesh]:
+        """Return the best meshes."""
+        del recompute
+        return best_meshes(self.program.copy(), self.options, devices)
+
+    @collection_held()
+    def judge(self, configuration: Configuration, *, brief: bool = True) -> Verdict:
+        """Plan a mesh and simulate a call."""
+        return self.in_better_order(configuration, lambda own: own.plan(configuration, brief=brief))
+
+    def plan(self, configuration: Configuration, *, brief: bool) -> Verdict:
+        """Plan a mesh on the devices in order."""
+        options = self.options_of(configuration, brief=brief)
+        plan = make_plan(self.program.copy(), options, keep_ir=False).plan
+        return verdict_of(plan, self.cluster)

@@ -1,0 +1,131 @@
+"""Judges steps of training: of one program, or of stages and micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from irc.calls.best_meshes import best_meshes
+from irc.calls.feeding import axes_called_so
+from irc.calls.forward_passes import ForwardPasses
+from irc.calls.plan_judge import PlanJudge
+from irc.calls.plan_prices import Prices
+from irc.calls.verdicts import verdict_of, verdict_of_parts
+from irc.collection import collection_held
+from irc.constraints.steps import based_on
+from irc.dialects.placement import Mesh
+from irc.plan.parts import PartsPlan
+from irc.plan.schema import Plan
+from irc.programs.short_steps import LEAST
+from irc.search.configurations import NOTHING, Configuration, Outline
+from irc.search.judge import Verdict
+from irc.search.layers import layers_of
+from irc.search.shared import Shared, sharing
+
+
+@dataclass
+class StepJudge(PlanJudge):
+    """Judges steps of training.
+
+    Args:
+        forwards: of the micro-batches; recompute is the configuration's.
+        stages: where stages begin; empty: the best cut.
+    """
+
+    forwards: ForwardPasses
+    stages: str = ""
+    _shared: Shared = field(default_factory=Shared)
+
+    def whole_outline(self) -> Outline:
+        """Return what the forward pass of the whole batch says of itself."""
+        return self.forwards.outline
+
+    def in_pieces(self) -> bool:
+        """Whether the model has layers enough, and nothing is fixed of single ones."""
+        again = self.forwards.recipe.recompute
+        if self.stages or self.options.pins or based_on(NOTHING, again) != NOTHING:
+            return False
+        known = layers_of(self.forwards.cut(1)[0].program.module)
+        return known is not None and known.count > LEAST
+
+    @collection_held()
+    def price(self, configuration: Configuration) -> Verdict | None:
+        """Return what pieces of the model say of a step."""
+        with sharing(self._shared):
+            return self.in_better_order(configuration, lambda own: own.prices.price(configuration))
+
+    @collection_held()
+    def fitting(self, configuration: Configuration) -> Configuration | None:
+        """Return a step that is made to fit in the least time; in any order, it holds as much."""
+        with sharing(self._shared):
+            return self.prices.fitting(configuration)
+
+    @collection_held()
+    def boundless_s(self, configuration: Configuration) -> float:
+        """Return what pieces of the model say of a step that may hold anything."""
+        with sharing(self._shared):
+            return self.prices.boundless_s(configuration)
+
+    @cached_property
+    def prices(self) -> Prices:
+        """What pieces of the model say, of the devices in order."""
+        return Prices(self.forwards.of, self.forwards.short, self.options, self.cluster)
+
+    @collection_held()
+    def meshes(self, devices: int, recompute: str) -> Sequence[Mesh]:
+        """Return the best meshes of a step of one program."""
+        from irc.train import training_program
+
+        captured, split = self.forwards.cut(1)
+        recipe = self.forwards.recipe
+        recompute = based_on(recompute, recipe.recompute)
+        recipe = replace(recipe, split=split, recompute=recompute)
+        program = training_program(
+            captured.program.copy(),
+            trainable=self.forwards.module,
+            frozen=recipe.frozen,
+            optimizer=recipe.optimizer,
+            loss=recipe.loss,
+            recompute=recompute,
+            stream=True,
+        )
+        return best_meshes(program, self.options, devices, is_training=True)
+
+    @collection_held()
+    def judge(self, configuration: Configuration, *, brief: bool = True) -> Verdict:
+        """Plan a step and simulate it."""
+        with sharing(self._shared):
+            return self.in_better_order(
+                configuration, lambda own: own.plan(configuration, brief=brief)
+            )
+
+    def plan(self, configuration: Configuration, *, brief: bool) -> Verdict:
+        """Plan a step on the devices in order."""
+        if configuration.is_staged:
+            plan = self._parts(configuration, brief=brief)
+            return verdict_of_parts(plan, self.cluster.fit(plan.mesh))
+        return verdict_of(self._plan(configuration, brief=brief), self.cluster)
+
+    def _plan(self, configuration: Configuration, *, brief: bool) -> Plan:
+        from irc.calls.step_plan import training_plan
+
+        captured, split = self.forwards.cut(1)
+        recipe = self.forwards.recipe
+        again = based_on(configuration.recompute, recipe.recompute)
+        recipe = replace(recipe, split=split, recompute=again)
+        options = self.options_of(configuration, brief=brief)
+        options = replace(options, samples=axes_called_so(configuration.mesh))
+        return training_plan(captured.program.copy(), recipe, options, self.forwards.module).plan
+
+    def _parts(self, configuration: Configuration, *, brief: bool) -> PartsPlan:
+        from irc.programs.make import make_parts_plan
+        from irc.programs.schedules import schedule_for
+
+        count = configuration.micro_batches
+        schedule = schedule_for(configuration.schedule, configuration.pipe, count)
+        program, recipe = self.forwards.of(count)
+        again = based_on(configuration.recompute, self.forwards.recipe.recompute)
+        recipe = replace(recipe, recompute=again)
+        options = self.options_of(configuration, brief=brief)
+        return make_parts_plan(program.copy(), recipe, options, schedule, self.stages)

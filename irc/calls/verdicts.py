@@ -1,0 +1,40 @@
+"""What the simulator says of plans: the verdicts of a search."""
+
+from __future__ import annotations
+
+from irc.cluster.topology import Cluster
+from irc.plan.parts import MICRO_BATCH_KINDS, SMALLER_KINDS, PartsPlan
+from irc.plan.schema import Plan
+from irc.search.judge import Verdict
+from irc.simulate.parts import contention_of, held_at, predict_step
+from irc.simulate.plan import Contention, predict
+
+
+def verdict_of(plan: Plan, cluster: Cluster) -> Verdict:
+    """Return what the simulator says of a plan of one program."""
+    contention = Contention.of(cluster, plan.device_mesh)
+    found = predict(plan, contention=contention)
+    busy = found.timeline.busy(found.actions).get("compute", 0.0)
+    own = [plan.buffers[index] for index in (*plan.weights, *plan.inputs)]
+    own += [b for b in plan.buffers if b.storage in ("prepared", "output")]
+    held = plan.arena_bytes + sum(buffer.size_bytes for buffer in own)
+    return Verdict(found.seconds, held, exposed_s=max(0.0, found.seconds - busy))
+
+
+def verdict_of_parts(plan: PartsPlan, cluster: Cluster) -> Verdict:
+    """Return what the simulator says of a plan of several programs."""
+    found = predict_step(plan, cluster)
+    contention, exposed = contention_of(plan, cluster), list[float]()
+    for place in range(len(plan.ranks)):
+        total = 0.0
+        for part in plan.parts_at(place).values():
+            for kind, loaded in plan.parts[part].items():
+                own = predict(loaded.plan, contention=contention)
+                bare = own.seconds - own.timeline.busy(own.actions).get("compute", 0.0)
+                often = plan.num_micro_batches if kind in MICRO_BATCH_KINDS else 1
+                total += max(0.0, bare) * (often if kind not in SMALLER_KINDS else 0)
+        exposed.append(total)
+    places = range(len(plan.ranks))
+    bubbles = [max(0.0, found.bubble(rank)) for rank in places]
+    held = max(held_at(plan, place).num_bytes() for place in places)
+    return Verdict(found.seconds, held, sum(bubbles) / len(bubbles), sum(exposed) / len(exposed))
