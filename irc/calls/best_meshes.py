@@ -58,7 +58,7 @@ def rank_meshes(
     Raises:
         IrcError: ``sharding-infeasible``.
     """
-    run_passes(module, [builtin_pass("canonicalize")()])
+    _simplify(module)
     wishes = Wishes(
         inputs,
         memory_bytes=options.memory_bytes,
@@ -67,3 +67,14 @@ def rank_meshes(
     )
     cluster = find_cluster(options.cluster)
     return search_meshes(module, cluster, devices, wishes, step_s=step_seconds)
+
+
+def canonical(program: Program) -> ModuleOp:
+    """Return a simplified copy of a program's module, without what no plan of it reads."""
+    module = program.module.clone()
+    _simplify(module)
+    return module
+
+
+def _simplify(module: ModuleOp) -> None:
+    run_passes(module, [builtin_pass("canonicalize")()])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from irc.calls.best_meshes import best_meshes
+from irc.calls.best_meshes import best_meshes, canonical
 from irc.calls.plan_judge import PlanJudge
 from irc.calls.verdicts import verdict_of
 from irc.collection import collection_held
@@ -15,6 +15,7 @@ from irc.program import Program
 from irc.search.configurations import Configuration, Outline
 from irc.search.judge import Verdict
 from irc.search.outline import outline_of
+from irc.search.products import products_of_call, read_by_call
 
 
 @dataclass
@@ -29,7 +30,10 @@ class CallJudge(PlanJudge):
 
     def whole_outline(self) -> Outline:
         """Return what the program says of itself."""
-        return outline_of(self.program.module)
+        simple = canonical(self.program)
+        return outline_of(
+            self.program.module, products=products_of_call(simple), held=read_by_call(simple)
+        )
 
     def in_pieces(self) -> bool:
         """No: a call has one program."""

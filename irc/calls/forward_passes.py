@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from xdsl.dialects.builtin import ModuleOp
 
 from irc.calls.batch_sizes import Lines, lines_through
+from irc.calls.best_meshes import canonical
 from irc.dialects.text import dump, load
 from irc.program import Program
 from irc.programs.short_steps import MOST
@@ -62,11 +63,11 @@ class ForwardPasses:
         program = self.cut(1)[0].program
         still = {name for name, own in self.module.named_parameters() if not own.requires_grad}
         trained = trained_of(program, self.recipe) - still
-        loss = self.recipe.loss
+        loss, simple = self.recipe.loss, canonical(program)
         return outline_of(
             program.module,
-            products=products_of_step(program.module, trained, loss),
-            moved=moved_by_step(program.module, trained, loss),
+            products=products_of_step(simple, trained, loss),
+            held=moved_by_step(simple, trained, loss),
             optimizer=OPTIMIZERS[self.recipe.kind],
         )
 

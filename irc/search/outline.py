@@ -29,7 +29,7 @@ def outline_of(
     *,
     parts: int = 1,
     products: Mapping[str, float] | None = None,
-    moved: Collection[str] = (),
+    held: Collection[str] | None = None,
     optimizer: Optimizer | None = None,
 ) -> Outline:
     """Return the outline of a forward pass.
@@ -39,7 +39,8 @@ def outline_of(
         parts: of the batch, of which the module computes one.
         products: flops of its matrix products by dtype, of a step with those of backward; None: of
             the forward pass alone.
-        moved: names of the parameters that a step moves.
+        held: names of the parameters that every plan holds: those that a call reads, or a step
+            moves; None: those that the results depend on.
         optimizer: that moves them; None of a call.
     """
     known = functions(module)
@@ -51,10 +52,10 @@ def outline_of(
             if not isinstance(op, FlowOp) or op.name in VIEWS:
                 continue
             launches += counts[name]
-            kinds = [v.type for v in op.outputs if isinstance(v.type, TensorType)]
-            if op.name == "flow.contract" and kinds:
-                largest = max(largest, float(num_bytes(kinds[0])))
-            work[kinds[0].dtype if kinds else "f32"] += counts[name] * _flops(op)
+            outputs = [v.type for v in op.outputs if isinstance(v.type, TensorType)]
+            if op.name == "flow.contract" and outputs:
+                largest = max(largest, float(num_bytes(outputs[0])))
+            work[outputs[0].dtype if outputs else "f32"] += counts[name] * _flops(op)
     samples = _samples(module)
     dtype = max(work, key=lambda kind: (work[kind], kind)) if work else "f32"
     layers, boundary = _layers(module, counts)
@@ -64,9 +65,9 @@ def outline_of(
         for role, name, value in arguments(entry(module))
         if role == "parameter" and isinstance(value.type, TensorType)
     ]
-    read = read_by_call(module) if optimizer is None else moved
-    held = [kind for name, kind in every if name in read]
-    states = 0 if optimizer is None else sum(_state_bytes(optimizer, kind) for kind in held)
+    names = read_by_call(module) if held is None else held
+    kinds = [kind for name, kind in every if name in names]
+    states = 0 if optimizer is None else sum(_state_bytes(optimizer, kind) for kind in kinds)
     return Outline(
         flops=float(parts * sum(work.values())),
         dtype=dtype,
@@ -76,8 +77,8 @@ def outline_of(
         samples=parts * samples,
         launches=launches // FUSED,
         products=tuple((kind, parts * number) for kind, number in sorted(own.items())),
-        stored_bytes=float(sum(map(num_bytes, held)) + states),
-        sums_bytes=0.0 if optimizer is None else float(sum(map(num_bytes, held))),
+        stored_bytes=float(sum(map(num_bytes, kinds)) + states),
+        sums_bytes=0.0 if optimizer is None else float(sum(map(num_bytes, kinds))),
     )
 
 

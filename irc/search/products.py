@@ -5,6 +5,9 @@ the loss does so smoothly, backward has a product more for each operand that dep
 that is trained: one for the weight unless it is frozen, one for what the layers before it need.
 Products without a weight do not count: they may be attention, whose kernels leave out what a mask
 hides.
+
+What a pass drops counts as long as it is there: bounds are made of modules that pass
+``canonicalize`` has simplified, from which a side is gone that a literal condition does not choose.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ def products_of_call(module: ModuleOp) -> dict[str, float]:
     """Return the flops of the products of a call, by the dtype that they are computed in.
 
     Args:
-        module: level flow, as captured; it stays as it is.
+        module: level flow; it stays as it is.
     """
     return _of(_call(module))
 
@@ -44,7 +47,7 @@ def read_by_call(module: ModuleOp) -> set[str]:
     """Return the names of the parameters that the results of a call depend on.
 
     Args:
-        module: level flow, as captured; it stays as it is.
+        module: level flow; it stays as it is.
     """
     return _named(module, _call(module).values)
 
@@ -55,7 +58,7 @@ def products_of_step(
     """Return the flops of the products of a step of training, by dtype; no layer is computed again.
 
     Args:
-        module: the forward pass, level flow, as captured; it stays as it is.
+        module: the forward pass, level flow; it stays as it is.
         trained: names of the parameters that move.
         loss: the name of the result that is the loss; empty where only one is a real scalar.
 

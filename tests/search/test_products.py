@@ -8,6 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from irc.calls.call_judge import CallJudge
+from irc.calls.forward_passes import ForwardPasses
+from irc.choices import recipe_option
 from irc.cluster.load import find_cluster
 from irc.cost.kernels import computed_in
 from irc.dialects.builder import arguments, entry, functions, results
@@ -17,11 +20,12 @@ from irc.ops.work import flops
 from irc.passes.add_optimizer import AddOptimizerPass
 from irc.passes.canonicalize import CanonicalizePass
 from irc.passes.differentiate import DifferentiatePass
+from irc.pipeline import Options
 from irc.program import Program
 from irc.search.bounds import least_s
 from irc.search.facts import call_counts
 from irc.search.outline import num_bytes, outline_of
-from irc.search.products import moved_by_step, products_of_call, products_of_step
+from irc.search.products import moved_by_step, products_of_call, products_of_step, read_by_call
 from irc.training.optimizers import OPTIMIZERS
 from tests.programs.models import GPT
 from tests.training.models import program_of
@@ -122,7 +126,7 @@ def test_what_a_step_stores_is_what_its_program_renews(kind: str, frozen: str) -
     program = program_of(Body(torch.bfloat16), torch.zeros(4, 16))
     trained = {name for name in names(program) if not frozen or not name.startswith(frozen[:-1])}
     moved = moved_by_step(program.module, trained)
-    own = outline_of(program.module, moved=moved, optimizer=OPTIMIZERS[kind])
+    own = outline_of(program.module, held=moved, optimizer=OPTIMIZERS[kind])
     module = program.module.clone()
     DifferentiatePass(frozen=frozen).apply(context(), module)
     gradients = {name for role, name in results(entry(module)) if role == "gradient"}
@@ -149,3 +153,28 @@ def test_a_call_stores_what_its_results_depend_on() -> None:
 
     own = outline_of(program_of(Half(), torch.zeros(4, 16)).module)
     assert (own.stored_bytes, own.sums_bytes) == (4 * 16 * 8, 0)
+
+
+class Chosen(nn.Module):
+    """One of two weights by what is known before any call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Parameter(torch.randn(16, 8))
+        self.other = nn.Parameter(torch.randn(16, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a loss of the first."""
+        is_first = torch.ones((), dtype=torch.bool)
+        return (x @ torch.where(is_first, self.one, self.other)).square().mean()
+
+
+def test_a_weight_that_a_literal_leaves_out_is_not_held_at_least() -> None:
+    program = program_of(Chosen(), torch.zeros(4, 16))
+    assert read_by_call(program.module) == {"one", "other"}
+    call = CallJudge(program, options=Options(cluster="8xH100")).outline()
+    assert call.stored_bytes == 4 * 16 * 8
+    recipe = recipe_option(Chosen(), None, "sgd", "", 1, "none", None)
+    step = ForwardPasses(Chosen(), (torch.zeros(4, 16),), {}, recipe, None).outline
+    assert (step.stored_bytes, step.sums_bytes) == (4 * 16 * 8, 4 * 16 * 8)
+    assert dict(step.products) == {"f32": 2 * dict(call.products)["f32"]}
