@@ -14,6 +14,7 @@ from xdsl.passes import ModulePass
 
 from irc.constraints.fusion import FusionStatement, named_ops, parse_fusion
 from irc.constraints.pins import constraint_text
+from irc.dialects.builder import cloned
 from irc.dialects.flow import (
     FlowOp,
     FusionOp,
@@ -253,7 +254,7 @@ class _Rebuild:
         block = Block(arg_types=[value.type for value in outside])
         values: dict[SSAValue, SSAValue] = dict(zip(outside, block.args, strict=True))
         for op in ops:
-            block.add_op(op.clone(values))
+            block.add_op(cloned(op, values))
         block.add_op(YieldOp(operands=[[values[v] for v in outputs]], result_types=[[]]))
         last = next(op for op in reversed(ops) if op.outputs[0] in outputs)
         fusion = FusionOp.build_fusion(

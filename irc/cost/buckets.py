@@ -13,6 +13,7 @@ from xdsl.ir import Block, Operation
 
 from irc.cluster.topology import Collective
 from irc.cost.model import ClusterCost, collective_kind
+from irc.cost.prices import Prices
 from irc.dialects.comm import CHUNK, AllGatherOp, AllReduceOp, CollectiveOp, ReduceScatterOp, WaitOp
 from irc.dialects.flow import FlowOp
 from irc.sharding.bucketed import kind_of, priced_bytes, there_behind
@@ -271,6 +272,7 @@ class _Timing(Generic[Part]):
         compute: list[float] | None = None,
     ) -> None:
         self._cost, self._members, self._known = cost, members, known
+        self._prices = Prices(cost)
         self._block, self._packs = block, packs
         if compute is not None:
             self.compute = compute
@@ -354,4 +356,4 @@ class _Timing(Generic[Part]):
             return self._called[name]
         if not isinstance(op, FlowOp) or op.name.startswith("comm."):
             return 0.0
-        return self._cost.local_seconds(op)
+        return self._prices.alone(op)

@@ -42,9 +42,10 @@ class Prices:
 
     def __call__(self, op: FlowOp) -> float:
         """Return the seconds that an op adds to the kernels that there will be."""
-        return unfused_seconds(op, self._device, self._of_form, self._by_element)
+        return unfused_seconds(op, self._device, self.alone, self._by_element)
 
-    def _of_form(self, op: FlowOp) -> float:
+    def alone(self, op: FlowOp) -> float:
+        """Return the seconds of an op that is a kernel or a collective by itself."""
         if op.name in BY_PLACE or op.name in VIEWS or _target(op) in TARGETS_BY_PLACE:
             return self._cost.local_seconds(op)
         kinds = tuple(value.type for value in (*op.operands, *op.results))

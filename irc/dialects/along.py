@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import cast
 
 from xdsl.dialects.builtin import ArrayAttr, BoolAttr, StringAttr
-from xdsl.irdl import irdl_op_definition, opt_prop_def, prop_def
+from xdsl.irdl import opt_prop_def, prop_def
 from xdsl.utils.exceptions import VerifyException
 
-from irc.dialects.flow import Ints
+from irc.dialects.flow import Ints, flow_op
 from irc.dialects.size import Dim, least
 from irc.dialects.task import BufferType, KernelBodyOp, KernelOp, is_negative
 from irc.dialects.types import ShapeAttr, is_float
@@ -80,7 +80,7 @@ class AlongForm:
         return self.space[:-1]
 
 
-@irdl_op_definition
+@flow_op
 class KernelAlongOp(KernelBodyOp):
     """Work along the last dim of the space, a task for each point of the others.
 

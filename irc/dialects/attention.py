@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import TypeAlias, cast
 
 from xdsl.dialects.builtin import ArrayAttr, BoolAttr, FloatAttr, IntegerAttr, StringAttr
-from xdsl.irdl import irdl_op_definition, prop_def
+from xdsl.irdl import prop_def
 from xdsl.utils.exceptions import VerifyException
 
-from irc.dialects.flow import Ints
+from irc.dialects.flow import Ints, flow_op
 from irc.dialects.size import Dim, least
 from irc.dialects.task import BufferType, KernelBodyOp, KernelOp, is_negative
 from irc.dialects.types import ShapeAttr, SizeAttr
@@ -107,7 +107,7 @@ Given: TypeAlias = Mapping[str, tuple[int, Sequence[int], int]]
 """Offset, strides and feature stride by role."""
 
 
-@irdl_op_definition
+@flow_op
 class KernelAttentionOp(KernelBodyOp):
     """Store ``softmax(q k^T * scale + mask) v`` of every task, and each row's log-sum.
 

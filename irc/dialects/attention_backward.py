@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects.builtin import ArrayAttr, BoolAttr, FloatAttr, IntegerAttr, StringAttr
-from xdsl.irdl import irdl_op_definition, prop_def
+from xdsl.irdl import prop_def
 from xdsl.utils.exceptions import VerifyException
 
 from irc.dialects.attention import (
@@ -22,7 +22,7 @@ from irc.dialects.attention import (
     verify_roles,
     verify_space,
 )
-from irc.dialects.flow import Ints
+from irc.dialects.flow import Ints, flow_op
 from irc.dialects.task import KernelBodyOp
 
 INPUTS = ("g", "q", "k", "v", "sums", "delta", "mask", "start", "dq0", "dk0", "dv0")
@@ -32,7 +32,7 @@ BEFORE = {"dq": "dq0", "dk": "dk0", "dv": "dv0"}
 """What a result is added to."""
 
 
-@irdl_op_definition
+@flow_op
 class KernelAttentionBackwardOp(KernelBodyOp):
     """Store the gradients of q, k and v, or some of them, given that of attention's result.
 

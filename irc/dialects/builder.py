@@ -7,12 +7,12 @@ Both frontends and most rewrites use one :class:`FlowBuilder`; it numbers the op
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from xdsl.builder import Builder
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FunctionType, ModuleOp, StringAttr
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
-from xdsl.ir import Attribute, Block, Region, SSAValue
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.rewriter import InsertPoint
 
 from irc.dialects.flow import (
@@ -28,6 +28,8 @@ from irc.dialects.flow import (
 from irc.dialects.size import Dim
 from irc.dialects.types import TensorType, number_in
 from irc.ops.infer import STATED, check_cast, infer
+
+Op = TypeVar("Op", bound=Operation)
 
 
 class FlowBuilder:
@@ -170,6 +172,16 @@ def finish_function(
     )
 
 
+def cloned(op: Op, known: dict[SSAValue, SSAValue]) -> Op:
+    """Return what ``op.clone(known)`` does: of an op without regions in half the time.
+
+    Args:
+        op: what is copied.
+        known: what stands for a value in the copy; its results are added.
+    """
+    return op.clone(known) if op.regions else op.clone_without_regions(known)
+
+
 def entry(module: ModuleOp, name: str = "forward") -> FuncOp:
     """Return a function of a module by name (a missing one is an internal error)."""
     for op in module.body.block.ops:
@@ -203,4 +215,4 @@ def results(func: FuncOp) -> list[tuple[str, str]]:
 
 def _text(attrs: DictionaryAttr, key: str, default: str) -> str:
     found = attrs.data.get(key)
-    return found.data if isinstance(found, StringAttr) else default
+    return found.data if type(found) is StringAttr else default

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from xdsl.dialects.builtin import DenseArrayBase, FloatAttr, IntegerAttr, StringAttr
 from xdsl.ir import Attribute, Dialect, ParametrizedAttribute, TypeAttribute
-from xdsl.irdl import irdl_attr_definition, irdl_op_definition, opt_prop_def, prop_def
+from xdsl.irdl import irdl_attr_definition, opt_prop_def, prop_def
 from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
-from irc.dialects.flow import FlowOp, tensor
+from irc.dialects.flow import FlowOp, flow_op, tensor
 from irc.dialects.types import TensorType, tensor_type
 
 
@@ -70,7 +70,7 @@ class CollectiveOp(FlowOp):
             raise VerifyException(f"{self.name} lacks the bucket, its size or its bytes")
 
 
-@irdl_op_definition
+@flow_op
 class AllReduceOp(CollectiveOp):
     """Every rank of the group gets the reduction (``fn``: sum, max, min) of all inputs.
 
@@ -86,7 +86,7 @@ class AllReduceOp(CollectiveOp):
     fn = prop_def(StringAttr)
 
 
-@irdl_op_definition
+@flow_op
 class AllGatherOp(CollectiveOp):
     """Every rank gets the inputs of the group, joined along ``dim`` in group order."""
 
@@ -94,7 +94,7 @@ class AllGatherOp(CollectiveOp):
     dim = prop_def(IntegerAttr)
 
 
-@irdl_op_definition
+@flow_op
 class ReduceScatterOp(CollectiveOp):
     """Rank r of the group gets chunk r along ``dim`` of the reduction (``fn``) of all inputs."""
 
@@ -103,7 +103,7 @@ class ReduceScatterOp(CollectiveOp):
     dim = prop_def(IntegerAttr)
 
 
-@irdl_op_definition
+@flow_op
 class AllToAllOp(CollectiveOp):
     """Rank r sends chunk s along ``split_dim`` to rank s, joins what comes along ``concat_dim``."""
 
@@ -146,7 +146,7 @@ class MarkedRowsOp(CollectiveOp):
                 raise VerifyException(f"{self.name} marks rows by bools, [ranks, rows]")
 
 
-@irdl_op_definition
+@flow_op
 class DispatchRowsOp(MarkedRowsOp):
     """Rank r sends to rank s those of its rows that line s of the marks names.
 
@@ -163,7 +163,7 @@ class DispatchRowsOp(MarkedRowsOp):
     name = "comm.dispatch_rows"
 
 
-@irdl_op_definition
+@flow_op
 class CombineRowsOp(MarkedRowsOp):
     """Rank r sends the marked rows of chunk s to rank s, which adds up what comes for each place.
 
@@ -173,7 +173,7 @@ class CombineRowsOp(MarkedRowsOp):
     name = "comm.combine_rows"
 
 
-@irdl_op_definition
+@flow_op
 class PermuteOp(CollectiveOp):
     """Rank r of the group sends its whole input to rank ``targets[r]``, to nobody where that is -1.
 
@@ -200,7 +200,7 @@ class PermuteOp(CollectiveOp):
             raise VerifyException(f"comm.permute sends twice to rank {twice[0]}")
 
 
-@irdl_op_definition
+@flow_op
 class WaitOp(FlowOp):
     """Wait for a collective and give its value."""
 
@@ -212,7 +212,7 @@ class WaitOp(FlowOp):
             raise VerifyException(f"wait of {kind} gives {self.outputs[0].type}")
 
 
-@irdl_op_definition
+@flow_op
 class LocalChunkOp(FlowOp):
     """Chunk r along ``dim``, r the rank's position on ``axis``: B to S, without communication."""
 
@@ -224,7 +224,7 @@ class LocalChunkOp(FlowOp):
         tensor(self.inputs[0])
 
 
-@irdl_op_definition
+@flow_op
 class RankIndexOp(FlowOp):
     """The rank's position on a mesh axis, as an i64 scalar tensor."""
 

@@ -9,7 +9,8 @@ where types carry placements, and on level ``spmd``, where they are what one ran
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, cast
+from functools import lru_cache
+from typing import Any, ClassVar, TypeVar, cast
 
 from xdsl.dialects.builtin import (
     ArrayAttr,
@@ -64,6 +65,12 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
 FORM = "`(` $inputs `)` attr-dict `:` functional-type($inputs, $outputs)"
 
 
+@lru_cache(maxsize=1 << 14)
+def string(text: str) -> StringAttr:
+    """Return an attribute; it never changes, and many ops have the same."""
+    return StringAttr(text)
+
+
 def to_attribute(value: Any) -> Attribute:
     """Convert a Python value: bool, int, float, str, size, tuples of them, or an attribute."""
     match value:
@@ -76,7 +83,7 @@ def to_attribute(value: Any) -> Attribute:
         case float():
             return FloatAttr(value, f64)
         case str():
-            return StringAttr(value)
+            return string(value)
         case Size():
             return SizeAttr(value)
         case tuple() | list():
@@ -94,13 +101,13 @@ def to_attribute(value: Any) -> Attribute:
 
 def to_python(attribute: Attribute) -> Any:
     """Convert back what :func:`to_attribute` made."""
+    if type(attribute) is StringAttr:  # most are, and each case asks xDSL's classes in Python
+        return attribute.data
     match attribute:
         case IntegerAttr():
             return bool(attribute.value.data) if attribute.type == i1 else attribute.value.data
         case FloatAttr():
             return attribute.value.data
-        case StringAttr():
-            return attribute.data
         case DenseArrayBase():
             # Integers or floats; xDSL's signature has each, not both.
             return cast("DenseArrayBase[IntegerType]", attribute).get_values()
@@ -135,15 +142,16 @@ class FlowOp(IRDLOperation):
         **attrs: Any,
     ) -> FlowOp:
         """Build an op from Python values; attributes that are None are left out."""
-        op = cls(
-            operands=[list(inputs)],
-            result_types=[list(results)],
-            properties={k: to_attribute(v) for k, v in attrs.items() if v is not None},
-        )
-        op.attributes["loc"] = StringAttr(loc)
+        own = {"loc": string(loc)}
         if id:
-            op.attributes["id"] = StringAttr(id)
-        return op
+            own["id"] = string(id)
+        # All operands are the inputs, all results the outputs: nothing is to be sorted.
+        return cls.create(
+            operands=inputs,
+            result_types=results,
+            properties={k: to_attribute(v) for k, v in attrs.items() if v is not None},
+            attributes=own,
+        )
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -174,6 +182,29 @@ class FlowOp(IRDLOperation):
             raise VerifyException(f"{self.name} gives {_show(expected)}, not {_show(results)}")
 
 
+OpOfFlow = TypeVar("OpOfFlow", bound=FlowOp)
+
+
+def flow_op(cls: type[OpOfFlow]) -> type[OpOfFlow]:
+    """Define an op of the common form: its operands are the inputs, its results the outputs.
+
+    xDSL's accessors count at each access which of them are, which takes three times as long; passes
+    read the inputs of an op a hundred times.
+    """
+    defined = irdl_op_definition(cls)
+    for name, values in (("inputs", property(_inputs)), ("outputs", property(_outputs))):
+        setattr(defined, name, values)
+    return defined
+
+
+def _inputs(op: FlowOp) -> Sequence[SSAValue]:
+    return op.operands[:]
+
+
+def _outputs(op: FlowOp) -> Sequence[SSAValue]:
+    return op.results
+
+
 def signature(value: SSAValue) -> tuple[tuple[Any, ...], str]:
     """Return the logical shape and the dtype of a tensor value."""
     kind = value.type
@@ -192,7 +223,7 @@ def _show(signatures: Sequence[tuple[tuple[Any, ...], str]]) -> str:
     return ", ".join(f"[{', '.join(map(str, shape))}] {dtype}" for shape, dtype in signatures)
 
 
-@irdl_op_definition
+@flow_op
 class PointwiseOp(FlowOp):
     """Apply a scalar function elementwise, with numpy broadcasting; rows in irc.ops.pointwise.
 
@@ -219,7 +250,7 @@ class PointwiseOp(FlowOp):
             raise VerifyException(f"'apart' is of a cast from float to float, not {kinds}")
 
 
-@irdl_op_definition
+@flow_op
 class ConstantOp(FlowOp):
     """A literal: one value for all elements, or all values row-major.
 
@@ -234,7 +265,7 @@ class ConstantOp(FlowOp):
     value = prop_def(DenseArrayBase)
 
 
-@irdl_op_definition
+@flow_op
 class IotaOp(FlowOp):
     """``result[..., i, ...] = i`` along ``dim``.
 
@@ -247,7 +278,7 @@ class IotaOp(FlowOp):
     dim = prop_def(IntegerAttr)
 
 
-@irdl_op_definition
+@flow_op
 class ContractOp(FlowOp):
     """A sum of products in einsum form: every matmul. Half types accumulate in float32.
 
@@ -261,7 +292,7 @@ class ContractOp(FlowOp):
     spec = prop_def(StringAttr)
 
 
-@irdl_op_definition
+@flow_op
 class PackedContractOp(FlowOp):
     """x times integer weights packed in panels of 16 columns (:mod:`irc.kernels.quantized.loads`).
 
@@ -292,7 +323,7 @@ EXPECTED = "expected"
 """Attribute of ops over rows that may come, and of their kernels: the part that is expected to."""
 
 
-@irdl_op_definition
+@flow_op
 class GroupedContractOp(FlowOp):
     """Rows times one matrix of several each: ``sum over k of x[r, k] w[index[r], n, k]``.
 
@@ -305,7 +336,7 @@ class GroupedContractOp(FlowOp):
     fill = opt_prop_def(FloatAttr)
 
 
-@irdl_op_definition
+@flow_op
 class GroupedOuterOp(FlowOp):
     """Products of rows, summed by group: ``sum over r where index[r] = e of  x[r, m] g[r, n]``.
 
@@ -319,7 +350,7 @@ class GroupedOuterOp(FlowOp):
     fill = opt_prop_def(FloatAttr)
 
 
-@irdl_op_definition
+@flow_op
 class ReduceOp(FlowOp):
     """Reduce ``dims`` by sum, max, min, prod, any or all; kept as size 1 with ``keep_dims``.
 
@@ -335,7 +366,7 @@ class ReduceOp(FlowOp):
     keep_dims = prop_def(BoolAttr)
 
 
-@irdl_op_definition
+@flow_op
 class ArgReduceOp(FlowOp):
     """The index of the first largest (``max``) or smallest (``min``) element along ``dim``."""
 
@@ -345,7 +376,7 @@ class ArgReduceOp(FlowOp):
     keep_dims = prop_def(BoolAttr)
 
 
-@irdl_op_definition
+@flow_op
 class CumulativeOp(FlowOp):
     """Running sum, prod, max or min along ``dim``; ``exclusive`` starts at the neutral element."""
 
@@ -356,7 +387,7 @@ class CumulativeOp(FlowOp):
     reverse = prop_def(BoolAttr)
 
 
-@irdl_op_definition
+@flow_op
 class ReshapeOp(FlowOp):
     """The same elements, row-major, in the result's shape.
 
@@ -373,7 +404,7 @@ class ReshapeOp(FlowOp):
     pin = opt_prop_def(StringAttr)
 
 
-@irdl_op_definition
+@flow_op
 class TransposeOp(FlowOp):
     """``result.shape[i] = x.shape[perm[i]]``."""
 
@@ -381,14 +412,14 @@ class TransposeOp(FlowOp):
     perm = prop_def(Ints)
 
 
-@irdl_op_definition
+@flow_op
 class BroadcastOp(FlowOp):
     """Stretch to the result's shape, aligned right as numpy does."""
 
     name = "flow.broadcast"
 
 
-@irdl_op_definition
+@flow_op
 class SliceOp(FlowOp):
     """``x[starts[i]:stops[i]:steps[i]]`` in each dim; stop -1 is the end; steps are positive."""
 
@@ -398,7 +429,7 @@ class SliceOp(FlowOp):
     steps = prop_def(Ints)
 
 
-@irdl_op_definition
+@flow_op
 class ConcatOp(FlowOp):
     """Join the operands along ``dim``."""
 
@@ -406,7 +437,7 @@ class ConcatOp(FlowOp):
     dim = prop_def(IntegerAttr)
 
 
-@irdl_op_definition
+@flow_op
 class PadOp(FlowOp):
     """Add ``low`` and ``high`` elements of ``value`` in each dim; negative amounts crop."""
 
@@ -416,7 +447,7 @@ class PadOp(FlowOp):
     value = prop_def(FloatAttr)
 
 
-@irdl_op_definition
+@flow_op
 class TakeOp(FlowOp):
     """``result[a.., i.., b..] = table[a.., indices[i..], b..]``, the index at ``dim``: embedding.
 
@@ -427,7 +458,7 @@ class TakeOp(FlowOp):
     dim = prop_def(IntegerAttr)
 
 
-@irdl_op_definition
+@flow_op
 class GatherOp(FlowOp):
     """torch.gather: ``result[.., i, ..] = x[.., index[.., i, ..], ..]`` along ``dim``."""
 
@@ -435,7 +466,7 @@ class GatherOp(FlowOp):
     dim = prop_def(IntegerAttr)
 
 
-@irdl_op_definition
+@flow_op
 class ScatterOp(FlowOp):
     """torch.scatter of (x, index, source) along ``dim``; ``fn`` is set, sum, prod, max or min."""
 
@@ -444,7 +475,7 @@ class ScatterOp(FlowOp):
     fn = prop_def(StringAttr)
 
 
-@irdl_op_definition
+@flow_op
 class ConvolutionOp(FlowOp):
     """Convolve x [N, C, spatial..] with w [O, C/groups, kernel..] and an optional bias [O].
 
@@ -463,7 +494,7 @@ class ConvolutionOp(FlowOp):
     of_kernel = opt_prop_def(BoolAttr)
 
 
-@irdl_op_definition
+@flow_op
 class PoolOp(FlowOp):
     """Max or average (``fn`` max, avg) over windows of the last dims; ``count_padding`` for avg."""
 
@@ -477,7 +508,7 @@ class PoolOp(FlowOp):
     count_padding = prop_def(BoolAttr)
 
 
-@irdl_op_definition
+@flow_op
 class SortOp(FlowOp):
     """Sorted values and their indices along ``dim``; stable."""
 
@@ -486,7 +517,7 @@ class SortOp(FlowOp):
     descending = prop_def(BoolAttr)
 
 
-@irdl_op_definition
+@flow_op
 class TopKOp(FlowOp):
     """The k largest (or smallest) values along ``dim``, in order, and their indices."""
 
@@ -496,7 +527,7 @@ class TopKOp(FlowOp):
     largest = prop_def(BoolAttr)
 
 
-@irdl_op_definition
+@flow_op
 class RandomOp(FlowOp):
     """Counter-based random numbers: element i is a function of (seed, stream, i) alone.
 
@@ -510,7 +541,7 @@ class RandomOp(FlowOp):
     strides = opt_prop_def(Ints)
 
 
-@irdl_op_definition
+@flow_op
 class AttentionOp(FlowOp):
     """softmax(q k^T * scale + mask) v; q [.., H, S, D], k and v [.., G, T, D], H a multiple of G.
 
@@ -524,7 +555,7 @@ class AttentionOp(FlowOp):
     scale = prop_def(FloatAttr)
 
 
-@irdl_op_definition
+@flow_op
 class ExternOp(FlowOp):
     """Any library op: ``target`` (``aten::cummax``, ``onnx::LSTM``), run as it is.
 
@@ -538,7 +569,7 @@ class ExternOp(FlowOp):
     rule = opt_prop_def(StringAttr)
 
 
-@irdl_op_definition
+@flow_op
 class FusionOp(FlowOp):
     """A group of ops that become one kernel: block arguments are the operands, yield the results.
 
@@ -576,7 +607,7 @@ class FusionOp(FlowOp):
         return op
 
 
-@irdl_op_definition
+@flow_op
 class YieldOp(FlowOp):
     """End a region and give its values."""
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, TypeVar
 
+from immutabledict import immutabledict
 from xdsl.dialects.builtin import ModuleOp, StringAttr, UnitAttr
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.printer import Printer
@@ -24,7 +26,10 @@ from irc.dialects.flow import FORM, FlowOp
 from irc.dialects.types import TensorType
 
 T = TypeVar("T")
-ESCAPED = re.compile(rb'[^\x20-\x7e]|["\\]')
+ESCAPED = re.compile(r'[^\x20-\x7e]|["\\]')
+ESCAPES = {byte: f"\\{byte:02X}" for byte in (*range(0x20), 0x22, *range(0x7F, 0x100))}
+ESCAPES[ord("\\")] = "\\\\"
+"""What stands for each byte that is not written as it is."""
 MOST_KEPT = 200
 """The bytes of the longest string whose literal is kept: constants may have millions."""
 
@@ -40,17 +45,17 @@ class TextPrinter(Printer):
     """Prints to a list; the text of an attribute, which never changes, is made once.
 
     Args:
-        attributes: the texts of those that other printers printed.
+        known: texts that other printers printed.
 
     Attributes:
         pieces: what was printed.
     """
 
-    def __init__(self, attributes: dict[int, tuple[Attribute, str]] | None = None) -> None:
+    def __init__(self, known: Known | None = None) -> None:
         super().__init__()
         self.pieces: list[str] = []
-        # By identity: equal attributes may print differently (0.0 and -0.0). They live as long.
-        self._known = {} if attributes is None else attributes
+        known = known or Known()
+        self._known, self._dicts, self._tails = known.attributes, known.dicts, known.tails
         self._types: dict[TensorType, str] = {}
 
     def print_string(self, text: str, *, indent: int | None = None) -> None:
@@ -76,25 +81,58 @@ class TextPrinter(Printer):
             self.pieces.append(" = ")
         self.pieces += (op.name, "(")
         self._print_values(op.operands)
+        self._print_tail(op)
+
+    def _print_tail(self, op: Operation) -> None:
+        """Print an op's attributes and types, which most passes leave as they are."""
+        own, types = (op.attributes, op.properties), (op.operand_types, op.result_types)
+        held = (*own[0].values(), *own[1].values(), *types[0], *types[1])
+        key = (*own[0], len(types[0]), *own[1], *map(id, held))
+        if (known := self._tails.get(key)) is not None:
+            self.pieces.append(known[1])
+            return
+        start = len(self.pieces)
         self.pieces.append(")")
         # What clashes is printed under the one key or the other: xDSL says so.
-        assert op.attributes.keys().isdisjoint(op.properties)
-        self.print_op_attributes({**op.attributes, **op.properties})
+        assert own[0].keys().isdisjoint(own[1])
+        self.print_op_attributes({**own[0], **own[1]})
         self.pieces.append(" : ")
-        self.print_function_type(op.operand_types, op.result_types)
+        self.print_function_type(*types)
+        self._tails[key] = held, "".join(self.pieces[start:])
 
-    def _print_values(self, values: Sequence[SSAValue]) -> None:
-        for i, value in enumerate(values):
-            if i:
-                self.pieces.append(", ")
-            self.print_ssa_value(value)
+    def _print_values(self, values: Iterable[SSAValue]) -> None:
+        named, separator = self._ssa_values, "%"
+        for value in values:
+            if (name := named.get(value)) is None:
+                name = named[value] = self._new_name(value)
+            self.pieces += (separator, name)
+            separator = ", %"
+
+    def _new_name(self, value: SSAValue) -> str:
+        """Return the name of a value that has none yet, as xDSL chooses it."""
+        if not (hint := value.name_hint):
+            return self._get_new_valid_name_id()
+        count = self.ssa_names.get(hint, 0)
+        self.ssa_names[hint] = count + 1
+        return f"{hint}_{count}" if count else hint
 
     def print_attr_dict(self, attr_dict: Mapping[str, Attribute]) -> None:
+        is_fixed = isinstance(attr_dict, immutabledict)
+        if not is_fixed:
+            self._print_attr_dict(attr_dict)
+        elif (known := self._dicts.get(id(attr_dict))) is not None:
+            self.pieces.append(known[1])
+        else:
+            start = len(self.pieces)
+            self._print_attr_dict(attr_dict)
+            self._dicts[id(attr_dict)] = attr_dict, "".join(self.pieces[start:])
+
+    def _print_attr_dict(self, attr_dict: Mapping[str, Attribute]) -> None:
         self.pieces.append("{")
         separator = ""
         for name, attribute in attr_dict.items():
             self.pieces += (separator, identifier_or_literal(name))
-            if not isinstance(attribute, UnitAttr):
+            if type(attribute) is not UnitAttr:
                 self.pieces.append(" = ")
                 self.print_attribute(attribute)
             separator = ", "
@@ -115,7 +153,7 @@ class TextPrinter(Printer):
 
     def print_ssa_value(self, value: SSAValue) -> str:
         if (name := self._ssa_values.get(value)) is None:
-            return super().print_ssa_value(value)
+            name = self._ssa_values[value] = self._new_name(value)
         self.pieces.append(f"%{name}")
         return name
 
@@ -157,6 +195,28 @@ def _has_form(cls: type[Operation]) -> bool:
     )
 
 
+@dataclass(frozen=True)
+class Known:
+    """Texts of parts that do not change, each beside what it is of, by the ids of those.
+
+    They go by identity, as equal attributes may print differently (0.0 and -0.0); what is beside a
+    text keeps the ids from becoming those of others.
+
+    Attributes:
+        attributes: texts of attributes.
+        dicts: texts of dictionaries of attributes.
+        tails: what stands behind the operands of ops: attributes and types.
+    """
+
+    attributes: dict[int, tuple[Attribute, str]] = field(
+        default_factory=dict[int, tuple[Attribute, str]]
+    )
+    dicts: dict[int, tuple[object, str]] = field(default_factory=dict[int, tuple[object, str]])
+    tails: dict[tuple[object, ...], tuple[object, str]] = field(
+        default_factory=dict[tuple[object, ...], tuple[object, str]]
+    )
+
+
 class Texts:
     """The texts of one module while passes run on it.
 
@@ -166,11 +226,11 @@ class Texts:
 
     def __init__(self) -> None:
         self._known: dict[Operation, tuple[Contents, str]] = {}
-        self._attributes: dict[int, tuple[Attribute, str]] = {}
+        self._parts = Known()
 
     def of(self, module: ModuleOp) -> str:
         """Return what ``str`` does."""
-        printer = _Again(module, self._known, self._attributes)
+        printer = _Again(module, self._known, self._parts)
         printer.print_op(module)
         self._known = printer.found
         return "".join(printer.pieces)
@@ -183,9 +243,9 @@ class _Again(TextPrinter):
         self,
         module: ModuleOp,
         known: Mapping[Operation, tuple[Contents, str]],
-        attributes: dict[int, tuple[Attribute, str]],
+        parts: Known,
     ) -> None:
-        super().__init__(attributes)
+        super().__init__(parts)
         self._block, self._before = module.body.block, known
         self.found: dict[Operation, tuple[Contents, str]] = {}
 
@@ -208,17 +268,18 @@ class Contents:
     """What an op's text says, as objects; two are equal where all objects are the same."""
 
     def __init__(self, op: Operation) -> None:
-        self._objects: list[object] = []
+        objects: list[object] = []
         for each in op.walk():
-            self._objects += (each, *each.operands, *each.results, *each.successors)
+            objects += (each, *each.operands, *each.successors)
             for held in (each.attributes, each.properties):
-                self._objects += (*map(sys.intern, held), *held.values())
-            for block in (block for region in each.regions for block in region.blocks):
-                self._objects += (block, *block.args)
-                self._objects += _shown(block.args)
-            self._objects += _shown(each.results)
+                objects += (*map(sys.intern, held), *held.values())
+            for region in each.regions:
+                for block in region.blocks:
+                    objects.append(block)
+                    objects += _shown(block.args)
+            objects += _shown(each.results)
         # An id is that of one object as long as the object lives.
-        self._ids = [*map(id, self._objects)]
+        self._objects, self._ids = objects, [*map(id, objects)]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Contents) and self._ids == other._ids
@@ -226,10 +287,13 @@ class Contents:
     __hash__ = None  # type: ignore[assignment]  # it is compared alone
 
 
-def _shown(values: Sequence[SSAValue]) -> Iterator[object]:
+def _shown(values: Sequence[SSAValue]) -> list[object]:
+    """Return values with what is printed of them: types and names."""
+    shown: list[object] = []
     for value in values:
-        yield value.type
-        yield value.name_hint and sys.intern(value.name_hint)
+        hint = value.name_hint
+        shown += (value, value.type, hint and sys.intern(hint))
+    return shown
 
 
 class Delimited:
@@ -268,8 +332,5 @@ def _short_literal(data: bytes) -> str:
 
 
 def _literal(data: bytes) -> str:
-    return f'"{ESCAPED.sub(_escape, data).decode("ascii")}"'
-
-
-def _escape(char: re.Match[bytes]) -> bytes:
-    return b"\\\\" if char[0] == b"\\" else b"\\%02X" % char[0][0]
+    text = data.decode("latin-1")
+    return f'"{text.translate(ESCAPES) if ESCAPED.search(text) else text}"'

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from xdsl.ir import Dialect
-from xdsl.irdl import irdl_op_definition
 from xdsl.utils.exceptions import VerifyException
 
-from irc.dialects.flow import FlowOp, tensor
+from irc.dialects.flow import FlowOp, flow_op, tensor
 from irc.dialects.types import PlacementAttr
 
 
-@irdl_op_definition
+@flow_op
 class BoxingOp(FlowOp):
     """The same logical values under another placement; lower-boxing turns it into collectives.
 

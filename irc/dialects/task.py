@@ -59,7 +59,7 @@ from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove, NoTerminator, SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
-from irc.dialects.flow import FlowOp, Ints, tensor, to_attribute, to_python
+from irc.dialects.flow import FlowOp, Ints, flow_op, tensor, to_attribute, to_python
 from irc.dialects.mapping import MappingAttr, TaskMapping
 from irc.dialects.size import Dim, Size, UnboundSizeError, least, names_of, value_of
 from irc.dialects.types import DTYPE_NAMES, DTYPES, ShapeAttr, SizeAttr, parse_dim
@@ -178,7 +178,7 @@ class KernelBodyOp(FlowOp):
             _ = self.value
 
 
-@irdl_op_definition
+@flow_op
 class LoadOp(KernelBodyOp):
     """Read ``buffer[offset + sum(strides[d] * i[d]) + sum(index_strides[j] * index_j)]``.
 
@@ -215,7 +215,7 @@ class LoadOp(KernelBodyOp):
             verify_bounds(self, self.inputs[0].type)
 
 
-@irdl_op_definition
+@flow_op
 class StoreOp(KernelBodyOp):
     """Write a value (operand 0) to ``buffer[offset + sum(strides[d] * i[d])]`` (operand 1).
 
@@ -245,7 +245,7 @@ class StoreOp(KernelBodyOp):
         verify_bounds(self, self.inputs[1].type)
 
 
-@irdl_op_definition
+@flow_op
 class KernelConstantOp(KernelBodyOp):
     """A scalar literal; of any dtype, it may be a size with names."""
 
@@ -253,7 +253,7 @@ class KernelConstantOp(KernelBodyOp):
     value_attr = prop_def(Ints | ShapeAttr, prop_name="value")
 
 
-@irdl_op_definition
+@flow_op
 class IndexOp(KernelBodyOp):
     """The position ``i[dim]`` as i64."""
 
@@ -261,7 +261,7 @@ class IndexOp(KernelBodyOp):
     dim = prop_def(IntegerAttr)
 
 
-@irdl_op_definition
+@flow_op
 class KernelPointwiseOp(KernelBodyOp):
     """A scalar function (rows of irc.ops.pointwise); full where any operand is full."""
 
@@ -269,7 +269,7 @@ class KernelPointwiseOp(KernelBodyOp):
     fn = prop_def(StringAttr)
 
 
-@irdl_op_definition
+@flow_op
 class KernelReduceOp(KernelBodyOp):
     """Reduce a full value over the reduced dims (sum, max, min, prod, any, all): a row value.
 
@@ -285,7 +285,7 @@ class KernelReduceOp(KernelBodyOp):
             raise VerifyException("task.reduce makes a row value of a full one")
 
 
-@irdl_op_definition
+@flow_op
 class KernelContractOp(KernelBodyOp):
     """sum over the reduced dims of a * b, accumulated in f32 (f64 for f64, i64 for integers): row.
 
@@ -493,7 +493,7 @@ def _verify_parts(kernel: KernelOp) -> None:
                 raise VerifyException(f"a buffer of part {part} is {own.type}, not of {size}")
 
 
-@irdl_op_definition
+@flow_op
 class LaunchOp(FlowOp):
     """Run a kernel on contiguous tensors; results are new tensors."""
 
@@ -510,7 +510,7 @@ class LaunchOp(FlowOp):
             tensor(value)
 
 
-@irdl_op_definition
+@flow_op
 class ViewOp(FlowOp):
     """The memory of a contiguous tensor seen with other sizes, strides and offset (in elements)."""
 
@@ -526,7 +526,7 @@ class ViewOp(FlowOp):
             raise VerifyException("a view keeps the dtype")
 
 
-@irdl_op_definition
+@flow_op
 class CopyOp(FlowOp):
     """The elements of a tensor in other memory: the caller's, or dense memory of their own.
 

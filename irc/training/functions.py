@@ -21,6 +21,7 @@ from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 from irc.dialects.builder import (
     argument_attrs,
     arguments,
+    cloned,
     entry,
     finish_function,
     functions,
@@ -319,7 +320,7 @@ class _Split:
         block = Block(arg_types=[v.type for v in reads])
         values: dict[SSAValue, SSAValue] = dict(zip(reads, block.args, strict=True))
         for op in ops:
-            block.add_op(op.clone(values))
+            block.add_op(cloned(op, values))
         func = finish_function(
             "forward",
             block,

@@ -14,7 +14,7 @@ from xdsl.dialects.builtin import FunctionType, ModuleOp, StringAttr
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Block, Operation, SSAValue
 
-from irc.dialects.builder import functions
+from irc.dialects.builder import cloned, functions
 from irc.dialects.flow import id_of
 from irc.training.saving import is_forward
 
@@ -135,7 +135,7 @@ def _end(block: Block) -> ReturnOp:
 def _clone_into(block: Block, source: Block, values: dict[SSAValue, SSAValue]) -> None:
     for op in source.ops:
         if not isinstance(op, ReturnOp):
-            block.add_op(op.clone(values))
+            block.add_op(cloned(op, values))
 
 
 def _sources(pair: Pair) -> list[tuple[str, int] | None] | None:
@@ -171,7 +171,7 @@ def split(joint: Joint) -> None:
     second = Block(arg_types=[value.type for value in taken])
     values: dict[SSAValue, SSAValue] = dict(zip(taken, second.args, strict=True))
     for op in back:
-        second.add_op(op.clone(values))
+        second.add_op(cloned(op, values))
     returned = [values[value] for value in joint.returned]
     for op in reversed(back):
         op.detach()

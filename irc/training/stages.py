@@ -19,6 +19,7 @@ from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 from irc.dialects.builder import (
     argument_attrs,
     arguments,
+    cloned,
     entry,
     finish_function,
     functions,
@@ -194,7 +195,7 @@ class _Cut:
             zip([*(v for _, v in kept), *(v for v, _ in crossed)], block.args, strict=True)
         )
         for op in ops:
-            copy = op.clone(values)
+            copy = cloned(op, values)
             copy.attributes.pop("stage", None)
             block.add_op(copy)
         known = self.func.arg_attrs.data if self.func.arg_attrs else ()

@@ -95,3 +95,33 @@ def test_functions_come_and_go() -> None:
     assert texts.of(module) == text_of(module)
     module.attributes["irc.mesh"] = StringAttr("data=2")
     assert texts.of(module) == text_of(module)
+
+
+def test_two_ops_that_differ_in_what_stands_behind_their_operands() -> None:
+    """A tail is kept by its attributes and types, each in their order and by what they are of."""
+    module = load(PROGRAM)
+    (op, *_) = functions(module)["block"].body.block.ops
+    block, texts = functions(module)["block"].body.block, Texts()
+    x, y = block.args
+    for inputs, results, attrs in (
+        ([x, y], 1, {}),
+        ([x], 2, {}),
+        ([x], 1, {"phase": StringAttr("backward")}),
+        ([x], 1, {"part": StringAttr("backward")}),
+    ):
+        copy = type(op).create(
+            operands=inputs,
+            result_types=[x.type] * results,
+            properties=op.properties,
+            attributes={**op.attributes, **attrs},
+        )
+        block.insert_op_before(copy, op)
+        assert texts.of(module) == text_of(module) == printed_by_xdsl(module)
+
+
+@pytest.mark.parametrize(
+    "text", ["plain", 'a "b" \\ c', "\t\n\x7f", "\xe9\u20ac\U0001f600", "%\x00" * 300]
+)
+def test_literals_are_those_of_xdsl(text: str) -> None:
+    module = ModuleOp([], {"irc.text": StringAttr(text)})
+    assert text_of(module) == printed_by_xdsl(module)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -305,3 +306,22 @@ def test_what_a_process_writes_now_is_not_swept(tmp_path: Path) -> None:
     with published(target) as place:
         sweep(target)
         assert place.is_dir()
+
+
+JSON: list[Any] = [
+    {"a": [1, -2, 0.1, 1e300, -0.0, True, None, '\xe9\n"\\'], "b": {}, "c": [], "d": ()},
+    {"a": {"b": [[], [{}], [[1]]]}, 1: "key", None: 2.5},
+    {True: ["x"]},
+    "text",
+]
+
+
+@pytest.mark.parametrize("value", JSON)
+def test_json_is_printed_as_python_prints_it(value: Any) -> None:
+    assert json_text.dump(value) == json.dumps(value, indent=1, allow_nan=False) + "\n"
+
+
+@pytest.mark.parametrize(("value", "error"), [(float("nan"), ValueError), (object(), TypeError)])
+def test_json_has_nothing_else(value: object, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        json_text.dump({"a": [value]})

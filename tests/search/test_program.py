@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import product
 from math import prod
 
+import numpy as np
 import pytest
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, SSAValue
@@ -20,11 +21,12 @@ from irc.passes.add_optimizer import AddOptimizerPass
 from irc.passes.canonicalize import CanonicalizePass
 from irc.passes.differentiate import DifferentiatePass
 from irc.search import options as options_module
+from irc.search.columns import matrix_of
 from irc.search.graph import Graph, Wishes
 from irc.search.least import least_memory
 from irc.search.problem import Net, Node, Port, Problem
 from irc.search.program import solve
-from irc.search.relaxation import Infeasible, Worse
+from irc.search.relaxation import Infeasible, Worse, choice_of
 from irc.sharding.trees import Trees
 
 MOST = 6000
@@ -217,3 +219,14 @@ def test_nets_that_join_the_same_ports_are_one() -> None:
     for count in (1, 2):
         problem.add_net(Net((4,), "f32", source, (sink, sink, source), count))
     assert problem.nets == [Net((4,), "f32", source, (sink,), 3)]
+
+
+def test_a_choice_is_of_each_node_the_first_of_the_largest_columns() -> None:
+    draw = np.random.default_rng(0)
+    problem = Problem([Node(f"n{i}", (1.0,) * int(draw.integers(1, 5))) for i in range(40)])
+    matrix = matrix_of(problem, {})
+    for _ in range(20):
+        values = draw.integers(0, 3, matrix.num_binaries + 7) / 2
+        ends = [*matrix.first[1:], matrix.num_binaries]
+        each = [values[start:end].tolist() for start, end in zip(matrix.first, ends, strict=True)]
+        assert choice_of(matrix, values) == tuple(own.index(max(own)) for own in each)
