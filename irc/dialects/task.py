@@ -62,7 +62,7 @@ from xdsl.utils.exceptions import VerifyException
 from irc.dialects.flow import FlowOp, Ints, flow_op, tensor, to_attribute, to_python
 from irc.dialects.mapping import MappingAttr, TaskMapping
 from irc.dialects.size import Dim, Size, UnboundSizeError, least, names_of, value_of
-from irc.dialects.types import DTYPE_NAMES, DTYPES, ShapeAttr, SizeAttr, parse_dim
+from irc.dialects.types import DTYPES, ShapeAttr, SizeAttr, dtype_name, parse_dim
 
 
 @irdl_attr_definition
@@ -96,7 +96,7 @@ class BufferType(ParametrizedAttribute, TypeAttribute):
     @property
     def dtype(self) -> str:
         """The element type's short name."""
-        return DTYPE_NAMES[self.element_type]
+        return dtype_name(self.element_type)
 
     @classmethod
     def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
@@ -130,7 +130,7 @@ class ValueType(ParametrizedAttribute, TypeAttribute):
     @property
     def dtype(self) -> str:
         """The element type's short name."""
-        return DTYPE_NAMES[self.element_type]
+        return dtype_name(self.element_type)
 
     @property
     def is_full(self) -> bool:

@@ -70,6 +70,13 @@ DTYPES: Mapping[str, Attribute] = {
 """Element types by the short name that irc uses outside the IR; ``i1`` is bool."""
 
 DTYPE_NAMES: Mapping[Attribute, str] = {attr: name for name, attr in DTYPES.items()}
+_BY_IDENTITY: Mapping[int, str] = {id(attr): name for name, attr in DTYPES.items()}
+
+
+def dtype_name(element_type: Attribute) -> str:
+    """Return the short name of an element type (a missing one is an internal error)."""
+    # Most types are made of those above; the hash of an attribute is that of all of its parts.
+    return _BY_IDENTITY.get(id(element_type)) or DTYPE_NAMES[element_type]
 
 
 @irdl_attr_definition
@@ -156,7 +163,7 @@ class TensorType(ParametrizedAttribute, TypeAttribute):
     @property
     def dtype(self) -> str:
         """The element type's short name, ``"f32"``."""
-        return DTYPE_NAMES[self.element_type]
+        return dtype_name(self.element_type)
 
     @property
     def placement(self) -> Placement | None:

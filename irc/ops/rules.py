@@ -6,7 +6,7 @@ rule cannot say (a table split along its rows) is in :mod:`irc.ops.strategies`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -28,6 +28,8 @@ from irc.ops.rules_naming import align, dim_of, letters
 from irc.ops.rules_window import attention_rule, convolution_rule, pool_rule
 
 if TYPE_CHECKING:
+    from xdsl.ir import SSAValue
+
     from irc.dialects.flow import FlowOp
 
 RuleFunction: TypeAlias = Callable[[Attrs, Sequence[Signature], Sequence[Signature]], Rule]
@@ -70,10 +72,13 @@ def op_signatures(op: FlowOp) -> tuple[list[Signature], list[Signature]]:
     # Declarations of ops import this module, also where a plan runs without the IR's library.
     from irc.dialects.types import TensorType
 
-    def one(kind: object) -> Signature:
-        return (kind.shape, kind.dtype) if isinstance(kind, TensorType) else ((), "opaque")
+    def each(values: Iterable[SSAValue]) -> list[Signature]:
+        return [
+            (kind.shape, kind.dtype) if type(kind := value.type) is TensorType else ((), "opaque")
+            for value in values
+        ]
 
-    return [one(v.type) for v in op.operands], [one(v.type) for v in op.results]
+    return each(op.operands), each(op.results)
 
 
 def _own_rule(op: FlowOp) -> str | RuleFunction:

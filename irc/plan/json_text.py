@@ -98,10 +98,9 @@ def dump(value: Any) -> str:
 
 def _write(value: Any, line: str, pieces: list[str]) -> None:
     """Append the text of a value; ``line`` begins a line of what it stands in."""
-    kind: type[Any] = type(value)
-    if kind is str:
+    if isinstance(value, str):
         pieces.append(encode_basestring_ascii(value))
-    elif kind is int:
+    elif type(value) is int:
         pieces.append(repr(value))
     elif isinstance(value, dict):
         first = before = f"{{{line} "
@@ -124,10 +123,9 @@ def _write(value: Any, line: str, pieces: list[str]) -> None:
 
 def encode(value: Any) -> Any:
     """Turn dataclasses into JSON values; fields that have their default are left out."""
-    kind: type[Any] = type(value)
-    if kind is str or kind is int:
+    if isinstance(value, str | int):
         return value
-    if (known := _defaults(kind)) is not None:
+    if (known := _defaults(type(cast("object", value)))) is not None:
         return {
             name: encode(item)
             for name, default in known

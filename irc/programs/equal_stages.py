@@ -28,7 +28,11 @@ ENTRY = re.compile(r"^  func\.func @forward\(.*?^  \}$", re.MULTILINE | re.DOTAL
 """The entry in a module's text: strings in it have no line breaks."""
 OWN_LINE = re.compile(r"^    \S.*$", re.MULTILINE)
 """An op of the entry, and not of a region in it."""
-NAMED = re.compile(r'\b(name|id|results) = ("[^"]*"|\[[^\]]*\])')
+NAMED = re.compile(
+    r"(name(?<!\wname)|id(?<!\wid)|results(?<!\wresults))"
+    r' = ("[^"]*"|\[[^\]]*\])'
+)
+"""A name, or ids. That a word begins there is asked last: by its first letters it is searched."""
 TOKEN = re.compile(r"[^./:+,\"]+")
 """A part of an op's id: ``n4``, ``b0n3`` and ``g1`` in ``n4/b0n3.g1``."""
 
