@@ -56,10 +56,16 @@ def unfused_seconds(
 
 def _alike(op: FlowOp) -> Hashable:
     """Return what the seconds of an op by element depend on."""
+    kinds = (*op.operand_types, *op.result_types)
+    return op.name, tuple(op.properties.values()), kinds, *around(op)
+
+
+def around(op: FlowOp) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+    """Return which values of an op are one, and which of them only its kernel reads."""
     values = (*op.operands, *op.results)
-    apart = list(dict.fromkeys(values))
-    kinds, same = tuple(value.type for value in values), tuple(map(apart.index, values))
-    return op.name, tuple(op.properties.values()), kinds, same, tuple(map(_is_inner, values))
+    apart: dict[SSAValue, int] = {}
+    same = tuple(apart.setdefault(value, len(apart)) for value in values)
+    return same, tuple(map(_is_inner, values))
 
 
 def _by_element(op: FlowOp, device: Device) -> float:

@@ -7,11 +7,11 @@ and the cluster, so all passes of a process share them.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 from xdsl.dialects.builtin import StringAttr
 
-from irc.cost.listed import unfused_seconds
+from irc.cost.listed import BY_ELEMENT, around, unfused_seconds
 from irc.cost.model import ClusterCost
 from irc.dialects.flow import FlowOp
 from irc.ops.attention_ops import ATTENTION, BACKWARD
@@ -39,10 +39,19 @@ class Prices:
         if cost.key not in _KNOWN and len(_KNOWN) >= MOST:
             _KNOWN.clear()
         self._alone, self._by_element = _KNOWN.setdefault(cost.key, ({}, {}))
+        self._near: dict[Hashable, tuple[Sequence[object], float]] = {}
 
     def __call__(self, op: FlowOp) -> float:
         """Return the seconds that an op adds to the kernels that there will be."""
-        return unfused_seconds(op, self._device, self.alone, self._by_element)
+        if not isinstance(op, BY_ELEMENT):
+            return unfused_seconds(op, self._device, self.alone, self._by_element)
+        # Copies of an op have its attributes and types themselves, whose hashes take long.
+        held = (*op.properties.values(), *op.operand_types, *op.result_types)
+        key = (op.name, len(op.properties), *around(op), *map(id, held))
+        if key not in self._near:
+            seconds = unfused_seconds(op, self._device, self.alone, self._by_element)
+            self._near[key] = held, seconds
+        return self._near[key][1]
 
     def alone(self, op: FlowOp) -> float:
         """Return the seconds of an op that is a kernel or a collective by itself."""

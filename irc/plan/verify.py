@@ -352,14 +352,18 @@ class _Replay:
         if buffer.storage == "arena" and buffer.size_bytes:
             low, high = buffer.offset, buffer.offset + buffer.size_bytes
             in_flight = {plan.root(b) for start in self.busy.values() for b in start.held}
-            for other, (start, end) in list(self.arena.items()):
-                if other != index and start < high and low < end:
-                    if other in in_flight or other in reading:
-                        raise _ProblemError(
-                            f"writes buffer {index} over buffer {other}, which is in use"
-                        )
-                    del self.arena[other]
-                    self.valid.discard(other)
+            below = [
+                other
+                for other, (start, end) in self.arena.items()
+                if start < high and low < end and other != index
+            ]
+            for other in below:
+                if other in in_flight or other in reading:
+                    raise _ProblemError(
+                        f"writes buffer {index} over buffer {other}, which is in use"
+                    )
+                del self.arena[other]
+                self.valid.discard(other)
             if index in in_flight:
                 raise _ProblemError(f"writes buffer {index}, which a collective uses")
             self.arena[index] = (low, high)
