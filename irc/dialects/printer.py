@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from immutabledict import immutabledict
 from xdsl.dialects.builtin import ModuleOp, StringAttr, UnitAttr
+from xdsl.dialects.func import CallOp, ReturnOp
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove
@@ -70,22 +71,35 @@ class TextPrinter(Printer):
 
     def print_op(self, op: Operation) -> None:
         if _has_form(type(op)) and not (op.regions or op.successors):
-            self._print_form(op)
+            self._print_form(op, "", op.properties)
+        elif type(op) is CallOp and len(op.properties) == 1:
+            self._print_form(op, f" @{identifier_or_literal(op.callee.root_reference.data)}", {})
+        elif type(op) is ReturnOp and not op.properties:
+            self._print_return(op)
         else:
             super().print_op(op)
 
-    def _print_form(self, op: Operation) -> None:
-        """Print an op in :data:`irc.dialects.flow.FORM`."""
+    def _print_form(self, op: Operation, called: str, properties: Mapping[str, Attribute]) -> None:
+        """Print an op in :data:`irc.dialects.flow.FORM`, or a call, which says of what."""
         if op.results:
             self._print_values(op.results)
             self.pieces.append(" = ")
-        self.pieces += (op.name, "(")
+        self.pieces += (op.name, called, "(")
         self._print_values(op.operands)
-        self._print_tail(op)
+        self._print_tail(op, properties)
 
-    def _print_tail(self, op: Operation) -> None:
+    def _print_return(self, op: Operation) -> None:
+        self.pieces.append(op.name)
+        self.print_op_attributes(op.attributes)
+        if op.operands:
+            self.pieces.append(" ")
+            self._print_values(op.operands)
+            self.pieces.append(" : ")
+            self.print_list(op.operand_types, self.print_attribute)
+
+    def _print_tail(self, op: Operation, properties: Mapping[str, Attribute]) -> None:
         """Print an op's attributes and types, which most passes leave as they are."""
-        own, types = (op.attributes, op.properties), (op.operand_types, op.result_types)
+        own, types = (op.attributes, properties), (op.operand_types, op.result_types)
         held = (*own[0].values(), *own[1].values(), *types[0], *types[1])
         key = (*own[0], len(types[0]), *own[1], *map(id, held))
         if (known := self._tails.get(key)) is not None:

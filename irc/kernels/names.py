@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
-from xdsl.ir import SSAValue
+from xdsl.ir import Attribute, SSAValue
 
 from irc.dialects.flow import EXPECTED
 from irc.dialects.task import KernelBodyOp, KernelOp
@@ -64,7 +65,7 @@ def identity(kernel: KernelOp) -> str:
         f"{kernel.template.data} {kernel.space_extents} {kernel.num_parallel} {kernel.num_inputs}"
         f"{lengths}{expected}",
         f"{kernel.task_mapping} {sorted(kernel.tile_sizes.items())}",
-        ", ".join(str(arg.type) for arg in kernel.args),
+        ", ".join(_text(arg.type) for arg in kernel.args),
     ]
     for op in kernel.body.block.ops:
         assert isinstance(op, KernelBodyOp)
@@ -72,5 +73,11 @@ def identity(kernel: KernelOp) -> str:
         lines.append(f"{op.name} {operands} {sorted(op.plain.items())}")
         for value in op.outputs:
             number[value] = len(number)
-            lines.append(str(value.type))
+            lines.append(_text(value.type))
     return "\n".join(lines)
+
+
+@lru_cache(maxsize=4096)
+def _text(kind: Attribute) -> str:
+    """Return the text of a type: kernels have few different ones."""
+    return str(kind)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
+from xdsl.dialects.builtin import ModuleOp
+
 from irc.dialects.builder import arguments, entry, results
 from irc.programs.offload import moving_all
 from irc.programs.skips import Way
@@ -82,10 +84,12 @@ def ways_of(crossing: Crossing, steps: Sequence[StageStep]) -> list[Way]:
 
 def _functions(step: StageStep, is_split: bool) -> Mapping[str, Function]:
     """Return what functions hand on: by name what crosses stages, the rest by who reads it last."""
-    module = step.module.clone()
     if is_split:
+        module = step.module.clone()
         split_calls(module)
-    found = split_functions(module, splits_backward=is_split).modules
+    else:
+        module = ModuleOp([entry(step.module).clone()])
+    found = split_functions(module, splits_backward=is_split, entries_alone=True).modules
     kinds = [kind for kind in found if kind in MICRO_BATCH]
     pairs = list(combinations(kinds, 2))
     made: dict[str, Function] = {}

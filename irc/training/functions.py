@@ -57,15 +57,18 @@ class Functions:
     registers: Mapping[str, str]
 
 
-def split_functions(module: ModuleOp, *, splits_backward: bool) -> Functions:
+def split_functions(
+    module: ModuleOp, *, splits_backward: bool, entries_alone: bool = False
+) -> Functions:
     """Split the program of a stage along its marks; the module is taken apart.
 
     Args:
         module: level flow or spmd, as `irc.programs.stage_step` and auto-shard leave it; where
             backward is split, after `irc.training.call_parts.split_calls`.
         splits_backward: whether backward is I and W, or one function B.
+        entries_alone: leave out what the functions call; the module may lack it.
     """
-    return _Split(module, merged=not splits_backward).run()
+    return _Split(module, merged=not splits_backward, entries_alone=entries_alone).run()
 
 
 def kinds_of(func: FuncOp, *, merged: bool) -> dict[Operation, Kind]:
@@ -165,8 +168,9 @@ def _places(func: FuncOp, *, merged: bool) -> dict[Operation, int]:
 class _Split:
     """One stage while it is split."""
 
-    def __init__(self, module: ModuleOp, *, merged: bool) -> None:
+    def __init__(self, module: ModuleOp, *, merged: bool, entries_alone: bool) -> None:
         self.module, self.func = module, entry(module)
+        self.entries_alone = entries_alone
         self.block = self.func.body.block
         end = self.block.last_op
         assert isinstance(end, ReturnOp)
@@ -328,6 +332,8 @@ class _Split:
             arg_attrs=attrs,
             res_attrs=[a for _, a in returned],
         )
+        if self.entries_alone:
+            return ModuleOp([func])
         return with_called(func, functions(self.module), dict(self.module.attributes))
 
 

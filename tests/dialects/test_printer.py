@@ -32,6 +32,20 @@ func.func @forward(%x: !flow.tensor<[4], f32>) -> !flow.tensor<[4], f32> {
       : (!flow.tensor<[4], f32>, !flow.tensor<[4], f32>) -> !flow.tensor<[4], f32>
   func.return %0 : !flow.tensor<[4], f32>
 }
+func.func @"two words"(%x: !flow.tensor<[4], f32>, %y: !flow.tensor<[], i1>)
+    -> (!flow.tensor<[4], f32>, !flow.tensor<[], i1>) {
+  func.return {phase = "step"} %x, %y : !flow.tensor<[4], f32>, !flow.tensor<[], i1>
+}
+func.func @nothing() {
+  func.return
+}
+func.func @calls(%x: !flow.tensor<[4], f32>, %y: !flow.tensor<[], i1>) {
+  %0, %1 = func.call @"two words"(%x, %y)
+      : (!flow.tensor<[4], f32>, !flow.tensor<[], i1>)
+      -> (!flow.tensor<[4], f32>, !flow.tensor<[], i1>)
+  func.call @nothing() {id = "n2"} : () -> ()
+  func.return
+}
 """
 
 
@@ -82,7 +96,7 @@ def test_a_change_of_one_function(change: Callable[[FuncOp], None]) -> None:
     module = load(PROGRAM)
     texts = Texts()
     before = texts.of(module)
-    assert texts.of(module) == before
+    assert texts.of(module) == before == printed_by_xdsl(module)
     change(functions(module)["block"])
     assert texts.of(module) == text_of(module) != before
 

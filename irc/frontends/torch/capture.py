@@ -232,7 +232,7 @@ def capture(
             # Where results need not have eager's dtypes, such a call computes without casts.
             asks = (reads.note, writes.keep, idle, refused, *[unseen_cast] * memory)
             with (
-                TracedCalls(asks, (lying_as_angles, of_other_dtype)),
+                TracedCalls(asks, (lying_as_angles, of_other_dtype), read=(reads.note,)),
                 Seeds() as seeds,
                 Streams(guards.streams) as streams,
                 shown_to_modes() if memory else nullcontext(),

@@ -24,12 +24,17 @@ class TracedCalls(TorchFunctionMode):
     Args:
         before: looks at calls before they run.
         after: looks at calls that have run, and at their results.
+        read: looks at what is read of a tensor, such as its dtype, instead of those: torch itself
+            does so at every turn, and nothing is computed.
     """
 
-    def __init__(self, before: Sequence[Ask], after: Sequence[Seen] = ()) -> None:
+    def __init__(
+        self, before: Sequence[Ask], after: Sequence[Seen] = (), read: Sequence[Ask] = ()
+    ) -> None:
         super().__init__()
         self._before = before
         self._after = after
+        self._read = read
 
     def __torch_function__(
         self,
@@ -40,6 +45,10 @@ class TracedCalls(TorchFunctionMode):
     ) -> Any:
         """Run a call."""
         named = kwargs or {}
+        if getattr(func, "__name__", "") == "__get__":
+            for ask in self._read:
+                ask(func, args, named)
+            return func(*args, **named)
         for ask in self._before:
             if (value := ask(func, args, named)) is not None:
                 break
