@@ -8,6 +8,7 @@ where types carry placements, and on level ``spmd``, where they are what one ran
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, TypeVar, cast
@@ -71,6 +72,23 @@ def string(text: str) -> StringAttr:
     return StringAttr(text)
 
 
+@lru_cache(maxsize=1 << 12)
+def _unpacked(data: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(data) // 8}q", data)
+
+
+@lru_cache(maxsize=1 << 12)
+def _integer(value: int) -> IntegerAttr:
+    """Return an attribute; see :func:`string`."""
+    return IntegerAttr(value, i64)
+
+
+@lru_cache(maxsize=1 << 12)
+def integers(values: tuple[int, ...]) -> DenseArrayBase[IntegerType]:
+    """Return an attribute; see :func:`string`."""
+    return DenseArrayBase.from_list(i64, values)
+
+
 def to_attribute(value: Any) -> Attribute:
     """Convert a Python value: bool, int, float, str, size, tuples of them, or an attribute."""
     match value:
@@ -79,7 +97,7 @@ def to_attribute(value: Any) -> Attribute:
         case bool():
             return IntegerAttr(int(value), i1)
         case int():
-            return IntegerAttr(value, i64)
+            return _integer(int(value))
         case float():
             return FloatAttr(value, f64)
         case str():
@@ -91,7 +109,7 @@ def to_attribute(value: Any) -> Attribute:
             if any(isinstance(item, float) for item in items):
                 return DenseArrayBase.from_list(f64, [float(item) for item in items])
             if all(isinstance(item, int) for item in items):
-                return DenseArrayBase.from_list(i64, [int(item) for item in items])
+                return integers(tuple(int(item) for item in items))
             if all(isinstance(item, int | Size) for item in items):
                 return ShapeAttr(tuple(items))
             return ArrayAttr([to_attribute(item) for item in items])
@@ -108,6 +126,8 @@ def to_python(attribute: Attribute) -> Any:
             return bool(attribute.value.data) if attribute.type == i1 else attribute.value.data
         case FloatAttr():
             return attribute.value.data
+        case DenseArrayBase() if attribute.elt_type is i64:
+            return _unpacked(attribute.data.data)
         case DenseArrayBase():
             # Integers or floats; xDSL's signature has each, not both.
             return cast("DenseArrayBase[IntegerType]", attribute).get_values()

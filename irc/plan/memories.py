@@ -22,13 +22,12 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import NamedTuple, TypeAlias
 
-from xdsl.dialects.builtin import DenseArrayBase, i64
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 
 from irc.dialects.builder import arguments, results
 from irc.dialects.comm import CollectiveOp, PendingType, WaitOp
-from irc.dialects.flow import to_python
+from irc.dialects.flow import integers, to_python
 from irc.dialects.items import ITEM_BYTES
 from irc.dialects.task import ViewOp
 from irc.dialects.types import TensorType, tensor_type
@@ -55,7 +54,7 @@ def decided(op: Operation, name: str) -> tuple[int, ...]:
 
 def decide(op: Operation, name: str, numbers: Sequence[int]) -> None:
     """Write a decision on an op."""
-    op.attributes[name] = DenseArrayBase.from_list(i64, list(numbers))
+    op.attributes[name] = integers(tuple(numbers))
 
 
 def signature_of(value: SSAValue) -> Signature:
