@@ -119,3 +119,20 @@ def test_gradients_are_added_to_apart(name: str, compiler: Callable[..., Any]) -
     before = second.grad.clone()
     first.grad.mul_(2)
     assert torch.equal(second.grad, before)
+
+
+@pytest.mark.parametrize("compiler", [irc.compile, backend], ids=["irc.compile", "torch.compile"])
+def test_gradients_in_two_shapes_are_added_to_apart(compiler: Callable[..., Any]) -> None:
+    """Eager itself keeps both as views of one memory, and adds what comes to either to both."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return x.flatten() + y.flatten()
+
+    compiled = compiler(function)
+    leaves = [torch.randn(3, 4).requires_grad_(), torch.randn(4, 3).requires_grad_()]
+    weights = torch.randn(12)
+    for _ in range(3):
+        (compiled(*leaves) * weights).sum().backward()
+    for x in leaves:
+        assert x.grad is not None
+        torch.testing.assert_close(x.grad.flatten(), 3 * weights)

@@ -32,7 +32,7 @@ GROUPS = {
     "triton": ("triton",),
     "cuda": ("cuda",),
 }
-KINDS = ("ok", "wrong", "type", "crash", "refused", "input")
+KINDS = ("ok", "wrong", "type", "crash", "refused", "input", "memory")
 BATCH = 25
 
 

@@ -19,8 +19,9 @@ class Failure:
     """What went wrong.
 
     Attributes:
-        kind: ``wrong``, ``type`` (shape or dtype), ``crash``, ``refused`` (a user error), or
-            ``input`` (an argument was changed).
+        kind: ``wrong``, ``type`` (shape or dtype), ``crash``, ``refused`` (a user error),
+            ``input`` (an argument was changed), or ``memory`` (a gradient has elements of
+            another tensor).
         text: the details.
     """
 

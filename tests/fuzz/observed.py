@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from tests.fuzz.scenes import Module, Scene, hooked
+from tests.memory_layout import layout, lies_alike, overlapping
+
+TOGETHER = "gradients lie in memory of others"
+"""How a difference begins that says so."""
 
 Way = Callable[[Any], Any]
 """Makes of a module or function what is called instead."""
@@ -23,7 +27,11 @@ class Observed:
     Attributes:
         results: what it returned.
         arguments: as the call left them.
-        gradients: of the arguments that want one, None for others.
+        gradients: ``.grad`` of the arguments that want one, None for others; added to by each of
+            two calls in :func:`observe`.
+        handed: gradients that :func:`torch.autograd.grad` returns, of a call of its own.
+        shared: pairs of names of tensors that have elements in common: a gradient, kept or handed
+            out, and an argument, a result, a gradient of a result, or another gradient.
         written: for each argument, whether it changed and torch counts it as written; a copy of a
             tensor onto itself is no write in a program.
         calls: notes of hooks.
@@ -34,6 +42,8 @@ class Observed:
     arguments: list[Tensor]
     gradients: list[Tensor | None]
     written: list[bool]
+    handed: list[Tensor | None] = field(default_factory=list["Tensor | None"])
+    shared: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
     calls: list[str] = field(default_factory=list[str])
     again: list[list[Tensor]] = field(default_factory=list[list[Tensor]])
 
@@ -62,8 +72,10 @@ def observe(scene: Scene, way: Way, *, gradients: bool) -> Observed:
             function = scene.function()
             gate = nn.Tanh()
             call = way(lambda *given: function(gate, *given))
-        seen = once(scene, call, gradients=gradients, seed=5)
+        seen = once(scene, call, gradients=gradients)
         seen.calls = list(calls)
+        if gradients:
+            take_again(scene, call, seen)
         if scene.random:
             seen.again = [
                 once(scene, call, gradients=gradients, seed=seed).results for seed in (5, None)
@@ -71,7 +83,23 @@ def observe(scene: Scene, way: Way, *, gradients: bool) -> Observed:
     return seen
 
 
-def once(scene: Scene, call: Any, *, gradients: bool, seed: int | None = 5) -> Observed:
+def take_again(scene: Scene, call: Any, seen: Observed) -> None:
+    """Let a second backward pass add to the gradients of a first, and a third hand out its own."""
+    once(scene, call, gradients=True, kept=seen.gradients)
+    third = once(scene, call, gradients=True, hands_out=True)
+    seen.handed = third.handed
+    seen.shared |= third.shared
+
+
+def once(
+    scene: Scene,
+    call: Any,
+    *,
+    gradients: bool,
+    seed: int | None = 5,
+    kept: Sequence[Tensor | None] = (),
+    hands_out: bool = False,
+) -> Observed:
     """Call a scene once.
 
     Args:
@@ -79,8 +107,12 @@ def once(scene: Scene, call: Any, *, gradients: bool, seed: int | None = 5) -> O
         call: what takes them.
         gradients: arguments record them, and backward runs.
         seed: that is set before.
+        kept: ``.grad`` of the arguments before the call.
+        hands_out: the gradients are those of :func:`torch.autograd.grad`.
     """
     given = scene.draw(gradients=gradients)
+    for x, grad in zip(given, kept, strict=False):
+        x.grad = grad
     before = [(x._version, x.detach().clone()) for x in given]
     if seed is not None:
         torch.manual_seed(seed)
@@ -92,21 +124,49 @@ def once(scene: Scene, call: Any, *, gradients: bool, seed: int | None = 5) -> O
         for x, (version, held) in zip(given, before, strict=True)
     ]
     found: list[Tensor | None] = [None] * len(given)
-    if gradients:
-        outputs = [y for y in results if y.requires_grad]
-        leaves = [i for i, x in enumerate(given) if x.requires_grad and x.is_leaf]
-        if outputs and leaves:
-            weights = [_weight(y, i) for i, y in enumerate(outputs)]
-            torch.autograd.backward(outputs, weights)
+    handed: list[Tensor | None] = [None] * len(given)
+    seen = Observed(results, given, found, written, handed)
+    outputs = [y for y in results if y.requires_grad]
+    leaves = [i for i, x in enumerate(given) if x.requires_grad and x.is_leaf]
+    if gradients and outputs and leaves:
+        weights = [_weight(y, i) for i, y in enumerate(outputs)]
+        if hands_out:
+            made = torch.autograd.grad(
+                outputs, [given[i] for i in leaves], weights, allow_unused=True
+            )
+            for i, gradient in zip(leaves, made, strict=True):
+                handed[i] = gradient
+            others = {"argument": given, "result": results, "gradient of result": weights}
+            seen.shared = _shared(others, "gradient of argument", handed)
+        else:
+            # Nobody holds a result's gradient, so that an argument's may keep its memory.
+            losses = [(y * w).sum() for y, w in zip(outputs, weights, strict=True)]
+            torch.autograd.backward([x.real if x.is_complex() else x for x in losses])
             for i in leaves:
                 found[i] = given[i].grad
-    return Observed(results, given, found, written)
+            others = {"argument": given, "result": results}
+            seen.shared = _shared(others, ".grad of argument", found)
+    return seen
 
 
 def _weight(y: Tensor, number: int) -> Tensor:
+    """Return a gradient of a result that lies as that does: so AOTAutograd lays it."""
     generator = torch.Generator().manual_seed(number)
     wide = torch.complex128 if y.is_complex() else torch.float64
-    return torch.randn(y.shape, generator=generator, dtype=wide).to(y.dtype)
+    numbers = torch.randn(y.shape, generator=generator, dtype=wide).to(y.dtype)
+    return torch.empty_like(y).copy_(numbers)
+
+
+def _shared(
+    others: Mapping[str, Sequence[Tensor]], kind: str, gradients: Sequence[Tensor | None]
+) -> set[tuple[str, str]]:
+    named: list[tuple[str, Tensor | None]] = [
+        (f"{name} {i}", x) for name, tensors in others.items() for i, x in enumerate(tensors)
+    ]
+    last = len(named)
+    named += [(f"{kind} {i}", x) for i, x in enumerate(gradients)]
+    pairs = overlapping([x for _, x in named])
+    return {(named[i][0], named[j][0]) for i, j in pairs if j >= last}
 
 
 def sharing(seen: Observed) -> list[tuple[int, int]]:
@@ -138,7 +198,7 @@ def differences(scene: Scene, seen: Observed, wanted: Observed, wide: Observed) 
         if (one.dtype, one.shape) != (two.dtype, two.shape):
             found.append(f"{what} is {one.dtype} {list(one.shape)}, "
                          f"not {two.dtype} {list(two.shape)}")  # fmt: skip
-        elif one.numel() and _strides(one) != _strides(two):
+        elif layout(one)[0] != layout(two)[0]:
             found.append(f"{what} has strides {one.stride()}, not {two.stride()}")
         elif name not in scene.random:
             found += _apart(scene, what, one, two, three)
@@ -146,7 +206,12 @@ def differences(scene: Scene, seen: Observed, wanted: Observed, wide: Observed) 
             found.append(f"{what} records no gradient")
     if (one := sharing(seen)) != (two := sharing(wanted)):
         found.append(f"memory is shared by {one}, not by {two} (arguments, then results)")
-    kinds = (("argument", "arguments"), ("gradient of", "gradients"))
+    # That eager's lie together promises nothing; where they do not, nobody expects a write to both.
+    if more := seen.shared - wanted.shared:
+        found.append(f"{TOGETHER}: {sorted(more)}")
+    apart = bool(wanted.shared - seen.shared)
+    kinds = (("argument", "arguments"), ("gradient of", "gradients"),
+             ("gradient handed out of", "handed"))  # fmt: skip
     for kind, part in kinds:
         for x, one, two, three in zip(
             scene.arguments,
@@ -158,7 +223,11 @@ def differences(scene: Scene, seen: Observed, wanted: Observed, wide: Observed) 
                 some = one if two is None else two
                 if some is not None and bool(some.any()):
                     found.append(f"{kind} {x.name} is {'None' if one is None else 'not None'}")
-            elif not scene.random:
+                continue
+            if part != "arguments" and not lies_alike(one, two, apart=apart):
+                found.append(f"{kind} {x.name} has strides and offset {layout(one)}, not "
+                             f"{layout(two)}")  # fmt: skip
+            if not scene.random:
                 found += _apart(scene, f"{kind} {x.name}", one, two, three)
     for x, one, two in zip(scene.arguments, seen.written, wanted.written, strict=True):
         if one is not two:
@@ -166,11 +235,6 @@ def differences(scene: Scene, seen: Observed, wanted: Observed, wide: Observed) 
     if seen.calls != wanted.calls:
         found.append(f"hooks ran: {seen.calls}, not {wanted.calls}")
     return found + _repeats(scene, seen, wanted)
-
-
-def _strides(x: Tensor) -> list[int]:
-    """Strides of dims that have more than one element: others mean nothing."""
-    return [s for s, n in zip(x.stride(), x.shape, strict=True) if n > 1]
 
 
 def _repeats(scene: Scene, seen: Observed, wanted: Observed) -> list[str]:

@@ -1,4 +1,4 @@
-"""Planted faults of what scenes are about: a complex cast, a lost alias, a hook, a stride, a seed.
+"""Planted faults of what scenes are about: casts, aliases, hooks, strides, seeds, gradients.
 
 As :mod:`tests.fuzz.mutants`, which runs these too; here a fault is caught when a scene differs from
 eager with it, and does not without it.
@@ -106,6 +106,40 @@ def _counts_calls(right: Any) -> Any:
     return lambda *args, **kwargs: right(*args, **{**kwargs, "draws": False})
 
 
+def _one_for_equal(right: Any) -> Any:
+    """Gradients with equal numbers are views of one."""
+
+    def wrong(*args: Any) -> Any:
+        run = right(*args)
+
+        def run_wrong(*given: Any) -> list[Any]:
+            found = run(*given)
+            return [found[0].view_as(x) if _is_equal(x, found[0]) else x for x in found]
+
+        return run_wrong
+
+    return wrong
+
+
+def _is_equal(x: object, first: object) -> bool:
+    are_tensors = isinstance(x, torch.Tensor) and isinstance(first, torch.Tensor)
+    return are_tensors and x.shape == first.shape and torch.equal(x, first)
+
+
+def _by_rows(right: Any) -> Any:
+    """Gradients are row by row, in whatever order eager's lie."""
+
+    def wrong(*args: Any) -> Any:
+        run = right(*args)
+
+        def run_wrong(*given: Any) -> list[Any]:
+            return [x if x is None else x.contiguous() for x in run(*given)]
+
+        return run_wrong
+
+    return wrong
+
+
 SCENE_MUTANTS = (
     SceneMutant("complex: imaginary parts dropped", "irc.runtime.library", "run",
                 _without_imaginary),
@@ -119,6 +153,10 @@ SCENE_MUTANTS = (
     SceneMutant("seeds: manual_seed is not asked", "irc.runtime.torch_driver:TorchDriver",
                 "__init__",
                 _counts_calls, "way-compile"),
+    SceneMutant("gradients: equal ones share memory", "irc.torch_backend.aot", "resolving",
+                _one_for_equal),
+    SceneMutant("gradients: all lie row by row", "irc.torch_backend.aot", "resolving", _by_rows,
+                "way-train"),
 )  # fmt: skip
 
 
@@ -145,6 +183,9 @@ DIRECTED: Mapping[str, Scene] = {
     "hooked": _scene("v0", "v0 = torch.tanh(x0)", hook="forward", x0=_argument("x0", 5, 3)),
     "transposed": _scene(
         "v0", "v0 = torch.tanh(x0)", x0=_argument("x0", 5, 3, layout="transposed")
+    ),
+    "equal gradients": _scene(
+        "v0", "v0 = x0 * 2 + x1 * 2", x0=_argument("x0", 5, 3), x1=_argument("x1", 5, 3)
     ),
     "random": _scene("v0", "v0 = torch.rand_like(x0)", random="v0", x0=_argument("x0", 5, 7)),
 }

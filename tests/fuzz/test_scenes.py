@@ -8,6 +8,7 @@ import torch
 from tests.fuzz import guarded, ways
 from tests.fuzz.observed import differences, observe
 from tests.fuzz.scene_motifs import scene
+from tests.fuzz.scene_mutants import DIRECTED, SCENE_MUTANTS
 from tests.fuzz.session import Session
 
 
@@ -70,6 +71,20 @@ def test_eager_agrees_with_itself() -> None:
             except RuntimeError:
                 continue
             assert differences(one, seen, wanted, wide) == [], one.text
+
+
+def test_gradients_that_share_memory_are_seen() -> None:
+    """By where they lie, and by what a second backward pass makes of them."""
+    one = DIRECTED["equal gradients"]
+    (mutant,) = [each for each in SCENE_MUTANTS if "share memory" in each.name]
+    with mutant.planted():
+        failure = ways.check(one, mutant.way)
+    assert failure is not None
+    assert failure.kind == "memory"
+    assert "('.grad of argument 0', '.grad of argument 1')" in failure.text
+    assert "gradient of x0: 15 of 15 elements" in failure.text
+    assert "('gradient of argument 0', 'gradient of argument 1')" in failure.text
+    assert ways.check(one, mutant.way) is None
 
 
 def test_guards_see_what_is_written_beyond() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tests.fuzz import ways
 from tests.fuzz.check import Failure
-from tests.fuzz.observed import Way, differences, once
+from tests.fuzz.observed import TOGETHER, Observed, Way, differences, once, take_again
 from tests.fuzz.scene_motifs import view_of
 from tests.fuzz.scene_writer import SceneWriter
 from tests.fuzz.scenes import Argument, Scene
@@ -108,27 +108,34 @@ def check_views(scene: Scene, way: Way, *, gradients: bool) -> Failure | None:
         warnings.simplefilter("ignore")
         for each in variants(scene):
             try:
-                wanted = once(each, lambda *given: function(None, *given), gradients=gradients)
-                wide = once(each.widened(), lambda *given: function(None, *given),
-                            gradients=gradients)  # fmt: skip
+                wanted = _observed(each, lambda *given: function(None, *given), gradients)
+                wide = _observed(each.widened(), lambda *given: function(None, *given), gradients)
             except (RuntimeError, IndexError, TypeError, ValueError):
                 continue  # eager refuses a layout: a view of it that there cannot be
             try:
-                seen = once(each, fast, gradients=gradients)
+                seen = _observed(each, fast, gradients)
             except Exception as error:
                 return Failure("crash", f"{_said(each)}: {type(error).__name__}: {error}"[:600])
             found = differences(each, seen, wanted, wide)
             found += _around(seen.arguments, wanted.arguments)
             if found:
-                return Failure("wrong", f"{_said(each)}: {'; '.join(found)}")
+                kind = "memory" if any(text.startswith(TOGETHER) for text in found) else "wrong"
+                return Failure(kind, f"{_said(each)}: {'; '.join(found)}")
     return None
+
+
+def _observed(scene: Scene, call: Any, gradients: bool) -> Observed:
+    seen = once(scene, call, gradients=gradients)
+    if gradients:
+        take_again(scene, call, seen)
+    return seen
 
 
 def check(scene: Scene, name: str) -> Failure | None:
     """Check a scene in one of the ways; what torch gets wrong without irc is not counted."""
     manner = ways.WAYS[name]
     failure = check_views(scene, manner.way, gradients=manner.gradients)
-    if failure is None or (name == "way-compile" and failure.kind != "crash"):
+    if failure is None or not ways.may_be_torch(name, failure):
         return failure
     without = check_views(scene, ways.aot_eager, gradients=manner.gradients)
     return failure if without is None or without.kind != failure.kind else None

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+
+from tests.memory_layout import layout, lies_alike
 
 RTOL = {
     torch.float16: 1e-3,
@@ -31,6 +34,19 @@ UNDRAWN = 1e-4
 
 SIGMAS = 6.0
 """Means of random numbers may differ by so many standard errors."""
+
+LIES = "lies otherwise"
+"""What a message says of strides and offsets that are not eager's."""
+
+
+@dataclass(frozen=True)
+class Together:
+    """Which gradients have elements of which other tensors, beside the tensors.
+
+    That eager's do promises nothing. Where they do not, nobody expects a write to change both.
+    """
+
+    pairs: frozenset[tuple[str, str]]
 
 
 def difference(got: Any, want: Any, exact: Callable[[], Any]) -> str:
@@ -70,6 +86,10 @@ def unlike(got: Any, want: Any) -> str:
     for one, other in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True):
         if type(one) is not type(other):
             return f"a {type(one).__name__}, eager's is a {type(other).__name__}"
+        if isinstance(one, Together):
+            if more := one.pairs - other.pairs:
+                return f"memory of its own is lacking: {sorted(more)}"
+            continue
         if not isinstance(one, torch.Tensor):
             if one != other and not (one != one and other != other):
                 return f"{one!r}, eager's is {other!r}"
@@ -77,6 +97,23 @@ def unlike(got: Any, want: Any) -> str:
         for what in ("shape", "dtype", "layout", "device", "requires_grad"):
             if getattr(one, what) != getattr(other, what):
                 return f"{what} {getattr(one, what)}, eager's is {getattr(other, what)}"
+    return ""
+
+
+def laid_otherwise(got: Any, want: Any, *, apart: bool = False) -> str:
+    """Return where strides or storage offsets are not eager's, empty where they are.
+
+    Args:
+        got: compiled.
+        want: eager, alike but for that.
+        apart: tensors have memory of their own where eager's share some.
+    """
+    leaves = [pytree.tree_leaves(each) for each in (got, want)]
+    pairs = [[each.pairs for each in some if isinstance(each, Together)] for some in leaves]
+    apart = apart or any(b - a for a, b in zip(*pairs, strict=True))
+    for path, one, other in _pairs(got, want):
+        if not lies_alike(one, other, apart=apart):
+            return f"result{path} {LIES}: {layout(one)}, eager's {layout(other)}"
     return ""
 
 
@@ -116,13 +153,17 @@ def same(got: Any, want: Any) -> bool:
     )
 
 
-def _tensors(value: Any) -> list[tuple[str, torch.Tensor]]:
+def _leaves(value: Any) -> list[tuple[str, torch.Tensor]]:
     leaves, _ = pytree.tree_flatten_with_path(value)
-    return [
-        (pytree.keystr(path), _dense(leaf.detach()))
-        for path, leaf in leaves
-        if isinstance(leaf, torch.Tensor)
-    ]
+    return [(pytree.keystr(path), leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _pairs(got: Any, want: Any) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+    return [(path, a, b) for (path, a), (_, b) in zip(_leaves(got), _leaves(want), strict=True)]
+
+
+def _tensors(value: Any) -> list[tuple[str, torch.Tensor]]:
+    return [(path, _dense(leaf.detach())) for path, leaf in _leaves(value)]
 
 
 def _tensor_pairs(got: Any, want: Any) -> list[tuple[str, torch.Tensor, torch.Tensor]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch._dynamo.guards
+from torch._dynamo.backends.registry import lookup_backend
 
 import irc
 from irc.calls import compiled
@@ -114,6 +115,11 @@ def through_export(call: Call) -> Compiled:
 def eager_backend(gm: Any, inputs: Sequence[Any], **_: Any) -> Any:
     """Run a graph of Dynamo as it is."""
     return gm.forward
+
+
+def through_aot(call: Call) -> Compiled:
+    """Compile with Dynamo and AOTAutograd, without irc: the control of where tensors lie."""
+    return through_dynamo(lookup_backend("aot_eager"), call)
 
 
 COMPILERS: dict[str, tuple[Compiler, Compiler]] = {

@@ -31,6 +31,10 @@ TIES: Mapping[str, int] = {"topk": 1}
 """Their second result says where an element of the first was taken from, any of those that are
 equal; by position of the dim behind the input, the last where it is not given."""
 
+UNTOLD = frozenset({"unsafe_chunk", "unsafe_split"})
+"""Their results are parts of one memory, of which torch's schema says nothing: here each has its
+own."""
+
 VALUES = "a size of its result depends on the values of a tensor"
 NUMBER = "it takes a number out of a tensor"
 SPARSE = "Dynamo takes no sparse tensor"

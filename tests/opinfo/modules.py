@@ -15,7 +15,7 @@ from torch.testing._internal.common_modules import module_db
 
 from tests.opinfo.compilers import COMPILERS
 from tests.opinfo.entries import SEED, Call
-from tests.opinfo.trial import Outcome, Trial, gradients
+from tests.opinfo.trial import Outcome, Trial, gradients, together
 from tests.opinfo.ways import Way
 
 DTYPES = ("float32", "float64", "bfloat16")
@@ -72,6 +72,19 @@ class ModuleTrial(Trial):
         finally:
             for buffer, value in zip(module.buffers(), before, strict=True):
                 buffer.copy_(value)
+
+    def added(self, function: Callable[..., Any], *, wide: bool = False) -> Any:
+        """Return ``.grad`` of inputs and parameters after two calls."""
+        is_eager = function is self.call.op
+        own: torch.nn.Module = self.call.op  # type: ignore[assignment]
+        before = [buffer.clone() for buffer in own.buffers()]
+        module = (self.call.widened() if wide else self.call.copied()).op if is_eager else own
+        kept = super().added(module if is_eager else function, wide=wide)
+        found = [*kept[:-1], *(p.grad for p in module.parameters())]  # type: ignore[attr-defined]
+        own.zero_grad()
+        for buffer, value in zip(own.buffers(), before, strict=True):
+            buffer.copy_(value)
+        return [*found, together({".grad": found}, ".grad")]
 
     def _run(self, call: Call, function: Callable[..., Any], module: torch.nn.Module) -> Any:
         if not self.backward:

@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
 
 from tests.opinfo import report
 from tests.opinfo.compare import difference, stray
 from tests.opinfo.compilers import eager_backend, through_dynamo
 from tests.opinfo.entries import Call, calls, entries, names_of, part
-from tests.opinfo.expected import LEFT, NOT_ON_CPU, TIES, UNINITIALISED
+from tests.opinfo.expected import LEFT, NOT_ON_CPU, TIES, UNINITIALISED, UNTOLD
 from tests.opinfo.modules import names_of as modules_of
 from tests.opinfo.trial import Trial
 from tests.opinfo.ways import DTYPES, Way, ways
@@ -49,7 +51,7 @@ def test_the_register_is_as_large_as_ever() -> None:
     counts = [len(names_of(Way(dtype))) for dtype in DTYPES]
     assert counts == [672, 389, 671, 546, 541, 463, 344]
     every = {name for dtype in DTYPES for name in (*names_of(Way(dtype)), *modules_of(Way(dtype)))}
-    assert not {*LEFT, *UNINITIALISED, *TIES} - every and not NOT_ON_CPU & every
+    assert not {*LEFT, *UNINITIALISED, *UNTOLD, *TIES} - every and not NOT_ON_CPU & every
     assert sum(name not in modules_of(Way()) for name in LEFT) < 30
 
 
@@ -133,6 +135,57 @@ def test_what_is_wrong_is_found() -> None:
     assert trial("nonzero", broken).verdict == "left"
     assert trial("bernoulli", off_by(0.0)).verdict == "native"
     assert "mean of arctan" in trial("bernoulli", off_by(0.5)).reason
+
+
+def in_columns(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [x.mT.contiguous().mT for x in gradients]
+
+
+def with_a_gap(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.cat([x.new_zeros(3), x.flatten()])[3:].view(x.shape) for x in gradients]
+
+
+def in_one_memory(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [gradients[0].view_as(x) for x in gradients]
+
+
+def gradients_changed(change: Any) -> Any:
+    """Return a backend that does something to gradients behind the backward pass."""
+
+    def backward(graph: Any, _: Any) -> Any:
+        return make_boxed_func(lambda *args: change(graph(*args)))
+
+    def forward(graph: Any, _: Any) -> Any:
+        return make_boxed_func(graph.forward)
+
+    return aot_autograd(fw_compiler=forward, bw_compiler=backward)
+
+
+def sum_of_exp(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x.exp() + y.exp()
+
+
+@pytest.mark.parametrize(
+    ("op", "change", "reason"),
+    [
+        (sum_of_exp, list, ""),
+        (sum_of_exp, in_columns, "lies otherwise: ((1, 3), 0), eager's ((4, 1), 0)"),
+        (sum_of_exp, with_a_gap, "lies otherwise: ((4, 1), 3), eager's ((4, 1), 0)"),
+        (sum_of_exp, in_one_memory, "memory of its own is lacking: [('gradient 0', 'gradient 1')]"),
+        # Eager hands out one tensor for both; it does not keep one in two places.
+        (torch.add, in_one_memory, "memory of its own is lacking: [('.grad 0', '.grad 1')]"),
+    ],
+)
+def test_where_gradients_lie_is_compared(op: Any, change: Any, reason: str) -> None:
+    x = torch.randn(3, 4)
+    given = (x.requires_grad_(), x.detach().clone().requires_grad_())
+    outcome = Trial(
+        "sum", Call(op, given, {}, lambda result: result), True,
+        partial(through_dynamo, gradients_changed(change)),
+        partial(through_dynamo, eager_backend),
+    ).outcome()  # fmt: skip
+    assert outcome.verdict == ("failing" if reason else "native"), outcome
+    assert reason in outcome.reason
 
 
 def test_rounding_is_judged_by_the_error_against_float64() -> None:

@@ -6,17 +6,27 @@ from __future__ import annotations
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from tests.opinfo.compare import DRAWS, difference, same, stray, unlike
-from tests.opinfo.compilers import COMPILERS, Compiled, Compiler
+from tests.memory_layout import overlapping
+from tests.opinfo.compare import (
+    DRAWS,
+    LIES,
+    Together,
+    difference,
+    laid_otherwise,
+    same,
+    stray,
+    unlike,
+)
+from tests.opinfo.compilers import COMPILERS, Compiled, Compiler, through_aot
 from tests.opinfo.entries import SEED, Call, calls
-from tests.opinfo.expected import TIES, UNINITIALISED
+from tests.opinfo.expected import TIES, UNINITIALISED, UNTOLD
 from tests.opinfo.ways import Way
 
 NATIVE, FALL_BACK, LEFT, FAILING = "native", "fall-back", "left", "failing"
@@ -74,6 +84,8 @@ class Trial:
             compiled, wrong = self.held_against_eager(self.compiler)
         except Exception as error:
             compiled, wrong = None, cause_of(error)
+        if LIES in wrong and self.lies_so_in_torch():
+            wrong = ""
         externs = dict(compiled.left_to_libraries()) if compiled is not None else {}
         refused = any(name.startswith("refused") for name in externs)
         if compiled is not None and not wrong and (refused or _is_whole(compiled)):
@@ -83,6 +95,14 @@ class Trial:
         if reason is None:
             return Outcome(FAILING, wrong or "more graphs than the control has")
         return Outcome(LEFT, reason)
+
+    def lies_so_in_torch(self) -> bool:
+        """True where AOTAutograd without irc lays a tensor otherwise than eager, too."""
+        try:
+            _, wrong = self.held_against_eager(through_aot)
+        except Exception:  # it does not run what irc runs
+            return False
+        return LIES in wrong
 
     def control_reason(self, wrong: str) -> str | None:
         """Say what goes wrong in torch's capture for any backend; None where nothing does."""
@@ -108,8 +128,16 @@ class Trial:
         want = self.eager()
         if self.name in UNINITIALISED:
             return compiled, unlike(got, want)
+        if wrong := unlike(got, want):
+            return compiled, wrong
+        lies = laid_otherwise(got, want, apart=self.name in UNTOLD)
         if same(self.eager(seed=SEED + 1), want):
-            return compiled, difference(got, want, lambda: self.eager(wide=True))
+            wrong = difference(got, want, lambda: self.eager(wide=True)) or self.added_apart(
+                compiled.call
+            )
+            return compiled, wrong or lies
+        if lies:
+            return compiled, lies
         draws = [got, *(self.run(compiled.call) for _ in range(DRAWS - 1))]
         return compiled, stray(draws, [self.eager(seed=seed) for seed in range(DRAWS)])
 
@@ -126,6 +154,34 @@ class Trial:
                 return self._told(call, function(*call.args, **call.kwargs))
         found = function(*call.args, **call.kwargs)
         return self._told(call, found), gradients(call, found)
+
+    def added_apart(self, function: Callable[..., Any]) -> str:
+        """Return how ``.grad`` of the inputs differs from eager's after two backward passes."""
+        if not self.backward:
+            return ""
+        return difference(
+            self.added(function), self.added(self.call.op),
+            lambda: self.added(self.call.op, wide=True),
+        )  # fmt: skip
+
+    def added(self, function: Callable[..., Any], *, wide: bool = False) -> Any:
+        """Return ``.grad`` of the inputs after two calls, each on new inputs with the old ones."""
+        kept: list[torch.Tensor | None] = []
+        for _ in range(2):
+            call = (self.call.widened() if wide else self.call).copied()
+            inputs = [x for x in _tensors((call.args, call.kwargs)) if x.requires_grad]
+            for x, grad in zip(inputs, kept, strict=False):
+                x.grad = grad
+            torch.manual_seed(SEED)
+            found = function(*call.args, **call.kwargs)
+            results = [x for x in _tensors(call.chosen(found)) if x.requires_grad]
+            if not results:
+                return []
+            # Nobody holds a result's gradient, so that an input's may keep its memory.
+            losses = [(x * w).sum() for x, w in zip(results, _cotangents(results), strict=True)]
+            torch.autograd.backward([x.real if x.is_complex() else x for x in losses])
+            kept = [x.grad for x in inputs]
+        return [*kept, together({".grad": kept}, ".grad")]
 
     def _told(self, call: Call, found: Any) -> Any:
         """Return a result with what indices of equal elements point to in their place."""
@@ -144,15 +200,33 @@ def _is_whole(compiled: Compiled) -> bool:
 
 def gradients(
     call: Call, found: Any, parameters: Sequence[torch.Tensor] = ()
-) -> list[torch.Tensor | None]:
-    """Return gradients of a call's inputs and parameters, for fixed gradients of its results."""
+) -> list[torch.Tensor | Together | None]:
+    """Return gradients of a call's inputs and parameters, for fixed gradients of its results.
+
+    Behind them, which have elements of another one, of an input, a result or its gradient.
+    """
     results = [x for x in _tensors(call.chosen(found)) if x.requires_grad]
     inputs = [x for x in (*_tensors((call.args, call.kwargs)), *parameters) if x.requires_grad]
     if not results or not inputs:
         return []
+    cotangents = _cotangents(results)
+    made = torch.autograd.grad(results, inputs, cotangents, allow_unused=True)
+    kinds = {"input": inputs, "result": results, "result's gradient": cotangents, "gradient": made}
+    return [*made, together(kinds, "gradient")]
+
+
+def together(kinds: Mapping[str, Sequence[torch.Tensor | None]], last: str) -> Together:
+    """Say which tensors of the last kind have elements of others."""
+    named = [(f"{kind} {i}", x) for kind, each in kinds.items() for i, x in enumerate(each)]
+    pairs = overlapping([x for _, x in named])
+    first = len(named) - len(kinds[last])
+    return Together(frozenset((named[i][0], named[j][0]) for i, j in pairs if j >= first))
+
+
+def _cotangents(results: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return gradients of results that lie as those do: so AOTAutograd lays them."""
     generator = torch.Generator().manual_seed(SEED)
-    cotangents = [_drawn(result, generator) for result in results]
-    return list(torch.autograd.grad(results, inputs, cotangents, allow_unused=True))
+    return [torch.empty_like(x).copy_(_drawn(x, generator)) for x in results]
 
 
 def _drawn(result: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
