@@ -100,6 +100,13 @@ def _cut(leaves: Sequence[Any], count: int) -> set[int]:
     return {i for i, leaf in shaped_leaves.items() if len(leaf) == size}
 
 
+def batch_samples(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """Return the samples of a batch: the first dim of its first tensor that has one, or 1."""
+    leaves, _ = pytree.tree_flatten((positional(args), dict(kwargs)))
+    shaped = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim)
+    return next(map(len, shaped), 1)
+
+
 def uneven_samples(args: Sequence[Any], kwargs: Mapping[str, Any], count: int) -> int:
     """Return the samples of a batch that micro-batches do not share equally; 0 where they do."""
     leaves, _ = pytree.tree_flatten((positional(args), dict(kwargs)))
