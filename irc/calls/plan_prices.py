@@ -1,10 +1,11 @@
 """Prices of configurations from pieces of the model: what a search asks before it plans any whole.
 
 A configuration is priced in a second or less, whatever the model's depth and the devices: a few
-layers are planned on the mesh of a stage (:mod:`irc.programs.blocks`), the stages of the real cut
-are put together from them, and the step of the schedule is simulated. What was planned is kept for
-configurations that differ in the schedule alone. Where a step does not fit, its pieces are planned
-with layers that are computed again, and with a price on what is held all the time.
+layers are planned on the mesh of a stage (:mod:`irc.programs.blocks`), or as a step of one program
+(:mod:`irc.programs.program_blocks`), the stages of the real cut are put together from them, and the
+step of the schedule is simulated. What was planned is kept for configurations that differ in the
+schedule alone. Where a step does not fit, its pieces are planned with layers that are computed
+again, and with a price on what is held all the time.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import TypeAlias
 
+from irc.calls.feeding import axes_called_so
 from irc.cluster.topology import Cluster
 from irc.cost.model import ClusterCost
 from irc.errors import IrcError
@@ -21,12 +23,13 @@ from irc.pipeline import Options
 from irc.program import Program
 from irc.programs.blocks import blocks_of
 from irc.programs.cuts import Cuts
-from irc.programs.make import split_option
+from irc.programs.make import split_option, trained_of
+from irc.programs.program_blocks import blocks_of_program
 from irc.programs.schedules import schedule_for, splits_backward
-from irc.programs.short_steps import LEAST, ShortStep, short_step
+from irc.programs.short_steps import LEAST, ShortStep, layer_ops, short_step
 from irc.programs.stage_memory import budget_of
 from irc.schedule.actions import Schedule
-from irc.search.blocks import UPDATE, Blocks, Content
+from irc.search.blocks import Blocks, Content
 from irc.search.configurations import (
     FULL,
     IN_PARTS,
@@ -39,6 +42,7 @@ from irc.search.fitting import LARGE, cheapest, stored_price
 from irc.search.judge import BOUNDLESS, Verdict
 from irc.search.layers import layers_of
 from irc.simulate.assembled import Assembled, KnownTapes, simulate_blocks
+from irc.simulate.plan import Contention
 from irc.training.recipe import Recipe
 
 Forward: TypeAlias = Callable[[int], tuple[Program, Recipe]]
@@ -84,14 +88,12 @@ class Prices:
         if (found := self._assembled(own)) is None:
             return None
         self._check(max(found.held_bytes), own)
-        seconds = self._seconds_of(own, found)
-        hidden = found.simulation.seconds - seconds
         bubbles = [found.simulation.bubble(rank) for rank in range(len(found.held_bytes))]
         return Verdict(
-            seconds,
+            found.simulation.seconds,
             int(max(found.held_bytes)),
             max(0.0, sum(bubbles) / len(bubbles)),
-            sum(found.bare_s) / len(found.bare_s) - hidden,
+            sum(found.bare_s) / len(found.bare_s),
         )
 
     def fitting(self, configuration: Configuration) -> Configuration | None:
@@ -131,15 +133,7 @@ class Prices:
     def boundless_s(self, configuration: Configuration) -> float:
         """Return what a step takes, whatever it holds; 0 where pieces do not say that."""
         found = self._assembled(configuration)
-        return 0.0 if found is None else self._seconds_of(configuration, found)
-
-    def _seconds_of(self, own: Configuration, found: Assembled) -> float:
-        return found.simulation.seconds - (0.0 if own.is_staged else self._hidden(own))
-
-    def _hidden(self, own: Configuration) -> float:
-        blocks = self._blocks_of(replace(own, recompute=first_again(own.recompute)[0]))
-        assert blocks is not None
-        return _hidden_s(blocks, self._contents(1)[0], own, self.cluster.fit(own.mesh))
+        return 0.0 if found is None else found.simulation.seconds
 
     def _check(self, held: float, own: Configuration) -> None:
         if held > (budget := self._budget(own)):
@@ -204,8 +198,26 @@ class Prices:
             stored_price=stored_price(self.cluster, own),
             brief=True,
         )
+        if not own.is_staged:
+            return self._plan_program(own, options)
         short = self._step(own.micro_batches, own.recompute, options)
         return None if short is None else blocks_of(short, options, splits=splits)
+
+    def _plan_program(self, own: Configuration, options: Options) -> Blocks | None:
+        """Return the pieces of a step of one program."""
+        from irc.calls.step_plan import training_plan
+
+        if self.options.pins or (short := self._shortened(1)) is None:
+            return None
+        program, recipe = short
+        if (ops := layer_ops(program.module)) is None:
+            return None
+        trained = ",".join(sorted(trained_of(program, recipe)))
+        recipe = replace(recipe, recompute=own.recompute, frozen="")
+        options = replace(options, samples=axes_called_so(own.mesh))
+        step = Program(program.module.clone(), dict(program.tensors), program.source)
+        plan = training_plan(step, recipe, options, trained).plan
+        return blocks_of_program(plan, ops, Contention.of(self.cluster, plan.device_mesh))
 
     def _step(self, count: int, recompute: str, options: Options) -> ShortStep | None:
         if self.options.pins or (short := self._shortened(count)) is None:
@@ -240,12 +252,14 @@ class Prices:
 def _key(own: Configuration) -> object:
     """Return what pieces are of; those on two ``data`` axes are alike.
 
-    Not where weights or sums lie in parts: each micro-batch then communicates over ``data``, and
+    Not where a step is one program, which sums gradients over ``data`` during backward; nor where
+    weights or sums lie in parts: each micro-batch then communicates over ``data``, and
     how much lies in parts follows from a price, which is of the mesh and the micro-batches.
     """
     data = _data(own)
     rest = tuple(axis for axis in own.inner.axes if axis[0] != "data")
-    mesh = own.mesh if own.layout or own.in_parts else (rest, data > 1)
+    is_like = own.is_staged and not own.layout and not own.in_parts
+    mesh = (rest, data > 1) if is_like else own.mesh
     return mesh, own.micro_batches * data, own.layout, own.recompute, own.in_parts
 
 
@@ -259,19 +273,3 @@ def _made_smaller(own: Configuration, in_parts: int, again: int, depth: int) -> 
 
 def _data(configuration: Configuration) -> int:
     return configuration.mesh.size("data") if "data" in configuration.mesh.names else 1
-
-
-def _hidden_s(
-    blocks: Blocks, content: Content, configuration: Configuration, cluster: Cluster
-) -> float:
-    """Return how much of the sums of gradients a step of one program has under its backward.
-
-    It begins each as soon as the gradient is there: as much as the port has time for.
-    """
-    mesh = configuration.mesh
-    if "data" not in mesh.names:
-        return 0.0
-    port = "nic" if cluster.crosses_nodes(mesh, "data") else "link"
-    busy = sum(part for kinds, part in blocks.mixes.get("B", ()) if port in kinds)
-    piece = blocks.stage(content)
-    return min(piece.bare_s.get(UPDATE, 0.0), piece.seconds["B"] * (1 - busy))

@@ -20,6 +20,7 @@ from irc.dialects.types import TensorType, is_float
 from irc.pipeline import Options
 from irc.plan.load import LoadedPlan
 from irc.plan.parts import MICRO_BATCH_KINDS, PIPE, function_of, is_register
+from irc.programs.layer_times import COMPUTE, LayerTimes, Places
 from irc.programs.short_steps import LayerOps, ShortStep, Where
 from irc.programs.stage_plans import plan_stages
 from irc.schedule.named import generate
@@ -146,42 +147,35 @@ class _Pieces:
                     self.divided[where] += buffer.size_bytes
 
     def _function(self, kind: str, found: Prediction) -> None:
-        """Share out a function: an action takes what passes until it ends, since the one before."""
+        """Share out a function: an action takes what passes until it ends, since the one before.
+
+        What layers take that are not steady is taken once a stage: a first layer waits for more,
+        and a last one for less.
+        """
         before, spans = 0.0, list[tuple[float, Where]]()
-        count = self.ops.num_layers
-        own, bare = [0.0] * count, [0.0] * count
-        for action, start, end in zip(
-            found.actions, found.timeline.starts, found.timeline.ends, strict=True
-        ):
-            if action.stream != "compute":
+        places = Places(self.plans[kind].plan, self.ops)
+        layers = LayerTimes(places)
+        for place, action, start, end in places.of_actions(found):
+            if action.stream != COMPUTE:
+                layers.add(place, action.stream, end - start)
                 continue
-            name = action.name.split()[-1]
-            where, number = self.ops.where(name), self.ops.layer(name)
+            where = places.where[place]
             idle = max(0.0, start - before) + (end - start if action.name[:4] == "wait" else 0.0)
-            if number is None:
+            if places.layers[place]:
+                layers.add(place, COMPUTE, end - before, idle)
+            else:
                 _add(self.seconds[where], kind, end - before)
                 _add(self.bare[where], kind, idle)
-            else:
-                own[number] += end - before
-                bare[number] += idle
             before = end
             spans.append((end, where))
         if spans and found.seconds > before:
             _add(self.seconds[spans[-1][1]], kind, found.seconds - before)
-        self._layers(self.seconds, kind, own)
-        self._layers(self.bare, kind, bare)
+        all_s, idle_s = places.count * layers.layer_s, places.count * layers.layer_idle_s
+        _add(self.seconds["each"], kind, layers.seconds - all_s)
+        _add(self.seconds["layer"], kind, all_s)
+        _add(self.bare["each"], kind, layers.idle_s - idle_s)
+        _add(self.bare["layer"], kind, idle_s)
         self._alive(kind, found, spans)
-
-    def _layers(
-        self, numbers: Mapping[Where, dict[str, float]], kind: str, times: Sequence[float]
-    ) -> None:
-        """Note what layers take: the middle one, and what the others take besides once a stage.
-
-        That is what a first layer waits for, or a last one has not to wait for.
-        """
-        steady = times[len(times) // 2]
-        _add(numbers["each"], kind, sum(times) - len(times) * steady)
-        _add(numbers["layer"], kind, len(times) * steady)
 
     def _alive(self, kind: str, found: Prediction, spans: Sequence[tuple[float, Where]]) -> None:
         """Note the most that is alive while each piece computes."""

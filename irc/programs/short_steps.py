@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from xdsl.dialects.builtin import ModuleOp
@@ -102,11 +102,19 @@ def short_step(
 
 @dataclass(frozen=True)
 class LayerOps:
-    """Which piece each op of the entry is of, by id, and each weight, by name; which layer."""
+    """Which piece each op of the entry is of, by id, and each weight, by name; which layer.
+
+    Attributes:
+        ops: the piece of each op.
+        weights: the piece of each weight.
+        layers: the number of the layer of an op that is of one.
+        holders: that of a weight that a layer is the first to read.
+    """
 
     ops: Mapping[str, Where]
     weights: Mapping[str, Where]
     layers: Mapping[str, int]
+    holders: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @classmethod
     def of(cls, module: ModuleOp, layers: Layers) -> LayerOps | None:
@@ -114,7 +122,7 @@ class LayerOps:
         func = entry(module)
         calls, free = set[Operation](layers.calls), everywhere(func)
         ops: dict[str, Where] = {}
-        readers: dict[SSAValue, Where] = {}
+        readers: dict[SSAValue, tuple[Where, str]] = {}
         at: Where = "first"
         for op in func.body.block.ops:
             if isinstance(op, ReturnOp):
@@ -123,12 +131,18 @@ class LayerOps:
             at = "last" if op in calls else at
             ops[_id(op)] = where
             for value in op.operands:
-                readers.setdefault(value, where)
+                readers.setdefault(value, (where, _id(op)))
         if not calls.isdisjoint(free) or _passes_over(func, layers, ops):
             return None
-        held: dict[str, Where] = {n: readers.get(v, "last") for _, n, v in arguments(func)}
+        none: tuple[Where, str] = ("last", "")
+        held = {name: readers.get(value, none) for _, name, value in arguments(func)}
         numbers = {_id(call): n for n in range(layers.count) for call in layers.layer(n)}
-        return cls(ops, held, numbers)
+        return cls(
+            ops,
+            {name: where for name, (where, _) in held.items()},
+            numbers,
+            {name: numbers[reader] for name, (_, reader) in held.items() if reader in numbers},
+        )
 
     @property
     def num_layers(self) -> int:
@@ -152,10 +166,43 @@ class LayerOps:
         heads = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
         return next((head for head in heads if head in self.ops), None)
 
+    def is_known(self, name: str) -> bool:
+        """Whether the id of an action begins with an op of the entry."""
+        return self._op(name) is not None
+
+    def is_backward(self, name: str) -> bool:
+        """Whether an action computes a derivative of an op, ``n4.g/b0n3.g1`` that of ``n4``."""
+        op = self._op(name)
+        return op is not None and name.lstrip(".").startswith(f"{op}.g")
+
     def holder(self, name: str) -> Where:
         """Return the piece of a weight, or of a state or sum of it, whose name has the weight's."""
-        own = [each for each in self.weights if each in name]
-        return self.weights[max(own, key=len)] if own else "last"
+        own = self._weight(name)
+        return "last" if own is None else self.weights[own]
+
+    def holding_layer(self, name: str) -> int | None:
+        """Return the number of the layer that reads a weight first; None where no layer does."""
+        own = self._weight(name)
+        return None if own is None else self.holders.get(own)
+
+    def _weight(self, name: str) -> str | None:
+        return max((each for each in self.weights if each in name), key=len, default=None)
+
+
+def layer_ops(module: ModuleOp) -> LayerOps | None:
+    """Return which layer each op of a program is of, by the ids that it has in a step of training.
+
+    Args:
+        module: the forward pass, as captured; it stays as it is.
+
+    Returns:
+        None where it has no :data:`LEAST` equal layers in a row, or a layer reads what another than
+        the one before gives.
+    """
+    own = module.clone()
+    run_passes(own, Training(stream={}).of_model)
+    layers = layers_of(own)
+    return None if layers is None or layers.count < LEAST else LayerOps.of(own, layers)
 
 
 def _passes_over(func: FuncOp, layers: Layers, ops: Mapping[str, Where]) -> bool:

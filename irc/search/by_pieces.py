@@ -37,7 +37,7 @@ PLANNED = 3
 PRICE_ERROR = 0.05
 """Of the step of a whole plan: so far off are prices from pieces, as tests hold them to."""
 
-ALIKE_ERROR = 0.03
+ALIKE_ERROR = 0.02
 """So far off are prices of one search from each other: what one is off, the others are about."""
 
 NEAR = 1.25

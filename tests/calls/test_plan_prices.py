@@ -31,6 +31,8 @@ from irc.search.layers import shortened
 from tests.programs.models import GPT
 
 SAMPLES = 32
+PROGRAM_ERROR, STAGES_ERROR = 0.02, 0.03
+"""What is not made to fit into a budget is priced better than a search reckons with."""
 
 
 @cache
@@ -59,8 +61,33 @@ def test_prices_are_those_of_whole_plans(
     own = judge(7, 512)
     price, whole = own.price(configuration), own.judge(configuration)
     assert price is not None
-    assert price.step_s == pytest.approx(whole.step_s, rel=PRICE_ERROR)
+    assert price.step_s == pytest.approx(whole.step_s, rel=STAGES_ERROR)
     assert price.num_bytes == pytest.approx(whole.num_bytes, rel=0.15)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "layout", "recompute", "in_parts"),
+    [
+        ("data=8", "", "none", 0),
+        ("data=16", "fsdp", "none", 0),
+        ("data=16", "ddp", "none", 0),
+        ("data=4,tensor=2", "", with_first_again("none", 3), 0),
+        ("data=8", "", "full", 2),
+    ],
+)
+def test_prices_of_one_program_are_those_of_whole_plans(
+    mesh: str, layout: str, recompute: str, in_parts: int
+) -> None:
+    """Of 12 layers, 8 are planned: functions of a stage with an update after them were 9 % off."""
+    own = judge(12, 256)
+    configuration = Configuration(
+        Mesh.parse(mesh), recompute=recompute, layout=layout, in_parts=in_parts
+    )
+    price, whole = own.price(configuration), own.judge(configuration)
+    assert price is not None
+    assert price.step_s == pytest.approx(whole.step_s, rel=PROGRAM_ERROR)
+    assert price.num_bytes == pytest.approx(whole.num_bytes, rel=0.1)
 
 
 @pytest.mark.slow
