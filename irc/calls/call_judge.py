@@ -43,6 +43,14 @@ class CallJudge(PlanJudge):
         """Return nothing: a call has one program."""
         del configuration
 
+    def prepare(self, configuration: Configuration) -> None:
+        """Compute nothing: the program is there."""
+        del configuration
+
+    def begin_price(self, configuration: Configuration) -> None:
+        """Compute nothing ahead: nothing is priced."""
+        del configuration
+
     def fitting(self, configuration: Configuration) -> Configuration | None:
         """Return nothing: a call computes nothing again."""
         del configuration
@@ -57,11 +65,6 @@ class CallJudge(PlanJudge):
         """Return the best meshes."""
         del recompute
         return best_meshes(self.program.copy(), self.options, devices)
-
-    @collection_held()
-    def judge(self, configuration: Configuration, *, brief: bool = True) -> Verdict:
-        """Plan a mesh and simulate a call."""
-        return self.in_better_order(configuration, lambda own: own.plan(configuration, brief=brief))
 
     def plan(self, configuration: Configuration, *, brief: bool) -> Verdict:
         """Plan a mesh on the devices in order."""

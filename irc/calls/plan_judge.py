@@ -7,17 +7,21 @@ devices: as they are numbered, and by their wires.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self, TypeVar
 
 from irc.cluster.load import find_cluster, in_order_of
 from irc.cluster.topology import Cluster
+from irc.collection import collection_held
 from irc.errors import IrcError
 from irc.pipeline import Options
 from irc.pipeline.places import chosen
+from irc.pipeline.preload import preload
 from irc.programs.stage_memory import budget_of
+from irc.search.ahead import Ahead
 from irc.search.configurations import Configuration, Outline
 from irc.search.fitting import stored_price
 from irc.search.judge import OF_CONFIGURATION, Verdict
@@ -35,11 +39,25 @@ class PlanJudge(ABC):
         options: of the pipeline; the mesh is the configuration's.
         in_order: ranks stay on the devices in order.
         by_order: judges of the same on the devices in another order, as they are asked.
+        ahead: computes what will be asked for.
     """
 
     options: Options
     in_order: bool = False
     by_order: dict[tuple[int, ...], Self] = field(default_factory=dict[tuple[int, ...], Any])
+    ahead: Ahead = field(default_factory=Ahead)
+
+    @abstractmethod
+    def plan(self, configuration: Configuration, *, brief: bool) -> Verdict:
+        """Plan a configuration on the devices in order, and simulate it."""
+
+    @abstractmethod
+    def prepare(self, configuration: Configuration) -> None:
+        """Compute what several configurations are planned from, before children begin."""
+
+    @abstractmethod
+    def begin_price(self, configuration: Configuration) -> None:
+        """Let what a price is put together from be computed ahead."""
 
     @abstractmethod
     def whole_outline(self) -> Outline:
@@ -79,6 +97,37 @@ class PlanJudge(ABC):
             return None
         mesh, inner = configuration.mesh, configuration.inner
         return budget_of(replace(self.options, mesh=inner, within=mesh))
+
+    def begin(self, configurations: Iterable[Configuration], *, is_whole: bool) -> None:
+        """Let configurations be computed ahead, in place of those that were to be."""
+        self.ahead.drop()
+        for own in configurations:
+            # What is wrong with one is raised when it is asked for.
+            with suppress(IrcError):
+                preload(self.options_of(own, brief=True))
+                self.prepare(own)
+                if is_whole:
+                    self.ahead.begin(self._asked(own, brief=True), partial(self._judged, own))
+                else:
+                    self.begin_price(own)
+
+    def end(self) -> None:
+        """End what is computed ahead."""
+        self.ahead.end()
+
+    @collection_held()
+    def judge(self, configuration: Configuration, *, brief: bool = True) -> Verdict:
+        """Plan a configuration and simulate it."""
+        job = partial(self._judged, configuration, brief=brief)
+        return self.ahead.take(self._asked(configuration, brief=brief), job)
+
+    def _judged(self, configuration: Configuration, *, brief: bool = True) -> Verdict:
+        return self.in_better_order(configuration, lambda own: own.plan(configuration, brief=brief))
+
+    def _asked(self, configuration: Configuration, *, brief: bool) -> Hashable:
+        """Return what a whole plan is asked for by."""
+        own = self.options
+        return configuration, brief, own.cluster, own.memory_bytes, own.pins
 
     def options_of(self, configuration: Configuration, *, brief: bool) -> Options:
         """Return the options of a configuration; one device is held to the memory that it has.

@@ -10,8 +10,9 @@ again, and with a price on what is held all the time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from math import inf
 from typing import TypeAlias
 
@@ -29,6 +30,7 @@ from irc.programs.schedules import schedule_for, splits_backward
 from irc.programs.short_steps import LEAST, ShortStep, layer_ops, short_step
 from irc.programs.stage_memory import budget_of
 from irc.schedule.actions import Schedule
+from irc.search.ahead import Ahead
 from irc.search.blocks import Blocks, Content
 from irc.search.configurations import (
     FULL,
@@ -45,6 +47,9 @@ from irc.simulate.assembled import Assembled, KnownTapes, simulate_blocks
 from irc.simulate.plan import Contention
 from irc.training.recipe import Recipe
 
+SCHEDULES = 8
+"""So many are kept: each has all actions of all ranks."""
+
 Forward: TypeAlias = Callable[[int], tuple[Program, Recipe]]
 """The forward pass of one of so many micro-batches, and how it is trained."""
 
@@ -58,14 +63,16 @@ class Prices:
         short: gives it with the first :data:`irc.programs.short_steps.MOST` layers alone.
         options: of the pipeline; the mesh is the configuration's.
         cluster: the machines.
+        ahead: plans pieces that will be asked for.
     """
 
     forward: Forward
     short: Forward
     options: Options
     cluster: Cluster
-    _blocks: dict[object, tuple[Configuration, Blocks | None]] = field(
-        default_factory=dict[object, "tuple[Configuration, Blocks | None]"]
+    ahead: Ahead = field(default_factory=Ahead)
+    _blocks: dict[Hashable, tuple[Configuration, Blocks | None]] = field(
+        default_factory=dict[Hashable, "tuple[Configuration, Blocks | None]"]
     )
     _short: dict[int, tuple[Program, Recipe] | None] = field(
         default_factory=dict[int, "tuple[Program, Recipe] | None"]
@@ -73,9 +80,21 @@ class Prices:
     _steps: dict[tuple[int, str, bool], ShortStep | None] = field(
         default_factory=dict[tuple[int, str, bool], ShortStep | None]
     )
-    _cuts: Cuts | None = None
-    _schedule: tuple[tuple[str, int, int], Schedule] | None = None
+    _schedules: dict[tuple[str, int, int], Schedule] = field(
+        default_factory=dict[tuple[str, int, int], Schedule]
+    )
     _tapes: KnownTapes = field(default_factory=KnownTapes)
+
+    def begin(self, configuration: Configuration) -> None:
+        """Let the pieces of a configuration be planned, since it will probably be priced."""
+        splits = self._splits(configuration)
+        base, again = first_again(configuration.recompute)
+        for policy in (base, FULL) if again else (base,):
+            own = replace(configuration, recompute=policy)
+            if splits is not None and _key(own, splits=splits) not in self._blocks:
+                self.ahead.begin(
+                    self._asked(own, splits=splits), partial(self._plan, own, splits=splits)
+                )
 
     def price(self, configuration: Configuration) -> Verdict | None:
         """Return what a step takes; None where pieces of the model do not say that.
@@ -127,6 +146,10 @@ class Prices:
             return inf if smaller is None else smaller.simulation.seconds
 
         points = range(len(IN_PARTS) if can_divide(own) else 1)
+        # Mostly all are asked for; the first and the last one say whether anything fits.
+        for point in sorted(points, key=lambda point: point != points[-1]):
+            for policy in dict.fromkeys((FULL, own.recompute)):
+                self.begin(replace(own, recompute=policy, in_parts=point))
         best = cheapest(points, depth, fits, seconds)
         return None if best in (None, (0, 0)) else _made_smaller(own, *best, depth)
 
@@ -166,27 +189,39 @@ class Prices:
     def _schedule_of(self, own: Configuration) -> Schedule:
         """Return the schedule of a step: what makes it smaller has the same."""
         key = own.schedule, own.pipe, own.micro_batches
-        if self._schedule is None or self._schedule[0] != key:
-            self._schedule = key, schedule_for(*key)
-        return self._schedule[1]
+        if key not in self._schedules:
+            if len(self._schedules) == SCHEDULES:
+                del self._schedules[next(iter(self._schedules))]
+            self._schedules[key] = schedule_for(*key)
+        return self._schedules[key]
 
     def _blocks_of(self, configuration: Configuration) -> Blocks | None:
         """Return the pieces of a step, for the functions that its schedule runs."""
-        own, schedule = configuration, self._schedule_of(configuration)
+        splits = self._splits(configuration)
+        return None if splits is None else self._of(configuration, splits=splits)
+
+    def _splits(self, configuration: Configuration) -> bool | None:
+        """Return whether all parts of a schedule split backward; None where only some do."""
+        schedule = self._schedule_of(configuration)
         parts = range(len(schedule.paths[0]))
         splits = {splits_backward(schedule, part) for part in parts}
-        return self._of(own, splits=splits.pop()) if len(splits) == 1 else None
+        return splits.pop() if len(splits) == 1 else None
 
     def _of(self, configuration: Configuration, *, splits: bool) -> Blocks | None:
         """Return the pieces on the mesh of a stage; those on another ``data`` axis do as well."""
         own, data = configuration, _data(configuration)
-        key = _key(own), splits
+        key = _key(own, splits=splits)
         if key not in self._blocks:
-            self._blocks[key] = own, self._plan(own, splits=splits)
+            asked = self._asked(own, splits=splits)
+            self._blocks[key] = own, self.ahead.take(asked, lambda: self._plan(own, splits=splits))
         known, blocks = self._blocks[key]
         if blocks is None or known.mesh == own.mesh or data == 1:
             return blocks
         return blocks.on(_data(known), data, self._data_s(own) / self._data_s(known))
+
+    def _asked(self, own: Configuration, *, splits: bool) -> Hashable:
+        """Return what pieces are asked for by: of no other mesh, nor of another order of ranks."""
+        return self.options.cluster, own.mesh, _key(own, splits=splits)
 
     def _plan(self, own: Configuration, *, splits: bool) -> Blocks | None:
         options = replace(
@@ -236,20 +271,22 @@ class Prices:
 
     def _shortened(self, count: int) -> tuple[Program, Recipe] | None:
         if count not in self._short:
-            if self._cuts is None:
-                self._cuts = Cuts(self.forward(count)[0].module, self.options.cluster)
             short = self.short(count)
             layers = layers_of(short[0].module)
             self._short[count] = None if layers is None or layers.count <= LEAST else short
         return self._short[count]
 
+    @cached_property
+    def _cuts(self) -> Cuts:
+        # Of the whole batch, whichever configuration is the first one.
+        return Cuts(self.forward(1)[0].module, self.options.cluster)
+
     def _contents(self, parts: int) -> tuple[Content, ...]:
         """Return what each stage has of the model where it is cut into so many."""
-        assert self._cuts is not None
         return self._cuts.contents(parts)
 
 
-def _key(own: Configuration) -> object:
+def _key(own: Configuration, *, splits: bool) -> Hashable:
     """Return what pieces are of; those on two ``data`` axes are alike.
 
     Not where a step is one program, which sums gradients over ``data`` during backward; nor where
@@ -260,7 +297,7 @@ def _key(own: Configuration) -> object:
     rest = tuple(axis for axis in own.inner.axes if axis[0] != "data")
     is_like = own.is_staged and not own.layout and not own.in_parts
     mesh = (rest, data > 1) if is_like else own.mesh
-    return mesh, own.micro_batches * data, own.layout, own.recompute, own.in_parts
+    return mesh, own.micro_batches * data, own.layout, own.recompute, own.in_parts, splits
 
 
 def _made_smaller(own: Configuration, in_parts: int, again: int, depth: int) -> Configuration:

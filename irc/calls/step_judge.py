@@ -70,7 +70,17 @@ class StepJudge(PlanJudge):
     @cached_property
     def prices(self) -> Prices:
         """What pieces of the model say, of the devices in order."""
-        return Prices(self.forwards.of, self.forwards.short, self.options, self.cluster)
+        own = self.forwards
+        return Prices(own.of, own.short, self.options, self.cluster, self.ahead)
+
+    def prepare(self, configuration: Configuration) -> None:
+        """Trace what the forward pass of a micro-batch follows from."""
+        self.forwards.prepare(configuration.micro_batches)
+
+    def begin_price(self, configuration: Configuration) -> None:
+        """Let the pieces of a configuration be planned ahead."""
+        with sharing(self._shared):
+            self.prices.begin(configuration)
 
     @collection_held()
     def meshes(self, devices: int, recompute: str) -> Sequence[Mesh]:
@@ -92,22 +102,18 @@ class StepJudge(PlanJudge):
         )
         return best_meshes(program, self.options, devices, is_training=True)
 
-    @collection_held()
-    def judge(self, configuration: Configuration, *, brief: bool = True) -> Verdict:
-        """Plan a step and simulate it."""
-        with sharing(self._shared):
-            return self.in_better_order(
-                configuration, lambda own: own.plan(configuration, brief=brief)
-            )
-
     def plan(self, configuration: Configuration, *, brief: bool) -> Verdict:
-        """Plan a step on the devices in order."""
+        """Plan a step on the devices in order, and simulate it."""
+        with sharing(self._shared):
+            return self._plan(configuration, brief=brief)
+
+    def _plan(self, configuration: Configuration, *, brief: bool) -> Verdict:
         if configuration.is_staged:
             plan = self._parts(configuration, brief=brief)
             return verdict_of_parts(plan, self.cluster.fit(plan.mesh))
-        return verdict_of(self._plan(configuration, brief=brief), self.cluster)
+        return verdict_of(self._of_one_program(configuration, brief=brief), self.cluster)
 
-    def _plan(self, configuration: Configuration, *, brief: bool) -> Plan:
+    def _of_one_program(self, configuration: Configuration, *, brief: bool) -> Plan:
         from irc.calls.step_plan import training_plan
 
         captured, split = self.forwards.cut(1)

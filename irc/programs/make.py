@@ -48,7 +48,6 @@ from irc.schedule.notation import print_schedule
 from irc.schedule.skips import with_skips
 from irc.schedule.slices import ranks_of_slices, with_slices
 from irc.training.entry import globs, loss_index, matches
-from irc.training.functions import Functions
 from irc.training.head import take_head
 from irc.training.optimizers import OPTIMIZERS
 from irc.training.projections import in_slices, slices_in
@@ -145,12 +144,12 @@ def make_parts_plan(
         if any(each.search for each in made):
             searched = [_searched(step, e.search) for step, e in zip(steps, made, strict=True)]
             files[SEARCHED] = json_text.dump({"stages": searched})
-        functions, parts = [each.functions for each in made], [each.plans for each in made]
+        registers, parts = [each.registers for each in made], [each.plans for each in made]
         facts = PartsFacts(
             mesh=str(options.mesh),
             schedule=schedule_digest(text),
             parts=tuple({kind: plan.hash for kind, plan in part.items()} for part in parts),
-            channels=_channels([*ways, *around], functions, parts, types),
+            channels=_channels([*ways, *around], registers, parts, types),
             shared=shared,
             inputs=(*inputs, "lr"),
             cut=recipe.split,
@@ -325,7 +324,7 @@ def _types(module: ModuleOp) -> dict[str, tuple[tuple[int, ...], str]]:
 
 def _channels(
     ways: Sequence[Way],
-    functions: Sequence[Functions],
+    registers: Sequence[Mapping[str, str]],
     parts: Sequence[Mapping[str, LoadedPlan]],
     types: Sequence[Mapping[str, tuple[tuple[int, ...], str]]],
 ) -> tuple[ChannelFacts, ...]:
@@ -335,7 +334,7 @@ def _channels(
         if name not in types[consumer]:
             continue  # nothing reads it there
         shape, dtype = types[consumer][name]
-        register = functions[producer].registers[way.sent]
+        register = registers[producer][way.sent]
         before = _placement(parts[producer], register, "outputs")
         after = _placement(parts[consumer], name, "inputs")
         ends = name, producer, consumer

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp
@@ -15,23 +16,25 @@ from irc.passes.slice_batch import SliceBatchPass
 from irc.pipeline import Options, run_passes
 from irc.pipeline.default import passes_by_part
 from irc.pipeline.make import (
-    Lowered,
     function_plan,
     lower_function,
     lowered_plan,
     named_to_cut,
 )
 from irc.pipeline.places import chosen, of_one_rank
+from irc.pipeline.preload import preload
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import placement_of
 from irc.plan.training import SPLIT
 from irc.plugin import parse_passes
 from irc.programs.equal_stages import Names, Renaming
-from irc.programs.placing import Placing, Stage, placed
+from irc.programs.placing import Stage, placed
 from irc.programs.renamed_plan import renamed_plan
 from irc.programs.stage_memory import budget_of, too_small
 from irc.programs.stage_step import StageStep
 from irc.schedule.actions import Schedule
+from irc.search.ahead import Ahead, num_ahead
+from irc.search.shared import sharing
 from irc.sharding.chunk_pins import refuse_unknown
 from irc.training.functions import Functions, split_functions
 from irc.training.stage_runs import StageRuns
@@ -42,13 +45,14 @@ class StagePlan:
     """One stage, planned.
 
     Attributes:
-        functions: what it was split into.
+        registers: of what crosses functions, by the name of what is sent
+            (:class:`irc.training.functions.Functions`).
         plans: of each function, by kind.
         collectives: ids of those that are cut by name, where some are.
         search: what the search says of it; empty where there was nothing to choose.
     """
 
-    functions: Functions
+    registers: Mapping[str, str]
     plans: Mapping[str, LoadedPlan]
     collectives: frozenset[str]
     search: Mapping[str, Any]
@@ -106,51 +110,86 @@ def plan_stages(
             the passes raise.
     """
     _refuse_slices(options)
-    whole = options
     known: dict[object, list[_Known]] = {}
     lying: dict[str, str] = {}
-    found: list[StagePlan] = []
+    planned: list[StagePlan] = []
 
     def stage(number: int) -> Stage:
         here = {name for _, name, _ in arguments(entry(steps[number].module))}
         own = [f'"{name}" = {where}' for name, where in lying.items() if name in here]
-        budget = whole.memory_bytes if budgets is None else budgets[number]
+        budget = options.memory_bytes if budgets is None else budgets[number]
         text = "\n".join(filter(None, [pins[number], *own]))
-        cluster = clusters[number] if clusters else whole.cluster
-        chosen = replace(whole, memory_bytes=budget, pins=text, cluster=cluster)
+        cluster = clusters[number] if clusters else options.cluster
+        chosen = replace(options, memory_bytes=budget, pins=text, cluster=cluster)
         return Stage.of(number, steps[number], runs[number], chosen)
 
     # Within a budget a search may take minutes, and the first stage that does not fit ends it all.
     is_bound = options.memory_bytes is not None or budgets is not None
-    ahead = [] if shared or is_bound else [stage(number) for number in range(len(steps))]
-    with Placing(ahead) as placing:
+    first = [] if shared or is_bound else [stage(number) for number in range(len(steps))]
+    # Tiles are timed by one process at a time.
+    with Ahead(begins=not options.tune) as ahead, sharing():
+        if num_ahead() and not options.tune:
+            preload(options)
+            _plan_ahead(first, schedule, ahead)
         for number in range(len(steps)):
-            own = ahead[number] if ahead else stage(number)
-            options = replace(whole, cluster=own.options.cluster)
-            plain = replace(options, pins="")
-            alone = replace(plain, mesh=Mesh(()), passes=tuple(of_one_rank(options.passes)))
+            own = first[number] if first else stage(number)
             budget = own.options.memory_bytes
-            least = budget_of(options) if budget is None else budget
+            if budget is None:
+                budget = budget_of(replace(options, cluster=own.options.cluster))
             equal = next(
-                (k for k in known.get(own.key, ()) if k.serves(own.names, own.runs, least)), None
+                (k for k in known.get(own.key, ()) if k.serves(own.names, own.runs, budget)), None
             )
             if equal is not None:
                 plan = _renamed(equal.plan, equal.names.to(own.names))
             else:
-                functions, search = _place(own, schedule, placing)
-                batch = {k: _whole_plan(m.clone(), alone) for k, m in own.step.batch.items()}
-                lowered = _lowered(functions, plain)
-                plans = {kind: lowered_plan(each, plain) for kind, each in lowered.items()}
-                named = frozenset(name for each in lowered.values() for name in each.collectives)
-                plan = StagePlan(functions, {**plans, **batch}, named, search)
+                plan = ahead.take(number, partial(_plan_stage, own, schedule, ahead))
                 known.setdefault(own.key, []).append(_Known(own.names, own.runs, plan))
-            found.append(plan)
+            planned.append(plan)
             lying |= {n: p for n, p in _weight_placements(plan.plans).items() if n in shared}
-    if only := named_to_cut(passes_by_part(replace(whole, pins="")).function):
+    if only := named_to_cut(passes_by_part(replace(options, pins="")).function):
         # What no function of a stage has, the program has not.
-        ids = {name for plan in found for name in plan.collectives}
+        ids = {name for plan in planned for name in plan.collectives}
         refuse_unknown(only, ids, ids)
-    return found
+    return planned
+
+
+def _plan_ahead(stages: Sequence[Stage], schedule: Schedule, ahead: Ahead) -> None:
+    """Plan distinct stages in child processes, and as many in this one.
+
+    Of equal stages the first is planned. The last one that is left is planned here: its functions
+    are shared out.
+    """
+    left = [*{own.key: own for own in reversed(stages)}.values()]
+    left.sort(key=lambda own: own.number)
+    while left:
+        for _ in range(min(num_ahead(), len(left)) - 1):
+            own = left.pop(0)
+            ahead.begin(own.number, partial(_plan_stage, own, schedule, ahead))
+        own = left.pop(0)
+        ahead.prepare(own.number, partial(_plan_stage, own, schedule, ahead))
+
+
+def _plan_stage(own: Stage, schedule: Schedule, ahead: Ahead) -> StagePlan:
+    """Plan a stage; child processes plan functions of it where processors are idle.
+
+    Raises:
+        IrcError: ``pipeline-memory``; what the passes raise.
+    """
+    plain = replace(own.options, pins="")
+    alone = replace(plain, mesh=Mesh(()), passes=tuple(of_one_rank(plain.passes)))
+    functions, search = _place(own, schedule)
+    batch = {kind: _whole_plan(m.clone(), alone) for kind, m in own.step.batch.items()}
+
+    def job(kind: str) -> Callable[[], _Function]:
+        return partial(_plan_function, functions.modules[kind], plain)
+
+    sizes = {kind: sum(1 for _ in module.walk()) for kind, module in functions.modules.items()}
+    for kind in sorted(sizes, key=sizes.__getitem__, reverse=True):
+        ahead.begin((own.number, kind), job(kind))
+    each = {kind: ahead.take((own.number, kind), job(kind)) for kind in functions.modules}
+    plans = {kind: function.plan for kind, function in each.items()}
+    named = frozenset(name for function in each.values() for name in function.collectives)
+    return StagePlan(functions.registers, {**plans, **batch}, named, search)
 
 
 def _refuse_slices(options: Options) -> None:
@@ -168,15 +207,13 @@ def _refuse_slices(options: Options) -> None:
 def _renamed(plan: StagePlan, names: Renaming) -> StagePlan:
     """Return the plan of a stage that differs from a planned one in names alone."""
     registers = {
-        names.value(name): names.value(register)
-        for name, register in plan.functions.registers.items()
+        names.value(name): names.value(register) for name, register in plan.registers.items()
     }
-    functions = Functions(plan.functions.modules, registers)
-    plans = {k: renamed_plan(plan.plans[k], names) for k in functions.modules}
-    return StagePlan(functions, plans, frozenset(map(names.op, plan.collectives)), plan.search)
+    plans = {kind: renamed_plan(each, names) for kind, each in plan.plans.items()}
+    return StagePlan(registers, plans, frozenset(map(names.op, plan.collectives)), plan.search)
 
 
-def _place(own: Stage, schedule: Schedule, placing: Placing) -> tuple[Functions, Mapping[str, Any]]:
+def _place(own: Stage, schedule: Schedule) -> tuple[Functions, Mapping[str, Any]]:
     """Place a stage on its mesh as a schedule runs it, and split it into functions."""
     step, runs = own.step, own.runs
 
@@ -191,7 +228,7 @@ def _place(own: Stage, schedule: Schedule, placing: Placing) -> tuple[Functions,
         return True
 
     try:
-        module, search = placing.place(own)
+        module, search = placed(step, own.options, runs)
     except IrcError as error:
         # Pins that contradict each other are no matter of slots.
         if error.code != "sharding-infeasible" or "memory_bytes" not in error.help:
@@ -202,11 +239,18 @@ def _place(own: Stage, schedule: Schedule, placing: Placing) -> tuple[Functions,
     return replace(functions, modules=named), search
 
 
-def _lowered(functions: Functions, options: Options) -> dict[str, Lowered]:
-    return {
-        kind: lower_function(module, passes_by_part(options).function, options, SPLIT)
-        for kind, module in functions.modules.items()
-    }
+@dataclass(frozen=True)
+class _Function:
+    """A function of a stage, planned, and ids of its collectives that are cut by name."""
+
+    plan: LoadedPlan
+    collectives: frozenset[str]
+
+
+def _plan_function(module: ModuleOp, options: Options) -> _Function:
+    passes = passes_by_part(options).function
+    lowered = lower_function(module, passes, options, SPLIT)
+    return _Function(lowered_plan(lowered, options), lowered.collectives)
 
 
 def _weight_placements(part: Mapping[str, LoadedPlan]) -> dict[str, str]:

@@ -7,9 +7,12 @@ longer that the error of prices does not make up for it are left alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import inf
 
+from irc.search.ahead import num_ahead
 from irc.search.configurations import (
     TIGHTER,
     Configuration,
@@ -17,6 +20,7 @@ from irc.search.configurations import (
     at_once,
     customary,
     neighbours,
+    stored_split,
 )
 from irc.search.judge import Judged
 from irc.search.seeds import seeds, smallest
@@ -64,7 +68,10 @@ def plan_best(trials: Trials, devices: int, most: int = PLANNED) -> bool:
     """Plan the best of what was priced; return whether one of them has a plan."""
     planned: list[Judged] = []
     ratio = inf
-    for each in trials.priced(devices):
+    priced = trials.priced(devices)
+    if priced and most > 1:
+        _begin_whole(trials, priced[:most])
+    for each in priced:
         wrong, cost, *_ = trials.cost(each)
         least = min(map(trials.cost, planned), default=(True, inf))[:2]
         likely = cost * (1 - PRICE_ERROR)
@@ -87,6 +94,22 @@ def plan_best(trials: Trials, devices: int, most: int = PLANNED) -> bool:
     return bool(planned)
 
 
+def _begin_whole(trials: Trials, priced: Sequence[Judged]) -> None:
+    """Begin the plans that will be asked for behind that of the best price.
+
+    These are of those that are as good by a little less than what prices are off from each other,
+    and of the best one with all parameters in parts.
+    """
+    (wrong, least, *_), *others = map(trials.cost, priced)
+    near = [
+        own.configuration
+        for own, cost in zip(priced[1:], others, strict=True)
+        if (cost[0], cost[1] * (1 - ALIKE_ERROR)) <= (wrong, least)
+    ]
+    split = stored_split(priced[0].configuration)
+    trials.begin([*near, *([] if split is None else [split])])
+
+
 @dataclass(frozen=True)
 class _Climb:
     """Prices the first few by the closed form, then what differs from the best in one choice."""
@@ -98,9 +121,7 @@ class _Climb:
 
     def run(self) -> None:
         trials = self.trials
-        for seed in self._first():
-            if not trials.objection(seed):
-                trials.attempt(seed, is_worth=self._is_worth)
+        self._attempt([seed for seed in self._first() if not trials.objection(seed)])
         if not trials.fits(self.devices):
             self._fit()
         best = trials.priced(self.devices)
@@ -110,6 +131,34 @@ class _Climb:
             if now[0] is best[0]:
                 return
             best = now
+
+    def _attempt(self, configurations: Sequence[Configuration]) -> None:
+        """Price configurations in order; the next ones are begun while one is priced."""
+        trials = self.trials
+        for place, own in enumerate(configurations):
+            later = (
+                each
+                for number, each in enumerate(configurations[place + 1 :], place + 1)
+                if self._is_likely(each, configurations[place:number])
+            )
+            trials.judge.begin(islice(later, num_ahead()), is_whole=False)
+            trials.attempt(own, is_worth=self._is_worth)
+
+    def _is_likely(self, configuration: Configuration, earlier: Sequence[Configuration]) -> bool:
+        """Whether a configuration will be priced, by what is known so far.
+
+        Args:
+            configuration: to be priced.
+            earlier: what is priced before it, of which as much will fit as may.
+        """
+        trials = self.trials
+        return (
+            configuration not in trials.judged
+            and not any(_is_in_fewer(configuration, own) for own in earlier)
+            and trials.is_allowed(configuration)
+            and self._behind_s(configuration, 0.0) is None
+            and trials.refusal(configuration) is None
+        )
 
     def _first(self) -> list[Configuration]:
         """Return what is priced first, in order: each by its estimate."""
@@ -134,35 +183,43 @@ class _Climb:
     def _around(self, best: Judged) -> None:
         """Price what differs from the best in one choice, and may be better."""
         limit = NEAR * self._estimate(best.configuration)
-        for other in neighbours(best.configuration, self.outline):
+
+        def is_near(other: Configuration) -> bool:
             is_wrong = not best.objection and self.trials.objection(other)
-            if self._estimate(other) <= limit and not is_wrong:
-                self.trials.attempt(other, is_worth=self._is_worth)
+            return self._estimate(other) <= limit and not is_wrong
+
+        self._attempt(list(filter(is_near, neighbours(best.configuration, self.outline))))
 
     def _is_worth(self, configuration: Configuration, least_s: float) -> bool:
-        """Whether to price a configuration, or to make one smaller that takes so long as it is.
+        """Whether to price a configuration, or to make one smaller that takes so long as it is."""
+        if behind_s := self._behind_s(configuration, least_s):
+            self.trials.left[configuration] = behind_s
+        return behind_s is None
 
-        Not where even by the price that was least beside its estimate it would be far behind the
-        best one; nor where it is behind before it is made smaller, which takes longer; nor where
-        fewer micro-batches of the same step fit with room, in which nothing waits for a stage.
+    def _behind_s(self, configuration: Configuration, least_s: float) -> float | None:
+        """Return None for what is worth a price, else the seconds that it seems to take, or 0.
+
+        It is not where even by the price that was least beside its estimate it would be far behind
+        the best one; nor where it is behind before it is made smaller, which takes longer; nor
+        where fewer micro-batches of the same step fit with room, in which nothing waits for a
+        stage.
         """
         trials = self.trials
         if len(trials.judged) >= self.most or not trials.prices:
-            return False
+            return 0.0
         # What has an objection is no measure: anything without is preferred, however slow.
         known = [each for each in trials.priced(self.devices) if not each.objection]
         if not known or trials.limits.objective not in ("throughput", "latency"):
-            return True
+            return None
         roomy = [each.configuration for each in known if self._has_room(each)]
         if any(_is_in_fewer(configuration, own) for own in roomy):
-            return False
+            return 0.0
         steps = [(each.configuration, each.verdict.step_s) for each in known if each.verdict]
         ratio = min(step_s / self._estimate(own) for own, step_s in steps)
         likely_s = ratio * self._estimate(configuration) if len(known) >= LEAST_KNOWN else 0.0
         if likely_s < BEHIND * steps[0][1] and least_s * (1 - PRICE_ERROR) <= steps[0][1]:
-            return True
-        trials.left[configuration] = max(likely_s, least_s)
-        return False
+            return None
+        return max(likely_s, least_s)
 
     def _has_room(self, judged: Judged) -> bool:
         """Whether a whole plan fits, too, which holds a little more or less than its price says."""

@@ -7,7 +7,7 @@ what differs from the best in one choice as long as that helps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from irc.dialects.placement import Mesh
@@ -57,9 +57,10 @@ class _Plans:
                 return
             best = now
 
-    def _attempt(self, configurations: Iterable[Configuration]) -> None:
-        for each in configurations:
+    def _attempt(self, configurations: Sequence[Configuration]) -> None:
+        for place, each in enumerate(configurations):
             if len(self.trials.judged) < self.most:
+                self.trials.begin(configurations[place + 1 :])
                 self.trials.attempt(each)
 
     def _of_one_program(self) -> tuple[str, list[Configuration]]:
@@ -74,6 +75,7 @@ class _Plans:
         ones = [Configuration(mesh, recompute=recompute) for mesh in meshes]
         late = [each for each in ones if trials.objection(each)]
         right = [each for each in ones if each not in late]
+        trials.begin(right[1:])
         for first in right[:1]:
             trials.attempt(first)
         self._attempt(right[1:])
@@ -103,7 +105,7 @@ class _Plans:
         """Try what differs from the best in one choice; where none is better, it within less."""
         trials = self.trials
         others = neighbours(best.configuration, outline)
-        self._attempt(each for each in others if best.objection or not trials.objection(each))
+        self._attempt([each for each in others if best.objection or not trials.objection(each)])
         if trials.best() is best:
             trials.plan_tighter(best)
 

@@ -82,6 +82,12 @@ class Search:
         Raises:
             IrcError: ``plan-infeasible`` where nothing has a plan; what is wrong with the model.
         """
+        try:
+            return self._run(devices, pinned)
+        finally:
+            self.judge.end()
+
+    def _run(self, devices: int, pinned: Iterable[Configuration]) -> Outcome:
         ended, differences = "", ()
         trials = Trials(
             self.judge, self.cluster, self.limits, self.is_training, devices, self.progress

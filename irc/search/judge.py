@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -92,6 +92,21 @@ class Judge(Protocol):
 
     def in_pieces(self) -> bool:
         """Whether the model has layers that pieces of it can stand for."""
+        ...
+
+    def begin(self, configurations: Iterable[Configuration], *, is_whole: bool) -> None:
+        """Let configurations be computed ahead that will probably be asked for next.
+
+        Others that were to be, and have not been begun, are not.
+
+        Args:
+            configurations: in the order in which they will be asked for.
+            is_whole: they will be planned, not priced.
+        """
+        ...
+
+    def end(self) -> None:
+        """End what is computed ahead: nothing more is asked for."""
         ...
 
     def price(self, configuration: Configuration) -> Verdict | None:

@@ -17,7 +17,6 @@ import numpy as np
 from irc.errors import InternalError
 from irc.search.columns import Matrix
 from irc.search.highs import GAP, LARGE, add_rows, integer_program, linear_program
-from irc.search.shared import end_turn
 from irc.sharding.spaces import Codes, Numbers
 
 if TYPE_CHECKING:
@@ -301,7 +300,6 @@ class Relaxation:
         """
         import highspy
 
-        end_turn()
         solver.run()
         status = solver.getModelStatus()
         if status in (

@@ -8,15 +8,17 @@ say that it fits, or with everything recomputed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from math import inf
 from typing import TypeAlias
 
 from irc.cluster.topology import Cluster
 from irc.cost.money import per_hour
 from irc.errors import IrcError
+from irc.search.ahead import num_ahead
 from irc.search.bounds import least_bytes, least_s
 from irc.search.configurations import (
     FULL,
@@ -147,6 +149,34 @@ class Trials:
                 f"{what} alone take {least} bytes on {on}, which may hold {budget}",
             )
 
+    def refusal(self, configuration: Configuration) -> IrcError | None:
+        """Return why a configuration has no plan, where that is known without one."""
+        try:
+            if self.is_training:
+                absent_batch(configuration, self.judge.outline())
+            self.check_room(configuration)
+        except IrcError as error:
+            return error
+        return None
+
+    def is_unplanned(self, configuration: Configuration) -> bool:
+        """Whether nothing is known of a configuration but a price."""
+        known = self.judged.get(configuration)
+        return known is None or known.is_priced
+
+    def begin(self, configurations: Iterable[Configuration]) -> None:
+        """Let the next of some configurations be planned whole while others are.
+
+        Args:
+            configurations: in the order in which they are tried.
+        """
+        likely = (
+            each
+            for each in configurations
+            if self.is_unplanned(each) and self.is_allowed(each) and self.refusal(each) is None
+        )
+        self.judge.begin(islice(likely, num_ahead()), is_whole=True)
+
     def _tried(self, configuration: Configuration, *, is_pinned: bool = False) -> Judged:
         judged = self.judged.get(configuration)
         if judged is None or (judged.is_priced and not self.prices):
@@ -165,16 +195,15 @@ class Trials:
     def plan(self, configuration: Configuration, *, is_pinned: bool = False) -> Judged:
         """Price a configuration, or plan it whole, and note what came of it."""
         self.tell(f"{'pricing' if self.prices else 'planning'} {configuration}")
+        verdict, error, wrong = None, self.refusal(configuration), ""
         try:
-            if self.is_training:
-                absent_batch(configuration, self.judge.outline())
-            self.check_room(configuration)
-            verdict, error = self._verdict(configuration), None
-            wrong = self.objection(configuration, is_pinned=is_pinned)
+            if error is None:
+                verdict = self._verdict(configuration)
+                wrong = self.objection(configuration, is_pinned=is_pinned)
         except IrcError as raised:
-            if raised.code not in OF_CONFIGURATION:
-                raise
-            verdict, error, wrong = None, raised, ""
+            error = raised
+        if error is not None and error.code not in OF_CONFIGURATION:
+            raise error
         judged = Judged(configuration, verdict, error, is_pinned, wrong, self.prices)
         self.judged[configuration] = judged
         return judged

@@ -54,6 +54,7 @@ def placed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return place(*given)
 
     monkeypatch.setattr(stage_plans, "_place", noted)
+    monkeypatch.setenv("IRC_PROCESSES", "1")  # so that this one is asked
     return found
 
 

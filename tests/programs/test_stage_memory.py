@@ -71,7 +71,7 @@ def test_the_search_counts_every_slot(
         reports.append(json.loads(report.data))
 
     monkeypatch.setattr(AutoShardPass, "apply", noted)
-    monkeypatch.setattr("irc.programs.placing.AT_ONCE", 1)  # reports in the order of stages
+    monkeypatch.setenv("IRC_PROCESSES", "1")  # reports are of this process, in the order of stages
     plan = planned(name, schedule, mesh, pins=pins)
     for place, report in enumerate(reports):
         held = held_at(plan, place).num_bytes()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -79,6 +79,12 @@ class Fake:
 
     def unpinned(self) -> None:
         return None
+
+    def begin(self, configurations: Iterable[Configuration], *, is_whole: bool) -> None:
+        """Compute nothing ahead."""
+
+    def end(self) -> None:
+        """End nothing."""
 
     def meshes(self, devices: int, recompute: str) -> Sequence[Mesh]:
         return [Mesh((("data", devices),))]

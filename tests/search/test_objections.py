@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -39,6 +39,12 @@ class Estimates:
 
     def unpinned(self) -> None:
         return None
+
+    def begin(self, configurations: Iterable[Configuration], *, is_whole: bool) -> None:
+        """Compute nothing ahead."""
+
+    def end(self) -> None:
+        """End nothing."""
 
     def in_pieces(self) -> bool:
         return self.prices

@@ -81,7 +81,14 @@ class Judge(PlanJudge):
     def whole_outline(self) -> Outline:
         return OUTLINE
 
-    def plan(self, configuration: Configuration) -> Verdict:
+    def prepare(self, configuration: Configuration) -> None:
+        if self.refusal:
+            raise IrcError(self.refusal, "it is not to be")
+
+    def begin_price(self, configuration: Configuration) -> None:
+        """Compute nothing ahead."""
+
+    def plan(self, configuration: Configuration, *, brief: bool = True) -> Verdict:
         if self.refusal and "@" in self.options.cluster:
             raise IrcError(self.refusal, "not in this order")
         link = self.cluster.axis_link(configuration.mesh, "tensor")
@@ -145,3 +152,11 @@ def test_only_what_is_written_has_an_order(
     else:
         chosen_for(module, (x,), None, 4, cluster=lab)
         assert orders
+
+
+def test_what_cannot_be_is_refused_where_it_is_asked_for_alone(lab: str) -> None:
+    """Not where it is computed ahead: with one process a search never sees it there."""
+    judge = Judge(options=Options(cluster=lab), refusal="schedule-size")
+    judge.begin([OWN], is_whole=False)
+    judge.begin([OWN], is_whole=True)
+    judge.end()
