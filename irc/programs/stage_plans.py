@@ -33,7 +33,7 @@ from irc.programs.renamed_plan import renamed_plan
 from irc.programs.stage_memory import budget_of, too_small
 from irc.programs.stage_step import StageStep
 from irc.schedule.actions import Schedule
-from irc.search.ahead import Ahead, num_ahead
+from irc.search.ahead import Ahead, can_fork, most_processes
 from irc.search.shared import sharing
 from irc.sharding.chunk_pins import refuse_unknown
 from irc.training.functions import Functions, split_functions
@@ -128,7 +128,7 @@ def plan_stages(
     first = [] if shared or is_bound else [stage(number) for number in range(len(steps))]
     # Tiles are timed by one process at a time.
     with Ahead(begins=not options.tune) as ahead, sharing():
-        if num_ahead() and not options.tune:
+        if can_fork() and not options.tune:
             preload(options)
             _plan_ahead(first, schedule, ahead)
         for number in range(len(steps)):
@@ -162,7 +162,7 @@ def _plan_ahead(stages: Sequence[Stage], schedule: Schedule, ahead: Ahead) -> No
     left = [*{own.key: own for own in reversed(stages)}.values()]
     left.sort(key=lambda own: own.number)
     while left:
-        for _ in range(min(num_ahead(), len(left)) - 1):
+        for _ in range(min(most_processes(), len(left)) - 1):
             own = left.pop(0)
             ahead.begin(own.number, partial(_plan_stage, own, schedule, ahead))
         own = left.pop(0)

@@ -40,7 +40,7 @@ PROCESSES = "IRC_PROCESSES"
 """Variable of the environment: in so many processes plans are made at most; 1: without children."""
 
 MOST = 8
-"""Processes by default at most, each of which may come to hold as much as its parent."""
+"""Processors used by default at most: each child may come to hold as much as its parent."""
 
 IDLE_THREADS = ("irc-beside", "irc-rank-watch", "irc-parent-watch")
 """How threads are called that hold no lock of Python's when nothing is planned."""
@@ -54,7 +54,8 @@ STUCK_S = 10.0
 def most_processes() -> int:
     """Return in how many processes this one may plan, itself among them.
 
-    By default one for each processor that ranks of the same host leave to it, up to :data:`MOST`.
+    By default one for each processor that ranks of the same host leave to it, up to :data:`MOST`,
+    and one more, since one of them mostly waits for another.
 
     Raises:
         IrcError: ``option-value`` where ``IRC_PROCESSES`` is no number of processes.
@@ -67,12 +68,15 @@ def most_processes() -> int:
         return int(text)
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
     share = len(usable_cpus()) // (int(ranks) if ranks.isdecimal() and int(ranks) else 1)
-    return min(max(1, share), MOST)
+    return min(share, MOST) + 1 if share > 1 else 1
 
 
 def num_ahead() -> int:
-    """Return how many results it pays to begin: one for each process, also the caller; or none."""
-    return most_processes() if can_fork() else 0
+    """Return how many results it pays to begin that may not be asked for.
+
+    The caller and so many children have a processor each; one child more computes what is sure.
+    """
+    return max(1, most_processes() - 2) if can_fork() else 0
 
 
 class Ahead:

@@ -69,6 +69,7 @@ def plan_best(trials: Trials, devices: int, most: int = PLANNED) -> bool:
     planned: list[Judged] = []
     ratio = inf
     priced = trials.priced(devices)
+    trials.judge.end()  # no other price is asked for
     if priced and most > 1:
         _begin_whole(trials, priced[:most])
     for each in priced:

@@ -126,7 +126,9 @@ def test_processes_are_as_many_as_the_user_says(
     monkeypatch.delenv("IRC_PROCESSES")
     monkeypatch.setattr(module, "usable_cpus", lambda: range(8))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert most_processes() == 2
+    assert most_processes() == 3
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert most_processes() == 1
     for wrong in ("0", "many", "-1"):
         monkeypatch.setenv("IRC_PROCESSES", wrong)
         with pytest.raises(IrcError, match="IRC_PROCESSES") as caught:
