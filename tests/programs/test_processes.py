@@ -13,6 +13,7 @@ from irc.search import ahead as module
 from irc.search.limits import Limits
 from irc.searched import searched_module
 from tests.programs.test_stage_memory import planned
+from tests.search.test_ahead import alone_but_for
 
 
 @pytest.fixture
@@ -27,6 +28,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return own
 
     monkeypatch.setattr("irc.search.ahead._Child.outcome", noted)
+    alone_but_for(monkeypatch)
     return results
 
 

@@ -24,6 +24,12 @@ from irc.search.ahead import Ahead, most_processes, num_ahead
 @pytest.fixture(autouse=True)
 def _two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IRC_PROCESSES", "2")
+    alone_but_for(monkeypatch)
+
+
+def alone_but_for(monkeypatch: pytest.MonkeyPatch, *threads: threading.Thread) -> None:
+    """Leave out threads that other tests of this process have left behind."""
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread(), *threads])
 
 
 @pytest.fixture
@@ -106,14 +112,18 @@ def test_children_begin_none_and_take_nothing_of_others(ahead: Ahead) -> None:
     assert len(set(ahead.take("a", lambda: (here(), 0, 0)))) == 1
 
 
-def test_no_child_is_begun_beside_threads_of_others(ahead: Ahead) -> None:
+@pytest.mark.parametrize(("name", "is_idle"), [("mine", False), ("irc-beside_0", True)])
+def test_no_child_is_begun_beside_threads_of_others(
+    ahead: Ahead, monkeypatch: pytest.MonkeyPatch, name: str, is_idle: bool
+) -> None:
     goes_on = threading.Event()
-    thread = threading.Thread(target=goes_on.wait)
+    thread = threading.Thread(target=goes_on.wait, name=name)
     thread.start()
+    alone_but_for(monkeypatch, thread)
     ahead.begin("a", os.getpid)
     goes_on.set()
     thread.join()
-    assert ahead.take("a", os.getpid) == os.getpid()
+    assert (ahead.take("a", os.getpid) != os.getpid()) == is_idle
 
 
 def test_processes_are_as_many_as_the_user_says(
