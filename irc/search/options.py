@@ -82,9 +82,7 @@ class Options:
         """Return the signatures of an op; equal ops have the same list."""
         key = self.key(op)
         if key not in self._found:
-            # Of two threads that share it, the first one's list is everyone's.
-            every = signatures(op, self.cost.mesh, choices=self._choices(op))
-            self._found.setdefault(key, every)
+            self._found[key] = signatures(op, self.cost.mesh, choices=self._choices(op))
         return self._found[key]
 
     def _choices(self, op: FlowOp) -> list[Signature] | None:
