@@ -80,8 +80,13 @@ class Features:
 
     @property
     def registers(self) -> int:
-        """How many vector registers there are."""
-        return 32 if self.masked or not self.cpu.startswith("x86-64") else 16
+        """How many vector registers there are: on x86, 16 but with AVX-512.
+
+        >>> AVX2.registers, AVX512.registers
+        (16, 32)
+        """
+        x86 = self.cpu.startswith("x86-64") or "+sse2" in self.flags.split(",")
+        return 16 if x86 and not self.masked else 32
 
 
 AVX512 = Features(64, masked=True, fma=True, half=True, cpu="x86-64-v4")
