@@ -25,10 +25,11 @@ import warnings
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess, current_process
 from pathlib import Path
-from typing import Any, Self, TypeAlias, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from irc.cluster.cpus import usable_cpus
 from irc.errors import IrcError
@@ -98,6 +99,7 @@ class Ahead:
         self._queued: dict[Hashable, Job] = {}
         self._running: dict[Hashable, _Child] = {}
         self._done: dict[Hashable, _Outcome] = {}
+        self._said: set[Hashable] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -141,6 +143,11 @@ class Ahead:
                 self._receive(key)
             self._start()
         outcome = self._done.pop(key, None) or _Outcome.of(job)
+        for each in outcome.warned:
+            # Where a child begins Python forgets what it has said.
+            if each.place not in self._said:
+                self._said.add(each.place)
+                each.say()
         return cast("T", outcome.result())
 
     def prepare(self, key: Hashable, job: Callable[[], object]) -> None:
@@ -194,12 +201,48 @@ class Ahead:
 
 
 @dataclass(frozen=True)
+class _Warned:
+    """A warning, and where it was warned of."""
+
+    message: Warning
+    category: type[Warning]
+    path: str
+    line: int
+    module: str
+
+    @classmethod
+    def of(cls, caught: warnings.WarningMessage) -> _Warned:
+        message, path = caught.message, caught.filename
+        assert isinstance(message, Warning)
+        # As Python calls what belongs to no module.
+        name = next(filter(partial(_is_at, path), [*sys.modules]), path.removesuffix(".py"))
+        return cls(message, caught.category, path, caught.lineno, name)
+
+    @property
+    def place(self) -> Hashable:
+        """What Python says once, unless the user wants it more often."""
+        return str(self.message), self.category, self.path, self.line
+
+    def say(self) -> None:
+        """Warn as if this process had come to the place: by its module's filters and registry."""
+        own: dict[str, Any] = vars(sys.modules[self.module]) if self.module in sys.modules else {}
+        known = own.setdefault("__warningregistry__", {})
+        where = self.path, self.line, self.module, known
+        warnings.warn_explicit(self.message, self.category, *where)
+
+
+def _is_at(path: str, module: str) -> bool:
+    """Whether a module was read from a file."""
+    return getattr(sys.modules.get(module), "__dict__", {}).get("__file__") == path
+
+
+@dataclass(frozen=True)
 class _Outcome:
     """What came of a job, and what it warned of, which is said when the result is asked for."""
 
     value: object
     error: Exception | None = None
-    warned: tuple[_Warning, ...] = ()
+    warned: tuple[_Warned, ...] = ()
 
     @classmethod
     def of(cls, job: Job) -> _Outcome:
@@ -213,23 +256,13 @@ class _Outcome:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             own = cls.of(job)
-        warned = [
-            (each.message, each.category, each.filename, each.lineno)
-            for each in caught
-            if isinstance(each.message, Warning)
-        ]
-        return replace(own, warned=tuple(warned))
+        warned = {each.place: each for each in map(_Warned.of, caught)}
+        return replace(own, warned=tuple(warned.values()))
 
     def result(self) -> object:
-        for each in self.warned:
-            warnings.warn_explicit(*each)
         if self.error is not None:
             raise self.error
         return self.value
-
-
-_Warning: TypeAlias = tuple[Warning, type[Warning], str, int]
-"""The message, its category, a file and a line."""
 
 
 @dataclass(eq=False)

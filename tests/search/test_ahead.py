@@ -172,6 +172,31 @@ def test_what_a_child_warns_of_the_caller_warns_of(ahead: Ahead) -> None:
     assert len(caught) == 1
 
 
+def slow() -> int:
+    warnings.warn("slow", UserWarning, stacklevel=1)
+    return 3
+
+
+def test_what_children_warn_of_is_said_once_for_its_place(ahead: Ahead) -> None:
+    """Two stages of a pipeline said it twice."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for key in ("a", "b"):
+            ahead.begin(key, slow)
+            assert ahead.take(key, here) == 3
+    assert [str(each.message) for each in caught] == ["slow"]
+
+
+def test_what_children_warn_of_is_left_out_by_module(ahead: Ahead) -> None:
+    """Filters saw the file's name in place of the module's."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", module=f"{__name__}$")
+        ahead.begin("a", slow)
+        assert ahead.take("a", here) == 3
+    assert not caught
+
+
 def test_without_room_for_a_pipe_all_is_computed_here(
     ahead: Ahead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
