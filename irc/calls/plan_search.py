@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -20,6 +21,7 @@ from irc.dialects.types import TensorType
 from irc.errors import IrcError, did_you_mean
 from irc.pipeline import Options
 from irc.program import Program
+from irc.search.ahead import Ahead
 from irc.search.configurations import Configuration, Outline
 from irc.search.everything import Outcome, Search
 from irc.search.limits import OBJECTIVES, Limits
@@ -84,8 +86,8 @@ def search_step(
 
     check_device(module, planned=True)
     called = None if loss is None or isinstance(loss, str) else cast("Loss", loss)
-    forwards = ForwardPasses(module, args, kwargs, recipe, called)
-    judge = StepJudge(forwards, stages, options=options, in_order=asked.in_order)
+    forwards, ahead = ForwardPasses(module, args, kwargs, recipe, called), _ahead(asked.limits)
+    judge = StepJudge(forwards, stages, options=options, in_order=asked.in_order, ahead=ahead)
     return _search(judge, options, asked, is_training=True)
 
 
@@ -105,7 +107,8 @@ def search_call(program: Program, options: Options, asked: Asked) -> tuple[Outco
             the options or the model.
     """
     _check_sizes(program)
-    judge = CallJudge(program, options=options, in_order=asked.in_order)
+    ahead = _ahead(asked.limits)
+    judge = CallJudge(program, options=options, in_order=asked.in_order, ahead=ahead)
     return _search(judge, options, asked, is_training=False)
 
 
@@ -126,6 +129,12 @@ def _check_sizes(program: Program) -> None:
                 f"input '{name}' has the size '{names[0]}', and plans are searched for numbers",
                 help=f"give each size a number: --size {names[0]}=8",
             )
+
+
+def _ahead(limits: Limits) -> Ahead:
+    """Return what computes ahead until a search is out of time."""
+    limit = limits.time_limit_s
+    return Ahead() if limit is None else Ahead(until=time.monotonic() + limit)
 
 
 def _search(

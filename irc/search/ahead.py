@@ -26,6 +26,7 @@ from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess, current_process
 from pathlib import Path
@@ -85,6 +86,7 @@ class Ahead:
 
     Args:
         begins: whether there may be children: not of what several would do to one device.
+        until: when nothing is begun any more that nobody has asked for, by the monotonic clock.
 
     >>> with Ahead() as ahead:
     ...     for number in (3, 4):
@@ -93,8 +95,8 @@ class Ahead:
     (9, 16)
     """
 
-    def __init__(self, *, begins: bool = True) -> None:
-        self._begins = begins
+    def __init__(self, *, begins: bool = True, until: float = inf) -> None:
+        self._begins, self._until = begins, until
         self._process = os.getpid()
         self._queued: dict[Hashable, Job] = {}
         self._running: dict[Hashable, _Child] = {}
@@ -178,6 +180,8 @@ class Ahead:
 
     def _start(self) -> None:
         """Take what children have sent, and start others."""
+        if time.monotonic() >= self._until:
+            self.drop()
         for key in [key for key, child in self._running.items() if child.is_ready()]:
             self._receive(key)
         while self._queued and self._begins and _CHILDREN.free() > 0 and can_fork():

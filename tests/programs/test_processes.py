@@ -78,12 +78,12 @@ class Net(nn.Module):
         return x.square().mean()
 
 
-def searched() -> tuple[object, ...]:
+def searched(limits: Limits) -> tuple[object, ...]:
     outcome, _ = searched_module(
         Net(),
         (torch.zeros(64, 32, 64),),
         None,
-        Asked(limits=Limits(most_judged=2)),
+        Asked(limits=limits),
         cluster="4xH100",
         optimizer="adamw",
     )
@@ -92,9 +92,19 @@ def searched() -> tuple[object, ...]:
 
 def test_searches(sent: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IRC_PROCESSES", "1")
-    alone = searched()
+    alone = searched(Limits(most_judged=2))
     assert not sent
     monkeypatch.setenv("IRC_PROCESSES", "2")
-    assert searched() == alone
+    assert searched(Limits(most_judged=2)) == alone
     assert sent
     assert all(sent)
+
+
+def test_a_search_out_of_time_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def begun(_: object) -> None:
+        raise AssertionError("a child is begun")
+
+    monkeypatch.setenv("IRC_PROCESSES", "2")
+    monkeypatch.setattr("irc.search.ahead._Child.of", begun)
+    alone_but_for(monkeypatch)
+    searched(Limits(time_limit_s=1e-9))

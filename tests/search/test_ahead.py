@@ -62,6 +62,18 @@ def test_the_caller_computes_others_while_it_waits(ahead: Ahead) -> None:
     assert ahead.take("other", here) == os.getpid()
 
 
+def test_out_of_time_nothing_is_computed_that_nobody_asks_for() -> None:
+    """While a child was waited for the caller went on with plans for later."""
+    with Ahead(until=time.monotonic() + 0.2) as ahead:
+        ahead.begin("late", lambda: time.sleep(0.5))
+        ahead.begin("other", lambda: "ahead")
+        time.sleep(0.2)
+        ahead.begin("new", lambda: "ahead")
+        ahead.take("late", here)
+        asked = [ahead.take(key, lambda: "asked") for key in ("other", "new")]
+    assert asked == ["asked", "asked"]
+
+
 def test_errors_of_users_come_back_from_children(ahead: Ahead) -> None:
     def refused() -> int:
         raise IrcError("mesh-syntax", "no mesh", because=("a", "b"), help="another")
