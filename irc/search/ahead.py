@@ -22,14 +22,15 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Hashable
-from contextlib import suppress
+from collections.abc import Callable, Generator, Hashable
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess, current_process
 from pathlib import Path
+from types import FrameType
 from typing import Any, Self, TypeVar, cast
 
 from irc.cluster.cpus import usable_cpus
@@ -171,8 +172,9 @@ class Ahead:
         """End all children, and forget what they sent."""
         self.drop()
         self._done.clear()
-        while self._running:
-            self._running.popitem()[1].end()
+        with _interrupts_held():
+            while self._running:
+                self._running.popitem()[1].end()
 
     def _is_own(self) -> bool:
         """Whether this is the process whose children these are, and not one of them."""
@@ -186,18 +188,23 @@ class Ahead:
             self._receive(key)
         while self._queued and self._begins and _CHILDREN.free() > 0 and can_fork():
             key = next(iter(self._queued))
-            if (child := _Child.of(self._queued[key])) is None:
-                return
-            del self._queued[key]
-            self._running[key] = child
+            with _interrupts_held():
+                if (child := _Child.of(self._queued[key])) is None:
+                    # Each refusal takes file descriptors, which multiprocessing does not close.
+                    _CHILDREN.is_refused = True
+                    return
+                del self._queued[key]
+                self._running[key] = child
 
     def _receive(self, key: Hashable) -> None:
         """Wait for a child; where it has failed, its result is computed when it is asked for."""
-        child = self._running.pop(key)
+        child = self._running[key]
         try:
             outcome = child.outcome()
         finally:
-            child.end()
+            with _interrupts_held():
+                del self._running[key]
+                child.end()
         if outcome is None:
             self._begins = False
         else:
@@ -288,20 +295,17 @@ class _Child:
         arguments = job, sender, os.getpid()
         process = fork.Process(target=_work, args=arguments, name="irc-ahead", daemon=True)
         child = cls(process, results)
-        # An interrupt is the parent's: it ends its children.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with warnings.catch_warnings():
                 # From Python 3.12 on, of any thread, idle ones of native code among them.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
-            _CHILDREN.running.add(child)
         except OSError:
             results.close()
             return None
         finally:
             sender.close()
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        _CHILDREN.running.add(child)
         return child
 
     def is_ready(self) -> bool:
@@ -329,16 +333,43 @@ class _Child:
 
 @dataclass
 class _Children:
-    """All children of this process."""
+    """All children of this process.
+
+    Attributes:
+        running: those that have not been ended.
+        is_refused: the system had no room for one, and none is begun any more.
+    """
 
     running: set[_Child] = field(default_factory=set[_Child])
+    is_refused: bool = False
 
     def free(self) -> int:
         """Return how many more there may be."""
-        return most_processes() - 1 - len(self.running)
+        return 0 if self.is_refused else most_processes() - 1 - len(self.running)
 
 
 _CHILDREN = _Children()
+
+
+@contextmanager
+def _interrupts_held() -> Generator[None]:
+    """Hold an interrupt back in a block, at whose end it arrives: no child is lost sight of.
+
+    A mask would not do: the system gives an interrupt to any thread, those of libraries among them.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or not callable(before):
+        yield
+        return
+    held: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda *arrived: held.append(arrived))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if held:
+            before(*held[0])
 
 
 def can_fork() -> bool:
@@ -364,19 +395,22 @@ def _cpu_ticks(process: BaseProcess) -> int:
 
 def _work(job: Job, results: Connection, parent: int) -> None:
     """Compute a result in a child, and send it; where anything fails, send nothing."""
-    # What the user's program does on signals is the parent's to do.
+    # What the user's program does on signals is the parent's to do: it ends its children.
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _end_with(parent)
     gc.disable()  # it would copy the memory that is shared with the parent
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)  # the threads of the parent's pool are not here
     # The parent computes it then, and raises what there is to raise.
-    with suppress(Exception):
-        results.send(_Outcome.recorded(job))
+    with suppress(BaseException):
+        outcome = _Outcome.recorded(job)
+        # Once the parent has the result it ends this process.
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
+        results.send(outcome)
 
 
 def _end_with(parent: int) -> None:

@@ -53,6 +53,21 @@ def test_plans_of_stages(
     assert all(sent)
 
 
+def test_plans_for_gpus_leave_cuda_alone(sent: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a host with GPUs a plan for a cluster is made in child processes all the same."""
+
+    def initialised() -> None:
+        raise AssertionError("CUDA is initialised")
+
+    monkeypatch.setenv("IRC_PROCESSES", "2")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", initialised)
+    planned("gpt", "1f1b", "pipe=2,tensor=2", cluster="8xH100", backend="triton")
+    assert sent
+    assert all(sent)
+
+
 class Layer(nn.Module):
     """A layer of it."""
 

@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Generator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from irc.search.ahead import Ahead, most_processes, num_ahead
 @pytest.fixture(autouse=True)
 def _two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IRC_PROCESSES", "2")
+    monkeypatch.setattr("irc.search.ahead._CHILDREN.is_refused", False)
     alone_but_for(monkeypatch)
 
 
@@ -84,7 +86,16 @@ def test_errors_of_users_come_back_from_children(ahead: Ahead) -> None:
     assert (caught.value.because, caught.value.help) == (("a", "b"), "another")
 
 
-@pytest.mark.parametrize("fault", [lambda: 1 / 0, lambda: lambda: 0, lambda: os._exit(3)])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda: 1 / 0,
+        lambda: lambda: 0,
+        lambda: os._exit(3),
+        lambda: os.kill(os.getpid(), signal.SIGKILL),
+        lambda: sys.exit("said by the caller alone"),
+    ],
+)
 def test_what_fails_in_a_child_is_computed_here(
     ahead: Ahead, fault: Callable[[], object], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,6 +243,60 @@ def test_an_interrupt_while_a_child_is_waited_for_ends_it(
         ahead.take("a", here)
     assert not multiprocessing.active_children()
     assert ahead.take("a", lambda: 3) == 3
+
+
+def test_an_interrupt_while_a_child_begins_loses_none(
+    ahead: Ahead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knew of the child then, which went on for as long as the process."""
+    start = BaseProcess.start
+
+    def interrupted(self: BaseProcess) -> None:
+        start(self)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(BaseProcess, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ahead.begin("a", lambda: time.sleep(600))
+    ahead.end()
+    assert not multiprocessing.active_children()
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_without_room_for_a_process_no_other_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time file descriptors were left behind."""
+
+    def full() -> int:
+        raise BlockingIOError(errno.EAGAIN, "resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", full)
+    before = open_files()
+    for key in range(9):
+        with Ahead() as ahead:
+            ahead.begin(key, here)
+            assert ahead.take(key, os.getpid) == os.getpid()
+    assert open_files() <= before + 4
+
+
+def test_what_children_print_is_there_with_their_results(
+    ahead: Ahead, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They were ended before they had written it."""
+    with (tmp_path / "out").open("w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        for key in range(5):
+            ahead.begin(key, lambda: print("a forward pass"))
+            ahead.take(key, here)
+    assert (tmp_path / "out").read_text() == 5 * "a forward pass\n"
+
+
+def test_no_child_is_begun_beside_cuda(ahead: Ahead, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    ahead.begin("a", os.getpid)
+    assert ahead.take("a", os.getpid) == os.getpid()
 
 
 def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
