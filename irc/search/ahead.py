@@ -363,7 +363,11 @@ def _interrupts_held() -> Generator[None]:
         yield
         return
     held: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda *arrived: held.append(arrived))
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        held.append((number, frame))
+
+    signal.signal(signal.SIGINT, hold)
     try:
         yield
     finally:
