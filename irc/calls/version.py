@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -12,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from irc.calls.direct import MISS, Direct, handing, have_memory
 from irc.calls.direct import direct as make_direct
-from irc.calls.trial import is_behind, undone
+from irc.calls.trial import LONGEST_FIRST_S, is_behind, undone
 from irc.dialects.placement import Mesh, Placement
 from irc.errors import IrcError
 from irc.frontends.torch.caches import adopt, caches_in, is_cache
@@ -90,7 +91,10 @@ class Version:
 
         tensors = self._captured.program.tensors
         with undone([tensors[name] for name in self._captured.states if name in tensors]):
+            start = time.thread_time()
             is_direct = direct is not None and not kwargs and direct(given[0]) is not MISS
+            if time.thread_time() - start > LONGEST_FIRST_S:
+                return  # nor is it run again
             try:
                 behind = is_behind(
                     (lambda: direct(given[0])) if is_direct and direct else whole,

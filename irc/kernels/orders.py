@@ -12,12 +12,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from xdsl.ir import SSAValue
 
 from irc.dialects.flow import FlowOp
-from irc.kernels.holds import COMPUTE_OPS, WINDOW_OPS, shape_of
+from irc.kernels.holds import COMPUTE_OPS, FREE_OPS, SHAPE_OPS, WINDOW_OPS, shape_of
 from irc.kernels.trace import Stored
 from irc.kernels.view import View
 
 FEW_CHANNELS = 8
 """Input channels up to which a convolution reads lines of taps as runs."""
+RETURN = "func.return"
 LANES = 16
 """Numbers of a vector: dims that are shorter leave some of it unused."""
 
@@ -160,6 +161,28 @@ def orders_of(
         elif _is_image(shape) and (shape in shapes or shape[:2] in lead):
             found[value] = channels_last(len(shape))
     return found
+
+
+def returned_order(value: SSAValue) -> tuple[int, ...] | None:
+    """Return the order of dims in which a program returns a value; None where it is read as it is.
+
+    What eager mode computes elementwise lies as its first operand does, so ``x.t() + y`` is
+    returned turned. Stored so from the start, it needs no copy.
+    """
+    orders = set[tuple[int, ...]]()
+    for use in value.uses:
+        turn = use.operation
+        readers = [each.operation.name for each in turn.results[0].uses] if turn.results else []
+        if turn.name != "flow.transpose" or not readers or set(readers) != {RETURN}:
+            return None
+        assert isinstance(turn, FlowOp)
+        orders.add(turn.plain["perm"])
+    return orders.pop() if len(orders) == 1 else None
+
+
+def stores_anyhow(ops: Sequence[FlowOp]) -> bool:
+    """True for a kernel that stores in any order of dims alike: elementwise ones and products."""
+    return all(op.name in SHAPE_OPS | FREE_OPS | {"flow.pointwise", "flow.contract"} for op in ops)
 
 
 def _joins_channels(op: FlowOp) -> bool:

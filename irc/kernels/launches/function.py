@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
@@ -26,6 +26,7 @@ from irc.kernels.launches.images import turn_images
 from irc.kernels.launches.kernel_table import KernelTable
 from irc.kernels.launches.launcher import Launcher
 from irc.kernels.launches.places import Places
+from irc.kernels.orders import Orders, returned_order, stores_anyhow
 from irc.kernels.wide_sums import wide_sums
 
 
@@ -93,7 +94,8 @@ class _Walk:
         arguments: dict[SSAValue, SSAValue] = dict(zip(block.args, op.inputs, strict=True))
         *ops, end = [each for each in block.ops if isinstance(each, FlowOp)]
         turn_images(ops, arguments, self.launcher)
-        self._replace(op, self.launcher.launch(ops, list(end.inputs), arguments, op))
+        turned = _turned(ops, dict(zip(end.inputs, op.outputs, strict=True)))
+        self._replace(op, self.launcher.launch(ops, list(end.inputs), arguments, op, turned=turned))
 
     def _lone(self, op: FlowOp) -> None:
         literals = [
@@ -102,7 +104,8 @@ class _Walk:
             and has_kernel(v.owner) and len(v.owner.plain["value"]) == 1
         ]  # fmt: skip
         turn_images([op], {}, self.launcher)
-        (result,) = self.launcher.launch([*literals, op], [op.outputs[0]], {}, op)
+        turned = _turned([op], {op.outputs[0]: op.outputs[0]})
+        (result,) = self.launcher.launch([*literals, op], [op.outputs[0]], {}, op, turned=turned)
         op.outputs[0].replace_all_uses_with(result)
         self.gone.append(op)
 
@@ -170,6 +173,19 @@ class _Walk:
         for old, new in zip(op.outputs, results, strict=True):
             old.replace_all_uses_with(new)
         self.gone.append(op)
+
+
+def _turned(ops: Sequence[FlowOp], results: Mapping[SSAValue, SSAValue]) -> Orders:
+    """Return the orders in which a kernel stores what the program returns turned.
+
+    Args:
+        ops: of the kernel.
+        results: of the program, by those of the kernel.
+    """
+    if not stores_anyhow(ops):
+        return {}
+    orders = {inner: returned_order(outer) for inner, outer in results.items()}
+    return {inner: order for inner, order in orders.items() if order is not None}
 
 
 def _is_library(value: SSAValue) -> bool:

@@ -64,6 +64,7 @@ class Launcher:
         *,
         free: bool = True,
         named: Mapping[SSAValue, SSAValue] | None = None,
+        turned: Orders | None = None,
     ) -> list[SSAValue]:
         """Make a kernel and launch it, after the copies that it needs.
 
@@ -74,6 +75,7 @@ class Launcher:
             origin: the op of the program that the launch takes its place and names from.
             free: store the results in the order of dims that suits them.
             named: where ``ops`` are written anew, the results of the program that theirs are.
+            turned: the order of dims of results for which no other suits better.
 
         Returns:
             A value for each of ``outputs``, with the dims in the program's order.
@@ -91,6 +93,7 @@ class Launcher:
         operands = {value for op in ops for value in op.inputs}
         for _ in range(MAX_COPIES + len(operands)):
             orders: Orders = self._orders(ops, outputs, source) if free else {}
+            orders = {**(turned or {}), **orders}
             try:
                 made = self.table.lower(ops, outputs, source, loc_of(origin), orders)
                 break
