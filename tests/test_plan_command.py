@@ -81,6 +81,12 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+def test_help_says_how_many_processes_there_may_be(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    assert "IRC_PROCESSES=N" in capsys.readouterr().out
+
+
 @pytest.fixture(scope="module")
 def layers(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("layers") / "layers.py"

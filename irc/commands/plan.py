@@ -31,7 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Each configuration that is judged is planned as irc compile would, and simulated. MFU is "
         "the model's own arithmetic by what the vendor states for the devices. Without a time limit"
-        " the answer is always the same."
+        " the answer is always the same. On Linux child processes plan on idle processors what will"
+        " probably be asked for next; IRC_PROCESSES=N in the environment allows N processes, irc"
+        " itself among them (default: one for each processor, up to 8, and one more; 1: no child),"
+        " each of which may come to hold as much memory as irc itself, most of it shared."
     )
     add = parser.add_argument
     add(

@@ -67,7 +67,11 @@ def most_processes() -> int:
         return 1
     if text := os.environ.get(PROCESSES):
         if not text.isdecimal() or int(text) < 1:
-            raise IrcError("option-value", f"{PROCESSES}='{text}' is no number of processes")
+            raise IrcError(
+                "option-value",
+                f"{PROCESSES}='{text}' is no number of processes",
+                help="choose 1 for irc itself alone, or more for child processes beside it",
+            )
         return int(text)
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
     share = len(usable_cpus()) // (int(ranks) if ranks.isdecimal() and int(ranks) else 1)
