@@ -33,7 +33,8 @@ from irc.programs.renamed_plan import renamed_plan
 from irc.programs.stage_memory import budget_of, too_small
 from irc.programs.stage_step import StageStep
 from irc.schedule.actions import Schedule
-from irc.search.ahead import Ahead, can_fork, most_processes
+from irc.search.ahead import Ahead
+from irc.search.children import can_fork, most_processes
 from irc.search.shared import sharing
 from irc.sharding.chunk_pins import refuse_unknown
 from irc.training.functions import Functions, split_functions

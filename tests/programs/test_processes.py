@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from irc.calls.plan_search import Asked
-from irc.search import ahead as module
+from irc.search.children import Child
 from irc.search.limits import Limits
 from irc.searched import searched_module
 from tests.programs.test_stage_memory import planned
@@ -20,14 +20,14 @@ from tests.search.test_ahead import alone_but_for
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each child sent what it computed."""
     results: list[bool] = []
-    outcome = module._Child.outcome  # pyright: ignore[reportPrivateUsage]
+    outcome = Child.outcome
 
     def noted(self: Any) -> Any:
         own = outcome(self)
         results.append(own is not None)
         return own
 
-    monkeypatch.setattr("irc.search.ahead._Child.outcome", noted)
+    monkeypatch.setattr("irc.search.children.Child.outcome", noted)
     alone_but_for(monkeypatch)
     return results
 
@@ -120,6 +120,6 @@ def test_a_search_out_of_time_begins_nothing(monkeypatch: pytest.MonkeyPatch) ->
         raise AssertionError("a child is begun")
 
     monkeypatch.setenv("IRC_PROCESSES", "2")
-    monkeypatch.setattr("irc.search.ahead._Child.of", begun)
+    monkeypatch.setattr("irc.search.children.Child.of", begun)
     alone_but_for(monkeypatch)
     searched(Limits(time_limit_s=1e-9))

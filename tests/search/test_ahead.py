@@ -18,14 +18,15 @@ from pathlib import Path
 import pytest
 
 from irc.errors import IrcError
-from irc.search import ahead as module
-from irc.search.ahead import Ahead, most_processes, num_ahead
+from irc.search import children
+from irc.search.ahead import Ahead, num_ahead
+from irc.search.children import most_processes
 
 
 @pytest.fixture(autouse=True)
 def _two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IRC_PROCESSES", "2")
-    monkeypatch.setattr("irc.search.ahead._CHILDREN.is_refused", False)
+    monkeypatch.setattr("irc.search.children.CHILDREN.is_refused", False)
     alone_but_for(monkeypatch)
 
 
@@ -107,7 +108,7 @@ def test_what_fails_in_a_child_is_computed_here(
 def test_a_child_that_waits_for_ever_is_ended(
     ahead: Ahead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "STUCK_S", 0.2)
+    monkeypatch.setattr(children, "STUCK_S", 0.2)
     ahead.begin("a", lambda: time.sleep(600))
     start = time.monotonic()
     assert ahead.take("a", lambda: 3) == 3
@@ -157,7 +158,7 @@ def test_processes_are_as_many_as_the_user_says(
     assert ahead.take("a", os.getpid) == os.getpid()
     assert num_ahead() == 0
     monkeypatch.delenv("IRC_PROCESSES")
-    monkeypatch.setattr(module, "usable_cpus", lambda: range(8))
+    monkeypatch.setattr(children, "usable_cpus", lambda: range(8))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert most_processes() == 3
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
@@ -238,7 +239,7 @@ def test_an_interrupt_while_a_child_is_waited_for_ends_it(
         raise KeyboardInterrupt
 
     ahead.begin("a", lambda: time.sleep(600))
-    monkeypatch.setattr("irc.search.ahead._Child.outcome", interrupted)
+    monkeypatch.setattr("irc.search.children.Child.outcome", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ahead.take("a", here)
     assert not multiprocessing.active_children()
