@@ -10,24 +10,16 @@ again, and with a price on what is held all the time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from math import inf
-from typing import TypeAlias
 
-from irc.calls.feeding import axes_called_so
+from irc.calls.plan_pieces import Forward, Pieces
 from irc.cluster.topology import Cluster
-from irc.cost.model import ClusterCost
 from irc.errors import IrcError
 from irc.pipeline import Options
-from irc.program import Program
-from irc.programs.blocks import blocks_of
 from irc.programs.cuts import Cuts
-from irc.programs.make import split_option, trained_of
-from irc.programs.program_blocks import blocks_of_program
 from irc.programs.schedules import schedule_for, splits_backward
-from irc.programs.short_steps import LEAST, ShortStep, layer_ops, short_step
 from irc.programs.stage_memory import budget_of
 from irc.schedule.actions import Schedule
 from irc.search.ahead import Ahead
@@ -40,18 +32,12 @@ from irc.search.configurations import (
     first_again,
     with_first_again,
 )
-from irc.search.fitting import LARGE, cheapest, stored_price
-from irc.search.judge import BOUNDLESS, Verdict
-from irc.search.layers import layers_of
+from irc.search.fitting import cheapest
+from irc.search.judge import Verdict
 from irc.simulate.assembled import Assembled, KnownTapes, simulate_blocks
-from irc.simulate.plan import Contention
-from irc.training.recipe import Recipe
 
 SCHEDULES = 8
 """So many are kept: each has all actions of all ranks."""
-
-Forward: TypeAlias = Callable[[int], tuple[Program, Recipe]]
-"""The forward pass of one of so many micro-batches, and how it is trained."""
 
 
 @dataclass
@@ -71,15 +57,6 @@ class Prices:
     options: Options
     cluster: Cluster
     ahead: Ahead = field(default_factory=Ahead)
-    _blocks: dict[Hashable, tuple[Configuration, Blocks | None]] = field(
-        default_factory=dict[Hashable, "tuple[Configuration, Blocks | None]"]
-    )
-    _short: dict[int, tuple[Program, Recipe] | None] = field(
-        default_factory=dict[int, "tuple[Program, Recipe] | None"]
-    )
-    _steps: dict[tuple[int, str, bool], ShortStep | None] = field(
-        default_factory=dict[tuple[int, str, bool], ShortStep | None]
-    )
     _schedules: dict[tuple[str, int, int], Schedule] = field(
         default_factory=dict[tuple[str, int, int], Schedule]
     )
@@ -87,14 +64,11 @@ class Prices:
 
     def begin(self, configuration: Configuration) -> None:
         """Let the pieces of a configuration be planned, since it will probably be priced."""
-        splits = self._splits(configuration)
+        if (splits := self._splits(configuration)) is None:
+            return
         base, again = first_again(configuration.recompute)
         for policy in (base, FULL) if again else (base,):
-            own = replace(configuration, recompute=policy)
-            if splits is not None and _key(own, splits=splits) not in self._blocks:
-                self.ahead.begin(
-                    self._asked(own, splits=splits), partial(self._plan, own, splits=splits)
-                )
+            self._pieces.begin(replace(configuration, recompute=policy), splits=splits)
 
     def price(self, configuration: Configuration) -> Verdict | None:
         """Return what a step takes; None where pieces of the model do not say that.
@@ -198,7 +172,7 @@ class Prices:
     def _blocks_of(self, configuration: Configuration) -> Blocks | None:
         """Return the pieces of a step, for the functions that its schedule runs."""
         splits = self._splits(configuration)
-        return None if splits is None else self._of(configuration, splits=splits)
+        return None if splits is None else self._pieces.of(configuration, splits=splits)
 
     def _splits(self, configuration: Configuration) -> bool | None:
         """Return whether all parts of a schedule split backward; None where only some do."""
@@ -207,74 +181,9 @@ class Prices:
         splits = {splits_backward(schedule, part) for part in parts}
         return splits.pop() if len(splits) == 1 else None
 
-    def _of(self, configuration: Configuration, *, splits: bool) -> Blocks | None:
-        """Return the pieces on the mesh of a stage; those on another ``data`` axis do as well."""
-        own, data = configuration, _data(configuration)
-        key = _key(own, splits=splits)
-        if key not in self._blocks:
-            asked = self._asked(own, splits=splits)
-            self._blocks[key] = own, self.ahead.take(asked, lambda: self._plan(own, splits=splits))
-        known, blocks = self._blocks[key]
-        if blocks is None or known.mesh == own.mesh or data == 1:
-            return blocks
-        return blocks.on(_data(known), data, self._data_s(own) / self._data_s(known))
-
-    def _asked(self, own: Configuration, *, splits: bool) -> Hashable:
-        """Return what pieces are asked for by: of no other mesh, nor of another order of ranks."""
-        return self.options.cluster, own.mesh, _key(own, splits=splits)
-
-    def _plan(self, own: Configuration, *, splits: bool) -> Blocks | None:
-        options = replace(
-            self.options,
-            mesh=own.mesh,
-            layout=own.layout,
-            # Pieces are of several stages: what fits is known of the stages alone.
-            memory_bytes=BOUNDLESS,
-            stored_price=stored_price(self.cluster, own),
-            brief=True,
-        )
-        if not own.is_staged:
-            return self._plan_program(own, options)
-        short = self._step(own.micro_batches, own.recompute, options)
-        return None if short is None else blocks_of(short, options, splits=splits)
-
-    def _plan_program(self, own: Configuration, options: Options) -> Blocks | None:
-        """Return the pieces of a step of one program."""
-        from irc.calls.step_plan import training_plan
-
-        if self.options.pins or (short := self._shortened(1)) is None:
-            return None
-        program, recipe = short
-        if (ops := layer_ops(program.module)) is None:
-            return None
-        trained = ",".join(sorted(trained_of(program, recipe)))
-        recipe = replace(recipe, recompute=own.recompute, frozen="")
-        options = replace(options, samples=axes_called_so(own.mesh))
-        step = Program(program.module.clone(), dict(program.tensors), program.source)
-        plan = training_plan(step, recipe, options, trained).plan
-        return blocks_of_program(plan, ops, Contention.of(self.cluster, plan.device_mesh))
-
-    def _step(self, count: int, recompute: str, options: Options) -> ShortStep | None:
-        if self.options.pins or (short := self._shortened(count)) is None:
-            return None
-        program, recipe = short
-        split = split_option(options, recipe)
-        key = count, recompute, split is not None
-        if key not in self._steps:
-            self._steps[key] = short_step(program, replace(recipe, recompute=recompute), split)
-        return self._steps[key]
-
-    def _data_s(self, configuration: Configuration) -> float:
-        """Return what a large sum over the axis ``data`` takes."""
-        cost = ClusterCost(self.cluster, configuration.inner, within=configuration.mesh)
-        return cost.collective_seconds("all_reduce", LARGE, "data")
-
-    def _shortened(self, count: int) -> tuple[Program, Recipe] | None:
-        if count not in self._short:
-            short = self.short(count)
-            layers = layers_of(short[0].module)
-            self._short[count] = None if layers is None or layers.count <= LEAST else short
-        return self._short[count]
+    @cached_property
+    def _pieces(self) -> Pieces:
+        return Pieces(self.short, self.options, self.cluster, self.ahead)
 
     @cached_property
     def _cuts(self) -> Cuts:
@@ -286,27 +195,9 @@ class Prices:
         return self._cuts.contents(parts)
 
 
-def _key(own: Configuration, *, splits: bool) -> Hashable:
-    """Return what pieces are of; those on two ``data`` axes are alike.
-
-    Not where a step is one program, which sums gradients over ``data`` during backward; nor where
-    weights or sums lie in parts: each micro-batch then communicates over ``data``, and
-    how much lies in parts follows from a price, which is of the mesh and the micro-batches.
-    """
-    data = _data(own)
-    rest = tuple(axis for axis in own.inner.axes if axis[0] != "data")
-    is_like = own.is_staged and not own.layout and not own.in_parts
-    mesh = (rest, data > 1) if is_like else own.mesh
-    return mesh, own.micro_batches * data, own.layout, own.recompute, own.in_parts, splits
-
-
 def _made_smaller(own: Configuration, in_parts: int, again: int, depth: int) -> Configuration:
     """Return a step with so many layers of each stage computed again; with all, by a name."""
     policy = own.recompute
     if again:
         policy = FULL if again >= depth else with_first_again(policy, again)
     return replace(own, recompute=policy, in_parts=in_parts)
-
-
-def _data(configuration: Configuration) -> int:
-    return configuration.mesh.size("data") if "data" in configuration.mesh.names else 1

@@ -25,7 +25,7 @@ from irc.search.ahead import Ahead
 from irc.search.configurations import Configuration, Outline
 from irc.search.everything import Outcome, Search
 from irc.search.limits import OBJECTIVES, Limits
-from irc.search.trials import Progress
+from irc.search.status import Progress
 from irc.training.recipe import Recipe
 
 if TYPE_CHECKING:

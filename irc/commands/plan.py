@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from irc.search.configurations import Outline
     from irc.search.everything import Outcome
     from irc.search.judge import Judged
-    from irc.search.trials import Status
+    from irc.search.status import Status
 
 HELP = "search the best mesh, stages, micro-batches and schedule for a model on a cluster"
 QUIET_S = 2.0

@@ -25,6 +25,7 @@ from irc.search.configurations import (
 from irc.search.judge import Judged
 from irc.search.seeds import seeds, smallest
 from irc.search.trials import Trials
+from irc.search.within_less import plan_tighter
 
 MOST_PRICED = 40
 """So many configurations on one number of devices are priced from pieces."""
@@ -60,7 +61,7 @@ def search_by_pieces(trials: Trials, devices: int) -> bool:
         trials.prices = False
     if not plan_best(trials, devices, min(PLANNED, trials.limits.most_judged)):
         return False
-    trials.plan_tighter(trials.best())
+    plan_tighter(trials, trials.best())
     return True
 
 

@@ -23,6 +23,7 @@ from irc.search.configurations import (
 from irc.search.judge import OF_CONFIGURATION, OF_MEMORY, Judged
 from irc.search.seeds import SEEDS, seeds, smallest
 from irc.search.trials import Trials
+from irc.search.within_less import plan_tighter
 
 
 def search_by_plans(trials: Trials, devices: int) -> None:
@@ -41,7 +42,7 @@ class _Plans:
         trials = self.trials
         recompute, late = self._of_one_program()
         if not trials.is_training:
-            trials.plan_tighter(trials.best())
+            plan_tighter(trials, trials.best())
             return
         outline = trials.judge.outline()
         hands = customary(outline, trials.cluster, self.devices)
@@ -107,7 +108,7 @@ class _Plans:
         others = neighbours(best.configuration, outline)
         self._attempt([each for each in others if best.objection or not trials.objection(each)])
         if trials.best() is best:
-            trials.plan_tighter(best)
+            plan_tighter(trials, best)
 
     def _are_indivisible(self, meshes: Sequence[Mesh], recompute: str) -> bool:
         """True where meshes were tried, and each would have divided what does not divide so."""

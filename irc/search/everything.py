@@ -27,7 +27,8 @@ from irc.search.infeasible import lacks_room, nothing_fits
 from irc.search.judge import Judge, Judged
 from irc.search.least_budget import plan_least
 from irc.search.limits import Limits
-from irc.search.trials import Progress, TimeIsUp, Trials
+from irc.search.status import Progress
+from irc.search.trials import TimeIsUp, Trials
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from math import inf
-from typing import TypeAlias
 
 from irc.cluster.topology import Cluster
-from irc.cost.money import per_hour
 from irc.errors import IrcError
 from irc.search.ahead import num_ahead
 from irc.search.bounds import least_bytes, least_s
@@ -24,38 +21,14 @@ from irc.search.configurations import (
     FULL,
     Configuration,
     Outline,
-    can_divide,
     configurations,
     estimated_s,
-    stored_split,
-    tighter,
 )
 from irc.search.judge import OF_CONFIGURATION, OF_MEMORY, Judge, Judged, Verdict
 from irc.search.limits import Limits
 from irc.search.objections import absent_batch, objection
-
-
-@dataclass(frozen=True)
-class Status:
-    """How far a search is.
-
-    Attributes:
-        judged: configurations that were priced or planned.
-        most: of them that there will be, at most.
-        best: the best one so far; None where nothing fits yet.
-        doing: what is done next.
-        bound_s: what no plan is faster than.
-    """
-
-    judged: int
-    most: int
-    best: Judged | None
-    doing: str
-    bound_s: float
-
-
-Progress: TypeAlias = Callable[[Status], None]
-"""Is told before each piece of work."""
+from irc.search.status import Progress, Status
+from irc.search.tried import Tried
 
 
 class TimeIsUp(Exception):  # noqa: N818 - no fault: the user set the limit
@@ -63,8 +36,8 @@ class TimeIsUp(Exception):  # noqa: N818 - no fault: the user set the limit
 
 
 @dataclass
-class Trials:
-    """All that one search tried.
+class Trials(Tried):
+    """All that one search tried, and how it tries more.
 
     Attributes:
         judge: plans and simulates.
@@ -128,10 +101,6 @@ class Trials:
             if whole in self.judged or is_worth(whole, 0.0):
                 self._tried(whole)
 
-    def is_short(self) -> bool:
-        """Whether something did not fit into the memory."""
-        return any(own.error and own.error.code in OF_MEMORY for own in self.judged.values())
-
     def check_room(self, configuration: Configuration) -> None:
         """Refuse a configuration that cannot fit, whatever its plan.
 
@@ -158,11 +127,6 @@ class Trials:
         except IrcError as error:
             return error
         return None
-
-    def is_unplanned(self, configuration: Configuration) -> bool:
-        """Whether nothing is known of a configuration but a price."""
-        known = self.judged.get(configuration)
-        return known is None or known.is_priced
 
     def begin(self, configurations: Iterable[Configuration]) -> None:
         """Let the next of some configurations be planned whole while others are.
@@ -223,77 +187,6 @@ class Trials:
             self.check_time()
             return self.plan(configuration)
         return known
-
-    def plan_tighter(self, best: Judged | None) -> None:
-        """Plan the best within less than it holds: no budget is to give a faster plan than none.
-
-        Where all parameters in parts are no faster, neither are some of them; but for a layout that
-        divides matrices in another way as well, which may take longer for that alone.
-        """
-        if best is None or best.verdict is None:
-            return
-        own = best.configuration
-        split = stored_split(own) if self.is_training else None
-        if split is not None:
-            parts = self._whole(split)
-            copies = split.layout.replace("fsdp", "ddp")
-            is_alike = own.mesh.names == ("data",) or own.layout == copies
-            if is_alike and parts.verdict is not None and self.cost(parts) > self.cost(best):
-                return
-        if self.is_training and self.judge.in_pieces():
-            # As a search within a budget has it, without the long search that a budget is.
-            within = replace(own, in_parts=1) if can_divide(own) else None
-        else:
-            within = tighter(own, best.verdict.num_bytes)
-        if within is not None:
-            self._whole(within)
-
-    def _whole(self, configuration: Configuration) -> Judged:
-        known = self.judged.get(configuration)
-        return self.plan(configuration) if known is None or known.is_priced else known
-
-    def best(self) -> Judged | None:
-        """Return the best of what was planned; while all are priced, of what was."""
-        known = [each for each in self.judged.values() if each.verdict is not None]
-        planned = [each for each in known if not each.is_priced]
-        return min(planned or known, key=self.cost, default=None)
-
-    def priced(self, devices: int) -> list[Judged]:
-        """Return what was priced on so many devices, best first."""
-        own = [each for each in self.judged.values() if each.is_priced and each.verdict]
-        return sorted(
-            (each for each in own if each.configuration.mesh.num_ranks == devices), key=self.cost
-        )
-
-    def fits(self, devices: int) -> bool:
-        """Whether something on so many devices has a plan, or a price."""
-        every = self.judged.values()
-        return any(own.verdict and own.configuration.mesh.num_ranks == devices for own in every)
-
-    def is_planned(self) -> bool:
-        """Whether something has a whole plan."""
-        return any(own.verdict and not own.is_priced for own in self.judged.values())
-
-    def cost(self, judged: Judged) -> tuple[bool, float, int, int]:
-        """Return what is least for the best."""
-        own, wrong = judged.verdict, judged.objection != ""
-        devices, count = judged.configuration.mesh.num_ranks, judged.configuration.micro_batches
-        if own is None:
-            return True, inf, 0, 0
-        match self.limits.objective:
-            case "memory":
-                return wrong, float(own.num_bytes), devices, count
-            case "cost":
-                return wrong, own.step_s * self._hourly(devices), devices, count
-            case _:
-                return wrong, own.step_s, devices, count
-
-    def _hourly(self, devices: int) -> float:
-        """Return what devices cost: money where all that there are have a price, or themselves."""
-        price = self.limits.price_per_hour
-        if per_hour(self.cluster, self.devices, price) is None:
-            return devices
-        return per_hour(self.cluster, devices, price) or devices
 
     def objection(self, configuration: Configuration, *, is_pinned: bool = False) -> str:
         """Return what is wrong with a step; a call has no stages to choose instead."""

@@ -16,6 +16,7 @@ from xdsl.passes import ModulePass
 from irc.calls import forward_passes
 from irc.calls.batch_sizes import lines_through
 from irc.calls.forward_passes import ForwardPasses
+from irc.calls.plan_pieces import Pieces
 from irc.calls.plan_prices import Prices
 from irc.calls.step_judge import StepJudge
 from irc.choices import recipe_option
@@ -131,11 +132,11 @@ def test_pieces_are_of_one_number_of_copies_where_they_lie_in_parts(
 ) -> None:
     planned: list[Configuration] = []
 
-    def plan(_: Prices, own: Configuration, *, splits: bool) -> None:
+    def plan(_: Pieces, own: Configuration, *, splits: bool) -> None:
         del splits
         planned.append(own)
 
-    monkeypatch.setattr(Prices, "_plan", plan)
+    monkeypatch.setattr(Pieces, "plan", plan)
     own = judge(2, 32)
     prices = Prices(own.prices.forward, own.prices.short, own.options, own.cluster)
     for mesh, count in (("data=4", 4), ("data=8", 2)):

@@ -42,7 +42,9 @@ from irc.search.everything import Search
 from irc.search.infeasible import smallest_budget
 from irc.search.judge import Judged, Verdict
 from irc.search.limits import Limits, Objective
-from irc.search.trials import Status, Trials
+from irc.search.status import Status
+from irc.search.trials import Trials
+from irc.search.within_less import plan_tighter
 
 SMALL = Outline(
     1e15, "bf16", 2e9, 2**26, 16, samples=32, launches=100, products=(("bf16", 2.7e15),)
@@ -518,7 +520,7 @@ def test_less_memory_is_tried_where_parameters_in_parts_are_faster(
 
     judge = Priced(says)
     search = Trials(judge, CLUSTER, Limits(), True, 16)
-    search.plan_tighter(search.plan(Configuration(Mesh.parse("data=16"))))
+    plan_tighter(search, search.plan(Configuration(Mesh.parse("data=16"))))
     assert sum(each.in_parts for each in judge.planned) == planned
 
 
@@ -526,7 +528,7 @@ def test_less_memory_is_tried_beside_a_layout_that_divides_matrices_otherwise() 
     """It is slower for its matrices, which says nothing of parameters in parts."""
     judge = Priced(lambda own: Verdict(3.0 if own.layout else 2.0, 20))
     search = Trials(judge, CLUSTER, Limits(), True, 16)
-    search.plan_tighter(search.plan(Configuration(Mesh.parse("data=2,tensor=8"))))
+    plan_tighter(search, search.plan(Configuration(Mesh.parse("data=2,tensor=8"))))
     assert sum(each.in_parts for each in judge.planned) == 1
 
 
