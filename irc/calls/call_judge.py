@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from irc.calls.best_meshes import best_meshes, canonical
 from irc.calls.plan_judge import PlanJudge
@@ -51,13 +52,13 @@ class CallJudge(PlanJudge):
         """Compute nothing ahead: nothing is priced."""
         del configuration
 
-    def fitting(self, configuration: Configuration) -> Configuration | None:
+    def fitting(self, configuration: Configuration, beat_s: float = inf) -> Configuration | None:
         """Return nothing: a call computes nothing again."""
-        del configuration
+        del configuration, beat_s
 
-    def boundless_s(self, configuration: Configuration) -> float:
+    def least_s(self, configuration: Configuration, *, is_fitted: bool) -> float:
         """Return nothing: a call has one program."""
-        del configuration
+        del configuration, is_fitted
         return 0.0
 
     @collection_held()

@@ -20,6 +20,7 @@ from irc.dialects.text import dump, load
 from irc.errors import IrcError
 from irc.program import Program
 from irc.programs.short_steps import MOST
+from irc.search.again import products_again
 from irc.search.configurations import Outline, divisors
 from irc.search.layers import shortened
 from irc.search.outline import outline_of
@@ -84,12 +85,14 @@ class ForwardPasses:
         still = {name for name, own in self.module.named_parameters() if not own.requires_grad}
         trained = trained_of(program, self.recipe) - still
         loss, simple = self.recipe.loss, canonical(program)
-        return outline_of(
+        outline = outline_of(
             program.module,
             products=products_of_step(simple, trained, loss),
             held=moved_by_step(simple, trained, loss),
             optimizer=OPTIMIZERS[self.recipe.kind],
         )
+        again = products_again(program.module, trained)
+        return replace(outline, again=tuple(sorted(again.items())))
 
     def of(self, count: int) -> tuple[Program, Recipe]:
         """Return the forward pass of one of so many micro-batches, and how it is trained."""

@@ -151,6 +151,12 @@ class PlanJudge(ABC):
             brief=brief,
         )
 
+    def _may_be_elsewhere(self, configuration: Configuration) -> bool:
+        """Whether it is asked for in another order of the devices, too."""
+        if self.in_order:
+            return False
+        return bool(order_of(self.cluster, self.outline(), configuration))
+
     def in_better_order(self, configuration: Configuration, ask: Callable[[Self], V]) -> V:
         """Return the verdict of the better one of two orders: of the devices, and by their wires.
 

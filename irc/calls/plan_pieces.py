@@ -63,13 +63,40 @@ class Pieces:
     def begin(self, configuration: Configuration, *, splits: bool) -> None:
         """Let pieces be planned, since they will probably be asked for."""
         own = configuration
-        if not self.has(own, splits=splits):
+        if _key(own, splits=splits) not in self._blocks:
             job = partial(self.plan, own, splits=splits)
             self.ahead.begin(self._asked(own, splits=splits), job)
 
-    def has(self, configuration: Configuration, *, splits: bool) -> bool:
-        """Whether pieces are planned, or those that do as well."""
-        return _key(configuration, splits=splits) in self._blocks
+    @property
+    def planned(self) -> int:
+        """How many were planned."""
+        return len(self._blocks)
+
+    def known(
+        self, configuration: Configuration, *, splits: bool, of_fewer: bool = False
+    ) -> Blocks | None:
+        """Return pieces that are planned; None where none are.
+
+        Args:
+            configuration: the step that they are of.
+            splits: backward is two functions.
+            of_fewer: those of fewer copies of the model do as well, each with as many samples.
+        """
+        own = configuration
+        if _key(own, splits=splits) in self._blocks:
+            return self.of(own, splits=splits)
+        if not (of_fewer and own.is_staged):
+            return None
+        alike = [
+            (_data(other), blocks)
+            for key, (other, blocks) in self._blocks.items()
+            if blocks is not None and key == _key(_copies(own, other), splits=splits)
+        ]
+        fewer = [each for each in alike if 1 < each[0] <= _data(own)]
+        if not fewer:
+            return None
+        data, blocks = max(fewer, key=lambda each: each[0])
+        return blocks.on(data, _data(own), 1.0)
 
     def of(self, configuration: Configuration, *, splits: bool) -> Blocks | None:
         """Return the pieces on the mesh of a stage; those on another ``data`` axis do as well."""
@@ -153,6 +180,16 @@ def _key(own: Configuration, *, splits: bool) -> Hashable:
     is_like = own.is_staged and not own.layout and not own.in_parts
     mesh = (rest, data > 1) if is_like else own.mesh
     return mesh, own.micro_batches * data, own.layout, own.recompute, own.in_parts, splits
+
+
+def _copies(own: Configuration, other: Configuration) -> Configuration:
+    """Return a step with the copies, stages and micro-batches of another one of as many samples."""
+    if own.micro_batches * _data(own) != other.micro_batches * _data(other):
+        return own
+    rest = tuple(axis for axis in own.inner.axes if axis[0] != "data")
+    if rest != tuple(axis for axis in other.inner.axes if axis[0] != "data"):
+        return own
+    return replace(own, mesh=other.mesh, micro_batches=other.micro_batches)
 
 
 def _data(configuration: Configuration) -> int:

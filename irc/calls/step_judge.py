@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 
+from irc.calls.assembly import Assembly
 from irc.calls.best_meshes import best_meshes
 from irc.calls.feeding import axes_called_so
 from irc.calls.forward_passes import ForwardPasses
@@ -56,22 +58,26 @@ class StepJudge(PlanJudge):
             return self.in_better_order(configuration, lambda own: own.prices.price(configuration))
 
     @collection_held()
-    def fitting(self, configuration: Configuration) -> Configuration | None:
+    def fitting(self, configuration: Configuration, beat_s: float = inf) -> Configuration | None:
         """Return a step that is made to fit in the least time; in any order, it holds as much."""
+        beat_s = inf if self._may_be_elsewhere(configuration) else beat_s
         with sharing(self._shared):
-            return self.prices.fitting(configuration)
+            return self.prices.fitting(configuration, beat_s)
 
     @collection_held()
-    def boundless_s(self, configuration: Configuration) -> float:
-        """Return what pieces of the model say of a step that may hold anything."""
+    def least_s(self, configuration: Configuration, *, is_fitted: bool) -> float:
+        """Return what pieces of the model say that a step takes at least, in any order."""
+        if self._may_be_elsewhere(configuration):
+            return 0.0
         with sharing(self._shared):
-            return self.prices.boundless_s(configuration)
+            return self.prices.least_s(configuration, is_fitted=is_fitted)
 
     @cached_property
     def prices(self) -> Prices:
         """What pieces of the model say, of the devices in order."""
         own = self.forwards
-        return Prices(own.of, own.short, self.options, self.cluster, self.ahead)
+        steps = Assembly(own.of, own.short, self.options, self.cluster, self.ahead)
+        return Prices(steps, own.outline.again)
 
     def prepare(self, configuration: Configuration) -> None:
         """Trace what the forward pass of a micro-batch follows from."""

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from irc.cluster.topology import Cluster
 from irc.cost.money import HOUR_S, per_hour
 from irc.report.decisions import as_plain, difference_lines
+from irc.report.left_alone import Alone, alone_of, alone_text
 from irc.report.table import counted, pairs, percent, seconds, size, table
 from irc.search.configurations import IN_PARTS, Outline
 from irc.search.differences import Difference
@@ -98,6 +99,8 @@ class Planned:
         bound_s: what no plan is faster than: products alone, on all devices at their peak.
         gap: by how much of its step the chosen plan may be off that; None where steps are not what
             is searched for.
+        left: configurations that were neither priced nor planned since they are slower, shortest
+            first.
     """
 
     program: str
@@ -112,6 +115,7 @@ class Planned:
     priced: tuple[Row, ...] = ()
     bound_s: float = 0.0
     gap: float | None = None
+    left: tuple[Alone, ...] = ()
 
     def as_json(self) -> dict[str, object]:
         """Return all of it as plain data."""
@@ -169,6 +173,7 @@ def planned(
         tuple(map(row, outcome.priced)),
         outcome.bound_s,
         gap,
+        alone_of(outcome),
     )
 
 
@@ -234,6 +239,8 @@ def plan_table(found: Planned) -> str:
             [("gap", f"{percent(found.gap, 1.0)} at most: products alone take "
               f"{seconds(found.bound_s)} on all devices at their peak")]
         )  # fmt: skip
+    if found.left:
+        lines += pairs([("left alone", alone_text(found.left))])
     if found.ended:
         lines += pairs([("ended", f"early, by {found.ended}: the best plan so far")])
     heads = (

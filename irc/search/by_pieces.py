@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from math import inf
 
 from irc.search.ahead import num_ahead
 from irc.search.configurations import (
-    TIGHTER,
     Configuration,
     Outline,
     at_once,
@@ -26,21 +26,13 @@ from irc.search.judge import Judged
 from irc.search.seeds import seeds, smallest
 from irc.search.trials import Trials
 from irc.search.within_less import plan_tighter
+from irc.search.worth import PRICE_ERROR, Worth, is_in_fewer
 
 MOST_PRICED = 40
 """So many configurations on one number of devices are priced from pieces."""
 
-BEHIND = 1.15
-"""What seems to take so many times the best one is not priced: estimates are so far off."""
-
-LEAST_KNOWN = 2
-"""So many prices say by how much estimates are short of prices."""
-
 PLANNED = 3
 """So many of them at most are planned whole, of those that have a plan."""
-
-PRICE_ERROR = 0.05
-"""Of the step of a whole plan: so far off are prices from pieces, as tests hold them to."""
 
 ALIKE_ERROR = 0.02
 """So far off are prices of one search from each other: what one is off, the others are about."""
@@ -121,6 +113,11 @@ class _Climb:
     devices: int
     most: int
 
+    @cached_property
+    def worth(self) -> Worth:
+        """What is worth a price."""
+        return Worth(self.trials, self.outline, self.devices, self.most)
+
     def run(self) -> None:
         trials = self.trials
         self._attempt([seed for seed in self._first() if not trials.objection(seed)])
@@ -144,7 +141,8 @@ class _Climb:
                 if self._is_likely(each, configurations[place:number])
             )
             trials.judge.begin(islice(later, num_ahead()), is_whole=False)
-            trials.attempt(own, is_worth=self._is_worth)
+            worth = self.worth
+            trials.attempt(own, is_worth=worth.is_worth, beat_s=worth.beat_s)
 
     def _is_likely(self, configuration: Configuration, earlier: Sequence[Configuration]) -> bool:
         """Whether a configuration will be priced, by what is known so far.
@@ -156,9 +154,9 @@ class _Climb:
         trials = self.trials
         return (
             configuration not in trials.judged
-            and not any(_is_in_fewer(configuration, own) for own in earlier)
+            and not any(is_in_fewer(configuration, own) for own in earlier)
             and trials.is_allowed(configuration)
-            and self._behind_s(configuration, 0.0) is None
+            and self.worth.behind(configuration, 0.0) is None
             and trials.refusal(configuration) is None
         )
 
@@ -169,82 +167,25 @@ class _Climb:
             *customary(self.outline, self.trials.cluster, self.devices),
             *at_once(self.outline, self.devices),
         ]
-        first = min(map(self._estimate, own), default=inf)
-        near = [each for each in whole if self._estimate(each) <= NEAR * first]
-        return sorted((*own, *near), key=lambda each: (self._estimate(each), str(each)))
+        first = min(map(self.worth.estimate, own), default=inf)
+        near = [each for each in whole if self.worth.estimate(each) <= NEAR * first]
+        return sorted((*own, *near), key=lambda each: (self.worth.estimate(each), str(each)))
 
     def _fit(self) -> None:
         """Price what holds least, until something fits."""
         trials = self.trials
         least = smallest(trials, self.outline, self.devices)
         right = [each for each in least if not trials.objection(each)]
-        for each in sorted(right, key=self._estimate):
+        for each in sorted(right, key=self.worth.estimate):
             if len(trials.judged) < self.most and trials.prices and not trials.fits(self.devices):
                 trials.attempt(each)
 
     def _around(self, best: Judged) -> None:
         """Price what differs from the best in one choice, and may be better."""
-        limit = NEAR * self._estimate(best.configuration)
+        limit = NEAR * self.worth.estimate(best.configuration)
 
         def is_near(other: Configuration) -> bool:
             is_wrong = not best.objection and self.trials.objection(other)
-            return self._estimate(other) <= limit and not is_wrong
+            return self.worth.estimate(other) <= limit and not is_wrong
 
         self._attempt(list(filter(is_near, neighbours(best.configuration, self.outline))))
-
-    def _is_worth(self, configuration: Configuration, least_s: float) -> bool:
-        """Whether to price a configuration, or to make one smaller that takes so long as it is."""
-        if behind_s := self._behind_s(configuration, least_s):
-            self.trials.left[configuration] = behind_s
-        return behind_s is None
-
-    def _behind_s(self, configuration: Configuration, least_s: float) -> float | None:
-        """Return None for what is worth a price, else the seconds that it seems to take, or 0.
-
-        It is not where even by the price that was least beside its estimate it would be far behind
-        the best one; nor where it is behind before it is made smaller, which takes longer; nor
-        where fewer micro-batches of the same step fit with room, in which nothing waits for a
-        stage.
-        """
-        trials = self.trials
-        if len(trials.judged) >= self.most or not trials.prices:
-            return 0.0
-        # What has an objection is no measure: anything without is preferred, however slow.
-        known = [each for each in trials.priced(self.devices) if not each.objection]
-        if not known or trials.limits.objective not in ("throughput", "latency"):
-            return None
-        roomy = [each.configuration for each in known if self._has_room(each)]
-        if any(_is_in_fewer(configuration, own) for own in roomy):
-            return 0.0
-        steps = [(each.configuration, each.verdict.step_s) for each in known if each.verdict]
-        ratio = min(step_s / self._estimate(own) for own, step_s in steps)
-        likely_s = ratio * self._estimate(configuration) if len(known) >= LEAST_KNOWN else 0.0
-        if likely_s < BEHIND * steps[0][1] and least_s * (1 - PRICE_ERROR) <= steps[0][1]:
-            return None
-        return max(likely_s, least_s)
-
-    def _has_room(self, judged: Judged) -> bool:
-        """Whether a whole plan fits, too, which holds a little more or less than its price says."""
-        budget = self.trials.judge.budget_bytes(judged.configuration)
-        return budget is None or (
-            judged.verdict is not None and judged.verdict.num_bytes <= TIGHTER * budget
-        )
-
-    def _estimate(self, configuration: Configuration) -> float:
-        return self.trials.estimate(self.outline, configuration)
-
-
-def _is_in_fewer(own: Configuration, known: Configuration) -> bool:
-    """Return whether what fits is the same step in fewer micro-batches, of one program a rank.
-
-    More of them compute as much, in smaller products and more launches, and sum gradients behind
-    the last one alone: they are there to hold less, and to fill a pipeline.
-
-    >>> from irc.dialects.placement import Mesh
-    >>> four, two = (Configuration(Mesh.parse("data=8"), count) for count in (4, 2))
-    >>> _is_in_fewer(four, two), _is_in_fewer(two, four)
-    (True, False)
-    """
-    if own.pipe > 1 or known.micro_batches >= own.micro_batches:
-        return False
-    return replace(known, micro_batches=own.micro_batches) == own

@@ -103,6 +103,8 @@ class Outline:
         launches: kernels of a forward pass, about.
         products: flops of matrix products by the dtype that they are computed in: of a call; of a
             step of training with those of backward (:mod:`irc.search.products`).
+        again: of these, of one layer, what backward computes again at least where it computes all
+            of the layer again (:mod:`irc.search.again`).
     """
 
     flops: float
@@ -115,6 +117,7 @@ class Outline:
     products: tuple[tuple[str, float], ...] = ()
     stored_bytes: float = 0.0
     sums_bytes: float = 0.0
+    again: tuple[tuple[str, float], ...] = ()
 
 
 def estimated_s(outline: Outline, cluster: Cluster, configuration: Configuration) -> float:

@@ -29,6 +29,7 @@ from irc.search.least_budget import plan_least
 from irc.search.limits import Limits
 from irc.search.status import Progress
 from irc.search.trials import TimeIsUp, Trials
+from irc.search.tried import Left
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Outcome:
         differences: of what the user stated and the best, decision by decision.
         priced: what was priced from pieces alone, best first.
         bound_s: what no plan is faster than (:mod:`irc.search.bounds`).
+        left: what was neither priced nor planned for what its step takes, shortest first.
     """
 
     best: Judged
@@ -53,6 +55,7 @@ class Outcome:
     differences: tuple[Difference, ...] = ()
     priced: tuple[Judged, ...] = ()
     bound_s: float = 0.0
+    left: tuple[tuple[Configuration, Left], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,8 +116,16 @@ class Search:
         if best is None or best.is_priced:
             raise nothing_fits(trials, ended)
         planned, priced = _shown(trials)
-        bound_s = trials.bound_s
-        return Outcome(best, planned, trials.considered, ended, differences, priced, bound_s)
+        return Outcome(
+            best,
+            planned,
+            trials.considered,
+            ended,
+            differences,
+            priced,
+            trials.bound_s,
+            _left(trials),
+        )
 
     def _search_on(self, trials: Trials, devices: int) -> None:
         """Search on one number of devices."""
@@ -146,6 +157,13 @@ def _shown(trials: Trials) -> tuple[tuple[Judged, ...], tuple[Judged, ...]]:
     planned = tuple(own for own in order if not own.is_priced or own.verdict is None)
     priced = tuple(own for own in order if own.is_priced and own.verdict is not None)
     return planned, priced
+
+
+def _left(trials: Trials) -> tuple[tuple[Configuration, Left], ...]:
+    """Return what was left alone, shortest first; not what has a price since."""
+    known = {own.configuration for own in trials.judged.values() if own.verdict is not None}
+    own = ((each, why) for each, why in trials.left.items() if each not in known)
+    return tuple(sorted(own, key=lambda each: (each[1].seconds, str(each[0]))))
 
 
 def _differences(trials: Trials) -> tuple[Difference, ...]:

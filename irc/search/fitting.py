@@ -12,6 +12,7 @@ once, and the one that holds the most micro-batches decides over the steady time
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 
 from irc.cluster.topology import Cluster
 from irc.cost.model import ClusterCost
@@ -74,6 +75,8 @@ def cheapest(
     most: int,
     fits: Callable[[int, int], bool],
     seconds: Callable[[int, int], float],
+    least_s: Callable[[int], float] = lambda point: 0.0,
+    beat_s: float = inf,
 ) -> tuple[int, int] | None:
     """Return the point and the layers computed again that fit and take the least time.
 
@@ -83,14 +86,25 @@ def cheapest(
         most: layers that there are.
         fits: whether a point with so many layers fits.
         seconds: what a step takes then.
+        least_s: what a step of a point takes at least, by what is known when that is asked.
+        beat_s: what takes as long or longer is not wanted.
     """
-    last = points[-1]
-    if not (fits(points[0], most) or fits(last, most) or fits(last, 0)):
-        return None
     best: tuple[float, int, int] | None = None
-    for point in points:
-        layers = fewest(most, lambda number, point=point: fits(point, number))
+
+    def is_open(point: int) -> bool:
+        return least_s(point) < (beat_s if best is None else min(beat_s, best[0]))
+
+    last, is_sure = points[-1], False
+    for point in filter(is_open, points):
+        # Layers computed again are asked for where a point may be the best with them.
+        layers = 0 if fits(point, 0) else None
+        if layers is None and is_open(point):
+            layers = fewest(most, lambda number, point=point: fits(point, number))
         if layers is None:
+            # Where the last one does not fit either, those between need not be asked for.
+            if not is_sure and is_open(last) and not (fits(last, most) or fits(last, 0)):
+                break
+            is_sure = True
             continue
         own = seconds(point, layers), layers, point
         best = own if best is None else min(best, own)

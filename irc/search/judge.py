@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from irc.dialects.placement import Mesh
@@ -117,19 +118,28 @@ class Judge(Protocol):
         """
         ...
 
-    def fitting(self, configuration: Configuration) -> Configuration | None:
+    def fitting(self, configuration: Configuration, beat_s: float = inf) -> Configuration | None:
         """Return the same step made to fit in the least time.
 
         Some layers are computed again, and what is held all the time lies in parts. None where it
-        fits as it is, where nothing fits, and where pieces say nothing.
+        fits as it is, where nothing fits in less time, and where pieces say nothing.
+
+        Args:
+            configuration: to make smaller.
+            beat_s: seconds; what takes as long at least is not looked for.
 
         Raises:
             IrcError: of the configuration, or of the model.
         """
         ...
 
-    def boundless_s(self, configuration: Configuration) -> float:
-        """Return what pieces say of a step, whatever it holds; 0 where they say nothing."""
+    def least_s(self, configuration: Configuration, *, is_fitted: bool) -> float:
+        """Return what a step takes at least, by pieces that are planned; 0 where none say that.
+
+        Args:
+            configuration: the step.
+            is_fitted: made to fit in any way; else as it is, whatever it holds.
+        """
         ...
 
     def judge(self, configuration: Configuration, *, brief: bool = True) -> Verdict:

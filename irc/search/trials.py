@@ -10,25 +10,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
+from math import inf
+from typing import TypeVar
 
 from irc.cluster.topology import Cluster
 from irc.errors import IrcError
 from irc.search.ahead import num_ahead
 from irc.search.bounds import least_bytes, least_s
-from irc.search.configurations import (
-    FULL,
-    Configuration,
-    Outline,
-    configurations,
-    estimated_s,
-)
+from irc.search.configurations import FULL, Configuration, Outline, configurations, estimated_s
 from irc.search.judge import OF_CONFIGURATION, OF_MEMORY, Judge, Judged, Verdict
 from irc.search.limits import Limits
 from irc.search.objections import absent_batch, objection
 from irc.search.status import Progress, Status
-from irc.search.tried import Tried
+from irc.search.tried import Left, Tried
+
+T = TypeVar("T")
 
 
 class TimeIsUp(Exception):  # noqa: N818 - no fault: the user set the limit
@@ -49,8 +47,7 @@ class Trials(Tried):
         judged: what came of each configuration.
         prices: configurations are priced from pieces, not planned whole.
         considered: configurations that were compared by the closed form.
-        left: what was not priced, since at the least that it seemed to take it was far behind the
-            best one; with those seconds.
+        left: what was not priced, or not made smaller, for what it takes at least.
         most: that will be judged, at most.
     """
 
@@ -63,7 +60,7 @@ class Trials(Tried):
     judged: dict[Configuration, Judged] = field(default_factory=dict[Configuration, Judged])
     prices: bool = False
     considered: int = 0
-    left: dict[Configuration, float] = field(default_factory=dict[Configuration, float])
+    left: dict[Configuration, Left] = field(default_factory=dict[Configuration, Left])
     most: int = 0
     _began: float = field(default_factory=time.monotonic)
 
@@ -73,6 +70,7 @@ class Trials(Tried):
         *,
         is_pinned: bool = False,
         is_worth: Callable[[Configuration, float], bool] = lambda _, least_s: True,
+        beat_s: Callable[[], float] = lambda: inf,
     ) -> None:
         """Try a configuration; where it does not fit, made smaller.
 
@@ -80,25 +78,35 @@ class Trials(Tried):
             configuration: to try.
             is_pinned: the user stated it.
             is_worth: says of each whether to try it, and of the first, where it does not fit,
-                whether to make it smaller: told the seconds that pieces say of it as it is.
+                whether to make it smaller: told the seconds that it takes at least.
+            beat_s: the seconds of which one that is made smaller takes less, to be of use.
         """
         if not is_pinned and not self.is_allowed(configuration):
             return
-        if configuration not in self.judged and not is_worth(configuration, 0.0):
+
+        def is_open(own: Configuration, *, is_fitted: bool = False) -> bool:
+            return is_worth(own, self._least_s(own, is_fitted=is_fitted))
+
+        # What is behind by its estimate alone is not asked for what it takes at least.
+        is_new = configuration not in self.judged
+        if is_new and not (is_worth(configuration, 0.0) and is_open(configuration)):
             return
         first = self._tried(configuration, is_pinned=is_pinned)
         if is_pinned or not self.is_training or first.error is None:
             return
         if first.error.code not in OF_MEMORY:
             return
-        if self.prices and not is_worth(configuration, self.judge.boundless_s(configuration)):
+        if self.prices and not is_open(configuration, is_fitted=True):
             return
         # As pieces say that it fits; without them, with everything computed again.
-        smaller = self._fitting(configuration) if self.prices else None
+        ask = partial(self.judge.fitting, configuration, beat_s())
+        smaller = self._said(ask) if self.prices else None
+        if smaller is None and self.prices and not is_open(configuration, is_fitted=True):
+            return
         if smaller is None or self._tried(smaller).error is not None:
             # What keeps less than nothing, and more than all, is a neighbour of the latter.
             whole = replace(configuration, recompute=FULL)
-            if whole in self.judged or is_worth(whole, 0.0):
+            if whole in self.judged or is_open(whole):
                 self._tried(whole)
 
     def check_room(self, configuration: Configuration) -> None:
@@ -148,9 +156,16 @@ class Trials(Tried):
             judged = self.plan(configuration, is_pinned=is_pinned)
         return judged
 
-    def _fitting(self, configuration: Configuration) -> Configuration | None:
+    def _least_s(self, own: Configuration, *, is_fitted: bool) -> float:
+        if not self.prices:
+            return 0.0
+        return self._said(partial(self.judge.least_s, own, is_fitted=is_fitted)) or 0.0
+
+    @staticmethod
+    def _said(ask: Callable[[], T]) -> T | None:
+        """Return what a judge says; None where the configuration cannot be."""
         try:
-            return self.judge.fitting(configuration)
+            return ask()
         except IrcError as error:
             if error.code not in OF_CONFIGURATION:
                 raise
@@ -220,7 +235,7 @@ class Trials(Tried):
 
     @property
     def time_limit(self) -> str:
-        """What ends a search that is out of time, in words."""
+        """What ends it that is out of time, in words."""
         return f"the time limit of {self.limits.time_limit_s:g} s"
 
     def check_time(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import inf
 
 from irc.cluster.topology import Cluster
@@ -9,6 +10,19 @@ from irc.cost.money import per_hour
 from irc.search.configurations import Configuration
 from irc.search.judge import OF_MEMORY, Judged
 from irc.search.limits import Limits
+
+
+@dataclass(frozen=True)
+class Left:
+    """Why a configuration was left alone.
+
+    Attributes:
+        seconds: of its step; 0 where it was for something else.
+        is_bound: it takes so long at least, by the pieces that are known; else it seems to.
+    """
+
+    seconds: float
+    is_bound: bool = False
 
 
 class Tried:

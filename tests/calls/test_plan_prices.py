@@ -14,6 +14,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
 from irc.calls import forward_passes
+from irc.calls.assembly import Assembly
 from irc.calls.batch_sizes import lines_through
 from irc.calls.forward_passes import ForwardPasses
 from irc.calls.plan_pieces import Pieces
@@ -25,10 +26,11 @@ from irc.dialects.text import dump
 from irc.errors import IrcError
 from irc.pipeline import Options, run_passes
 from irc.programs import cuts
-from irc.search.by_pieces import PRICE_ERROR
-from irc.search.configurations import Configuration, with_first_again
+from irc.search.blocks import Blocks
+from irc.search.configurations import IN_PARTS, Configuration, with_first_again
 from irc.search.judge import OF_MEMORY, Verdict
 from irc.search.layers import shortened
+from irc.search.worth import PRICE_ERROR
 from tests.programs.models import GPT
 
 SAMPLES = 32
@@ -43,6 +45,12 @@ def judge(layers: int, width: int) -> StepJudge:
     recipe = recipe_option(model, None, "adamw", "", 1, "none", None)
     forwards = ForwardPasses(model, (ids, ids.clone()), {}, recipe, None)
     return StepJudge(forwards, options=Options(cluster="2x8xH100"))
+
+
+def fresh(own: StepJudge) -> Prices:
+    """Return prices of a judge's model of which nothing is planned yet."""
+    steps = own.prices.steps
+    return Prices(Assembly(steps.forward, steps.short, own.options, own.cluster), own.prices.again)
 
 
 @pytest.mark.slow
@@ -114,6 +122,52 @@ def test_within_a_budget_the_search_finds_what_a_full_one_finds(part: float) -> 
     assert planned <= least * (1 + PRICE_ERROR)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "schedule"),
+    [("pipe=2,data=2,tensor=2", "1f1b"), ("pipe=2,data=4", "zb-h1")],
+)
+def test_no_step_that_is_made_smaller_has_a_price_below_what_is_known_at_first(
+    mesh: str, schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all that there is to choose, each with pieces of its own."""
+    own, plan, known = judge(6, 128), Pieces.plan, dict[Configuration, Blocks | None]()
+
+    def planned(self: Pieces, each: Configuration, *, splits: bool) -> Blocks | None:
+        if each not in known:
+            known[each] = plan(self, each, splits=splits)
+        return known[each]
+
+    # What each of them asks for is planned once.
+    monkeypatch.setattr(Pieces, "plan", planned)
+    first = Configuration(Mesh.parse(mesh), 4, schedule)
+    free = fresh(own)
+    as_it_is = free.price(first)
+    assert as_it_is is not None
+    budget = int(0.8 * as_it_is.num_bytes)
+    tight = replace(own, options=replace(own.options, memory_bytes=budget))
+    some, every = fresh(tight), fresh(tight)
+    assert steps(lambda: some.price(first)) == inf
+    policies = ("none", with_first_again("none", 1), with_first_again("none", 2), "full")
+    smaller = [
+        replace(first, recompute=policy, in_parts=in_parts)
+        for policy in policies
+        for in_parts in range(len(IN_PARTS))
+    ]
+    prices = {each: steps(lambda each=each: every.price(each)) for each in smaller}
+    least = min(prices.values())
+    assert 0 < some.least_s(first, is_fitted=True) <= least
+    full = free.price(replace(first, recompute="full"))
+    assert full is not None
+    assert some.least_s(replace(first, recompute="full"), is_fitted=False) <= full.step_s
+    # Without a step to beat and with one, the best of all is what it is made.
+    for beat_s in (inf, least * 1.001):
+        chosen = some.fitting(first, beat_s)
+        assert chosen is not None
+        assert prices.get(chosen, least) == pytest.approx(least)
+        assert steps(lambda chosen=chosen: every.price(chosen)) == pytest.approx(least)
+
+
 def steps(ask: Callable[[], Verdict | None]) -> float:
     """Return the step that is said; infinity for one that does not fit."""
     try:
@@ -138,7 +192,7 @@ def test_pieces_are_of_one_number_of_copies_where_they_lie_in_parts(
 
     monkeypatch.setattr(Pieces, "plan", plan)
     own = judge(2, 32)
-    prices = Prices(own.prices.forward, own.prices.short, own.options, own.cluster)
+    prices = fresh(own)
     for mesh, count in (("data=4", 4), ("data=8", 2)):
         assert prices.price(Configuration(Mesh.parse(mesh), count, in_parts=in_parts)) is None
     assert len(planned) == often
@@ -147,10 +201,9 @@ def test_pieces_are_of_one_number_of_copies_where_they_lie_in_parts(
 @pytest.mark.slow
 def test_a_price_is_the_same_whatever_was_priced_before() -> None:
     """Where weights lie in parts, they are gathered over ``data`` in each micro-batch."""
-    prices = judge(4, 32).prices
+    own = judge(4, 32)
     far = Configuration(Mesh.parse("data=8"), 2, in_parts=2)
-    made_of = prices.forward, prices.short, prices.options, prices.cluster
-    alone, after = Prices(*made_of), Prices(*made_of)
+    alone, after = fresh(own), fresh(own)
     after.price(Configuration(Mesh.parse("data=4"), 4, in_parts=2))
     assert (price := alone.price(far)) is not None
     assert after.price(far) == price
@@ -164,7 +217,7 @@ def test_a_model_is_prepared_and_priced_once_for_all_cuts(monkeypatch: pytest.Mo
         run_passes(module, passes)
 
     monkeypatch.setattr(cuts, "run_passes", prepare)
-    program, _ = judge(2, 32).prices.forward(1)
+    program, _ = judge(2, 32).forwards.of(1)
     text, one = dump(program.module), cuts.Cuts(program.module, "2x8xH100")
     for stages in (1, 2, 1):
         contents = one.contents(stages)

