@@ -28,6 +28,8 @@ CHAINS = {"RNN": 8, "GRU": 2, "GRU before": 4, "LSTM": 2}
 """Rows of the matrix that are added up apart, so that no sum waits for the one before."""
 SUMS = 8
 """Vectors of a product with inputs that stay in registers."""
+SUMS_OF_STATES = 24
+"""The same of a product with states, of 32 registers; half as many of 16."""
 PARAMETERS = ("x", "w", "added", "p", "r", "bias", "h", "c", "y")
 NUMBERS = ("steps", "batch", "backwards", "inputs", "stride")
 NAME = "irc_recurrent"
@@ -100,17 +102,22 @@ def written(kind: str, hidden: int, activations: Sequence[str], features: Featur
         together = cell.together
         whole = b.i64(0) if together == 1 else b.binary("and", batch, b.i64(-together))
 
-        def block(count: int) -> Callable[[Operand, list[Operand]], list[Operand]]:
-            def rows_of(i: Operand, _: list[Operand]) -> list[Operand]:
-                places = [b.add(i, b.i64(more)) for more in range(count)]
-                cell.rows([cell.row(place, p, before[0], y) for place in places])
-                return []
+        def each(write: Callable[[Sequence[_Row]], None]) -> None:
+            """Append a loop over the batch, some rows at a time, and one over what is left."""
 
-            return rows_of
+            def block(count: int) -> Callable[[Operand, list[Operand]], list[Operand]]:
+                def rows_of(i: Operand, _: list[Operand]) -> list[Operand]:
+                    places = [b.add(i, b.i64(more)) for more in range(count)]
+                    write([cell.row(place, p, before[0], y) for place in places])
+                    return []
 
-        if together > 1:
-            b.loop(b.i64(0), whole, together, [], block(together))
-        b.loop(whole, batch, 1, [], block(1))
+                return rows_of
+
+            if together > 1:
+                b.loop(b.i64(0), whole, together, [], block(together))
+            b.loop(whole, batch, 1, [], block(1))
+
+        cell.step(each)
         return [y]
 
     b.loop(b.i64(0), steps, 1, [cell.at["h"]], step)
@@ -191,9 +198,9 @@ class _Cell:
         self._apply = [UNARY[name] for name in activations]
         self._vector = Type("float", count)
         self.at = {name: Operand(PTR, f"%{name}") for name in PARAMETERS}
-        # Their sums fill the registers: 32 where vectors are long, else 16. A GRU that resets
-        # before its product works in memory for one row.
-        self.together = 1 if kind == "GRU before" else 4 if count > 8 else 2
+        # A GRU that resets before its product works in memory for one row.
+        self.together = 1 if kind == "GRU before" else 4
+        self._sums = SUMS_OF_STATES if features.registers == 32 else SUMS_OF_STATES // 2
 
     def elements(self, count: Operand) -> Operand:
         """Append the number of elements of so many states."""
@@ -206,21 +213,39 @@ class _Cell:
         h, new, c = (b.address(base, "float", start) for base in (before, y, self.at["c"]))
         return _Row(b.address(p, "float", b.scale(start, self.gates)), h, new, c)
 
-    def rows(self, some: Sequence[_Row]) -> None:
-        """Append some rows: all their units, a vector at a time."""
+    def step(self, each: Callable[[Callable[[Sequence[_Row]], None]], None]) -> None:
+        """Append a step: all units, a vector at a time, of all rows.
+
+        The matrix's part for some units stays in the first cache while all rows meet it.
+        """
         b = self.b
+        if self.kind == "GRU before":
+            each(self._row_before)
+            return
 
         def units(at: Operand, _: list[Operand]) -> list[Operand]:
-            for value, row in zip(self._units(at, some), some, strict=True):
-                b.store(value, b.address(row.new, "float", at))
+            each(lambda some: self._store(at, some))
             return []
+
+        b.loop(b.i64(0), b.i64(self.padded), self.lanes, [], units)
+
+    def _store(self, at: Operand, some: Sequence[_Row]) -> None:
+        for value, row in zip(self._units(at, some), some, strict=True):
+            self.b.store(value, self.b.address(row.new, "float", at))
+
+    def _row_before(self, some: Sequence[_Row]) -> None:
+        """Append one row of a GRU that resets first: its second product reads all of the first."""
+        b = self.b
 
         def gates(at: Operand, _: list[Operand]) -> list[Operand]:
             self._gates_before(at, some[0])
             return []
 
-        if self.kind == "GRU before":
-            b.loop(b.i64(0), b.i64(self.padded), self.lanes, [], gates)
+        def units(at: Operand, _: list[Operand]) -> list[Operand]:
+            self._store(at, some)
+            return []
+
+        b.loop(b.i64(0), b.i64(self.padded), self.lanes, [], gates)
         b.loop(b.i64(0), b.i64(self.padded), self.lanes, [], units)
 
     def _projected(self, at: Operand, inputs: Operand, gate: int) -> Operand:
@@ -260,6 +285,24 @@ class _Cell:
         self, at: Operand, states: Sequence[Operand], first: Sequence[Mapping[int, Operand]]
     ) -> list[list[Operand]]:
         """Append for each state the sums of some gates, of its products, to what they begin with.
+
+        Gates whose sums do not all fit the registers are summed in parts, one after the other.
+        """
+        gates = list(first[0])
+        parts = -(-len(states) * len(gates) // self._sums)
+        each = -(-len(gates) // parts)
+        found: list[list[Operand]] = [[] for _ in states]
+        for start in range(0, len(gates), each):
+            some = gates[start : start + each]
+            sums = self._sums_of(at, states, [{g: one[g] for g in some} for one in first])
+            for own, more in zip(found, sums, strict=True):
+                own.extend(more)
+        return found
+
+    def _sums_of(
+        self, at: Operand, states: Sequence[Operand], first: Sequence[Mapping[int, Operand]]
+    ) -> list[list[Operand]]:
+        """Append those of gates whose sums fit the registers.
 
         Chains of several states are as many as of one: one weight that is loaded serves all.
         """

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from irc.backends.cpu import emit
+from irc.backends.cpu import emit, recurrent
 from irc.backends.cpu.features import AVX2, AVX512, BASELINE, Features
 from irc.backends.cpu.jit import optimise
 from irc.backends.cpu.native import machine
@@ -29,13 +29,13 @@ PRODUCT = r"\tvfn?m(?:add|sub)\w+ps\t"
 SPILL = r"\tvmov[au]ps\t%[yz]mm\d+, -?\d*\(%r[sb]p\)"
 
 
-def spilling_loops(kernel: KernelOp, features: Features) -> tuple[int, int]:
+def spilling_loops(text: str, features: Features) -> tuple[int, int]:
     """Return how many stretches of code multiply, and how many of these store sums on the stack.
 
     A few stores beside many products are not of sums: constants of a long formula.
     """
     generator = machine(features)
-    module = llvm.parse_assembly(emit(kernel, features))
+    module = llvm.parse_assembly(text)
     module.triple, module.data_layout = generator.triple, str(generator.target_data)
     optimise(module, generator)
     blocks = re.split(r"(?m)^[\w.]+:", generator.emit_assembly(module))
@@ -63,15 +63,25 @@ def attention() -> list[KernelOp]:
 @pytest.mark.parametrize("name", PROCESSORS)
 @pytest.mark.parametrize("case", [linear, no_bias, windows, attention])
 def test_inner_loops_do_not_spill(case: Callable[[], list[KernelOp]], name: str) -> None:
-    counts = [spilling_loops(kernel, PROCESSORS[name]) for kernel in case()]
+    counts = [spilling_loops(emit(k, PROCESSORS[name]), PROCESSORS[name]) for k in case()]
     assert any(products for products, _ in counts)
     assert not any(spilling for _, spilling in counts)
 
 
 def test_tiles_for_more_registers_than_there_are_spill(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Features, "registers", 32)
-    counts = [spilling_loops(kernel, PROCESSORS["znver3"]) for kernel in linear()]
+    processor = PROCESSORS["znver3"]
+    counts = [spilling_loops(emit(kernel, processor), processor) for kernel in linear()]
     assert any(spilling for _, spilling in counts)
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
+def test_sums_of_gates_do_not_spill(kind: str, name: str) -> None:
+    functions = ("tanh",) if kind == "RNN" else ("sigmoid", "tanh", "tanh")
+    text = recurrent.written(kind, 128, functions, PROCESSORS[name])
+    products, spilling = spilling_loops(text, PROCESSORS[name])
+    assert products and not spilling
 
 
 def test_registers_of_processors() -> None:
