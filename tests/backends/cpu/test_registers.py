@@ -38,7 +38,7 @@ def spilling_loops(text: str, features: Features) -> tuple[int, int]:
     module = llvm.parse_assembly(text)
     module.triple, module.data_layout = generator.triple, str(generator.target_data)
     optimise(module, generator)
-    blocks = re.split(r"(?m)^[\w.]+:", generator.emit_assembly(module))
+    blocks = re.split(r"(?m)^[\w.]+:|^\tj\w+\t.*$", generator.emit_assembly(module))
     products = [block for block in blocks if len(re.findall(PRODUCT, block)) >= 8]
     spilling = [b for b in products if 4 * len(re.findall(SPILL, b)) >= len(re.findall(PRODUCT, b))]
     return len(products), len(spilling)
