@@ -160,6 +160,7 @@ class AutoShardPass(ModulePass):
                 trees,
                 overlapped_s=overlapped,
                 runners_up=not self.brief,
+                limit_costs=found.limit_costs,
             )
         write_placements(op, graph, solution.choice, trees, cost.boxing)
         check_samples(op, mesh, globs(self.samples), set(constraints.arguments))

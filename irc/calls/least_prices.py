@@ -37,7 +37,7 @@ class LeastPrices:
             return 0.0
         if (blocks := self._pieces(own)) is not None:
             return self._seconds(own, blocks, 0)
-        if own.recompute == NOTHING:
+        if own.recompute == NOTHING or own.in_parts:
             return 0.0
         if (blocks := self._pieces(replace(own, recompute=NOTHING))) is None:
             return 0.0

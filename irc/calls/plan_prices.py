@@ -115,7 +115,7 @@ class Prices:
             is_fitted: made to fit in any way.
         """
         own = configuration
-        if first_again(own.recompute)[1] or own.in_parts:
+        if first_again(own.recompute)[1] or (is_fitted and own.in_parts):
             return 0.0
         if not is_fitted:
             return self._least.own_s(own)

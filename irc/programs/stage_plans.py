@@ -40,6 +40,9 @@ from irc.sharding.chunk_pins import refuse_unknown
 from irc.training.functions import Functions, split_functions
 from irc.training.stage_runs import StageRuns
 
+LIMIT_COSTS = 1e-3
+"""A plan that the memory makes dearer by this part at most is as good as one that it does not."""
+
 
 @dataclass(frozen=True)
 class StagePlan:
@@ -71,14 +74,16 @@ class _Known:
         """Return whether a stage of the same text has the same plan.
 
         The cheapest plan is that of both, whatever slots they have, where it fits into the memory.
-        Where it did not fit, one that keeps less may do better with what it has left.
+        Where it did not fit, one that keeps less may do better with what it has left, unless what
+        fits is as cheap.
         """
         search = self.plan.search
         if not search:
             return True
         renaming = self.names.to(names)
         own = {renaming.value(name): count for name, count in self.runs.slots.items()}
-        if search["bytes_limit"] is not None or set(own) != set(runs.slots):
+        is_dear = search["bytes_limit"] is not None and search.get("limit_costs", 1) > LIMIT_COSTS
+        if is_dear or set(own) != set(runs.slots):
             return own == runs.slots
         more = max((runs.slots[name] / max(n, 1) for name, n in own.items()), default=1.0)
         return search["bytes_held"] * max(more, 1.0) <= budget

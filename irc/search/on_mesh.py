@@ -50,11 +50,14 @@ class Plan:
         graph: the problem that was solved last, and what its ports stand for.
         solution: the choice.
         trees: boxings that were looked up.
+        limit_costs: the part by which the memory makes it dearer than the cheapest of all; None
+            where that is not known.
     """
 
     graph: Graph
     solution: Solution
     trees: Trees
+    limit_costs: float | None = None
 
 
 @dataclass
@@ -190,6 +193,7 @@ def _search(
     trees: Trees,
     best: Callable[[Problem], Solution],
 ) -> Plan:
+    free: Solution | None = None
     if not shortage.is_known:
         unbounded = replace(wishes, memory_bytes=None, stored_bytes=None)
         graph = Graph(module, cost, unbounded, facts, options)
@@ -197,7 +201,7 @@ def _search(
         stored = graph.problem.liveness.stored(free.choice) if graph.problem.liveness else 0
         is_stored = wishes.stored_bytes is None or stored <= wishes.stored_bytes
         if free.num_bytes <= budget and is_stored:
-            return Plan(graph, free, trees)
+            return Plan(graph, free, trees, 0.0)
         shortage.is_known = True
     graph = Graph(module, cost, replace(wishes, memory_bytes=budget), facts, options)
     try:
@@ -205,4 +209,5 @@ def _search(
     except Infeasible:
         raise TooSmall(graph) from None
     shortage.moments.update(dict.fromkeys(found.moments))
-    return Plan(graph, found, trees)
+    part = found.seconds / free.seconds - 1 if free is not None and free.seconds else None
+    return Plan(graph, found, trees, part)

@@ -37,6 +37,7 @@ def plan_cost(
     *,
     overlapped_s: float | None = None,
     runners_up: bool = True,
+    limit_costs: float | None = None,
 ) -> str:
     """Return the report that auto-shard leaves in ``irc.plan_cost``.
 
@@ -49,8 +50,11 @@ def plan_cost(
         overlapped_s: seconds of a call of the choice with its collectives under compute; None: they
             are added up.
         runners_up: say of each op what else it might do, which takes a while.
+        limit_costs: the part by which the memory makes the choice dearer; None: not known.
     """
     objective = solution.seconds if overlapped_s is None else overlapped_s
+    if graph.problem.memory_bytes is None:
+        limit_costs = None
     return json.dumps(
         {
             "cluster": cluster,
@@ -61,6 +65,7 @@ def plan_cost(
             "nodes": solution.num_nodes,
             "columns": solution.num_columns,
             **_memory(graph, solution, trees),
+            **({} if limit_costs is None else {"limit_costs": _short(limit_costs)}),
             **_functions(graph, solution, boxing, trees),
             **({"ops": _ops(graph, solution.choice, boxing, trees)} if runners_up else {}),
         },

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from irc.errors import IrcError
 from irc.search.configurations import Configuration, can_divide, stored_split, tighter
-from irc.search.judge import Judged
+from irc.search.judge import OF_CONFIGURATION, Judged
+from irc.search.tried import Left
+from irc.search.worth import PRICE_ERROR
 
 if TYPE_CHECKING:
     from irc.search.trials import Trials
@@ -37,8 +40,28 @@ def plan_tighter(trials: Trials, best: Judged | None) -> None:
         within = replace(own, in_parts=1) if can_divide(own) else None
     else:
         within = tighter(own, best.verdict.num_bytes)
-    if within is not None:
+    if within is not None and not _is_behind(trials, within, best.verdict.step_s):
         _whole(trials, within)
+
+
+def _is_behind(trials: Trials, own: Configuration, best_s: float) -> bool:
+    """Whether pieces say that it is slower; of one stage they take as long as a whole plan."""
+    if own.pipe == 1 or not trials.judge.in_pieces():
+        return False
+    if trials.limits.objective not in ("throughput", "latency"):
+        return False
+    try:
+        priced = trials.judge.price(own)
+        least_s = 0.0 if priced is None else priced.step_s
+    except IrcError as error:
+        if error.code not in OF_CONFIGURATION:
+            raise
+        # Within the memory it takes as long at least as where it may hold anything.
+        least_s = trials.judge.least_s(own, is_fitted=False)
+    if least_s * (1 - PRICE_ERROR) <= best_s:
+        return False
+    trials.left[own] = Left(least_s, is_bound=True)
+    return True
 
 
 def _whole(trials: Trials, configuration: Configuration) -> Judged:

@@ -16,10 +16,12 @@ from irc.interpret.parts_check import check_parts
 from irc.pipeline import Options
 from irc.plan.parts import PartsPlan
 from irc.programs import placing, stage_plans
+from irc.programs.equal_stages import Names
 from irc.programs.make import make_parts_plan
 from irc.programs.schedules import schedule_for
 from irc.report.parts import explain_parts
 from irc.training.recipe import recipe_of
+from irc.training.stage_runs import StageRuns
 from tests.programs.models import MICRO_BATCHES, OPTIMIZER, model_and_batch
 
 STAGES = "tok, pos, blocks.0; blocks.1; blocks.2; blocks.3, norm, head"
@@ -93,6 +95,27 @@ def test_the_plan_is_that_of_each_alone(
     assert once.text == alone.text
     said = parts_table(explain_parts(once))
     assert len(said) == (0 if not pins else 4 * 5)
+
+
+@pytest.mark.parametrize(
+    ("search", "serves"),
+    [
+        ({"bytes_limit": None}, True),
+        ({"bytes_limit": 100, "limit_costs": 0.5 * stage_plans.LIMIT_COSTS}, True),
+        ({"bytes_limit": 100, "limit_costs": 2 * stage_plans.LIMIT_COSTS}, False),
+        ({"bytes_limit": 100}, False),
+    ],
+)
+def test_a_stage_that_keeps_less_is_planned_anew_where_the_memory_made_the_other_dearer(
+    search: dict[str, object], serves: bool
+) -> None:
+    """Of 64 stages those behind the middle keep one micro-batch less each."""
+    names = Names((), ())
+    more, fewer = (StageRuns(8, slots={"x": count}) for count in (4, 3))
+    plan = stage_plans.StagePlan({}, {}, frozenset(), {"bytes_held": 90, **search})
+    known = stage_plans._Known(names, more, plan)  # pyright: ignore[reportPrivateUsage]
+    assert known.serves(names, more, 100)
+    assert known.serves(names, fewer, 100) == serves
 
 
 def test_other_pins_make_another_plan(placed: list[int]) -> None:

@@ -527,6 +527,27 @@ def test_less_memory_is_tried_where_parameters_in_parts_are_faster(
     assert sum(each.in_parts for each in judge.planned) == planned
 
 
+@pytest.mark.parametrize(("parts_s", "planned"), [(3.0, 0), (2.05, 1)])
+@pytest.mark.parametrize("fits", [True, False])
+def test_less_memory_is_not_planned_for_each_stage_where_pieces_say_that_it_is_slower(
+    parts_s: float, planned: int, fits: bool
+) -> None:
+    class Bounded(Priced):
+        def price(self, configuration: Configuration) -> Verdict | None:
+            if not fits:
+                raise needs(7 * 10**9)
+            return Verdict(parts_s if configuration.in_parts else 2.0, 20)
+
+        def least_s(self, configuration: Configuration, *, is_fitted: bool) -> float:
+            return parts_s
+
+    judge = Bounded(lambda own: Verdict(2.0, 20))
+    search = Trials(judge, CLUSTER, Limits(), True, 16)
+    plan_tighter(search, search.plan(Configuration(Mesh.parse("pipe=4,data=4"), 8)))
+    assert sum(each.in_parts for each in judge.planned) == planned
+    assert [own.seconds for own in search.left.values()] == [parts_s] * (1 - planned)
+
+
 def test_less_memory_is_tried_beside_a_layout_that_divides_matrices_otherwise() -> None:
     """It is slower for its matrices, which says nothing of parameters in parts."""
     judge = Priced(lambda own: Verdict(3.0 if own.layout else 2.0, 20))
