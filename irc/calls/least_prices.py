@@ -82,8 +82,15 @@ class LeastPrices:
         def fits(layers: int) -> bool:
             return max(steps.made_of(least, own, layers).held_bytes) <= budget
 
-        layers = fewest(steps.layers(own), fits)
-        return inf if layers is None else self._seconds(own, least, layers)
+        layers = fewest(depth := steps.layers(own), fits)
+        if layers is not None and layers < depth:
+            return self._seconds(own, least, layers)
+        # With all of them again ends are other ones, too, which may hold less.
+        if whole is None:
+            return self._seconds(own, least, depth)
+        full = steps.made_of(whole, replace(own, recompute=FULL), 0)
+        seconds = full.simulation.seconds if max(full.held_bytes) <= budget else inf
+        return seconds if layers is None else min(seconds, self._seconds(own, least, depth))
 
     def _again(self, own: Configuration, blocks: Blocks) -> Blocks:
         device = self.steps.cluster.fit(own.mesh).device

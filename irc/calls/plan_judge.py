@@ -74,11 +74,11 @@ class PlanJudge(ABC):
 
     @cached_property
     def _outline(self) -> Outline:
-        """Without bytes where a user's passes or rules may store weights smaller."""
+        """Without what a user's passes or rules may make less: stored bytes, and products."""
         outline, (own, _) = self.whole_outline(), chosen(self.options.passes)
         if not own and not self.options.rules:
             return outline
-        return replace(outline, stored_bytes=0.0, sums_bytes=0.0)
+        return replace(outline, stored_bytes=0.0, sums_bytes=0.0, again=())
 
     def within(self, memory_bytes: int) -> Self:
         """Return a judge of the same under another budget, with what this one captured."""

@@ -77,7 +77,7 @@ class StepJudge(PlanJudge):
         """What pieces of the model say, of the devices in order."""
         own = self.forwards
         steps = Assembly(own.of, own.short, self.options, self.cluster, self.ahead)
-        return Prices(steps, own.outline.again)
+        return Prices(steps, self.outline().again)
 
     def prepare(self, configuration: Configuration) -> None:
         """Trace what the forward pass of a micro-batch follows from."""

@@ -1,4 +1,4 @@
-"""What a search left alone, neither priced nor planned, since its step is longer."""
+"""What a search left alone, not priced or not made smaller, since its step is longer."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ longer that the error of prices does not make up for it are left alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from math import inf
@@ -58,34 +58,86 @@ def search_by_pieces(trials: Trials, devices: int) -> bool:
 
 
 def plan_best(trials: Trials, devices: int, most: int = PLANNED) -> bool:
-    """Plan the best of what was priced; return whether one of them has a plan."""
-    planned: list[Judged] = []
-    ratio = inf
-    priced = trials.priced(devices)
-    trials.judge.end()  # no other price is asked for
-    if priced and most > 1:
+    """Plan the best of what was priced; return whether one of them has a plan.
+
+    Where a plan is dearer than its price, or there is none, what was left alone for a bound that is
+    not behind any more is priced after all.
+    """
+    whole = _Whole(trials, devices)
+    trials.judge.end()  # no other price is likely to be asked for
+    if most > 1 and (priced := trials.priced(devices)):
         _begin_whole(trials, priced[:most])
-    for each in priced:
-        wrong, cost, *_ = trials.cost(each)
-        least = min(map(trials.cost, planned), default=(True, inf))[:2]
-        likely = cost * (1 - PRICE_ERROR)
-        if planned:
-            alike = cost * ratio * (1 - ALIKE_ERROR)
-            # Prices that proved dearer than their error allows are corrected by what they are off.
-            is_dear = ratio < 1 - PRICE_ERROR
-            likely = alike if is_dear else max(likely, min(cost, alike))
-        if len(planned) == most or (wrong, likely) > least:
-            break
-        if planned:
+    while len(whole.planned) < most and whole.plan_next():
+        whole.reopen()
+    return bool(whole.planned)
+
+
+@dataclass
+class _Whole:
+    """What is planned whole of what was priced on a number of devices.
+
+    Attributes:
+        planned: what has a plan.
+        ratio: the least of a plan's cost over that of its price; infinity before there is one.
+    """
+
+    trials: Trials
+    devices: int
+    planned: list[Judged] = field(default_factory=list[Judged])
+    ratio: float = inf
+
+    def plan_next(self) -> bool:
+        """Plan the best that is left; return False where none can be better than what is."""
+        trials = self.trials
+        if not (priced := trials.priced(self.devices)):
+            return False
+        own, (wrong, cost, *_) = priced[0], trials.cost(priced[0])
+        if (wrong, self._likely(cost)) > self._least():
+            return False
+        if self.planned:
             trials.check_time()
-        assert each.verdict is not None
-        judged = trials.plan(each.configuration, is_pinned=each.is_pinned)
-        judged = replace(judged, priced_s=each.verdict.step_s)
-        trials.judged[each.configuration] = judged
+        assert own.verdict is not None
+        judged = trials.plan(own.configuration, is_pinned=own.is_pinned)
+        judged = replace(judged, priced_s=own.verdict.step_s)
+        trials.judged[own.configuration] = judged
         if judged.verdict is not None:
-            planned.append(judged)
-            ratio = min(ratio, trials.cost(judged)[1] / cost)
-    return bool(planned)
+            self.planned.append(judged)
+            self.ratio = min(self.ratio, trials.cost(judged)[1] / cost)
+        return True
+
+    def reopen(self) -> None:
+        """Price what was left alone for a bound, where that may be below what has a plan."""
+        trials, least = self.trials, self._least()
+        every = [
+            own
+            for own, left in trials.left.items()
+            if left.is_bound and own.mesh.num_ranks == self.devices
+            if (False, self._likely(left.seconds)) <= least
+        ]
+        for own in every:
+            del trials.left[own]
+        most = len(trials.judged) + MOST_PRICED
+        worth = Worth(trials, trials.judge.outline(), self.devices, most)
+        trials.prices = True
+        try:
+            for own in every:
+                if trials.prices:
+                    trials.attempt(own, is_worth=worth.is_worth, beat_s=worth.beat_s)
+        finally:
+            trials.prices = False
+
+    def _least(self) -> tuple[bool, float]:
+        return min(map(self.trials.cost, self.planned), default=(True, inf))[:2]
+
+    def _likely(self, cost: float) -> float:
+        """Return what the plan of a price costs at least, by how far off others were."""
+        likely = cost * (1 - PRICE_ERROR)
+        if not self.planned:
+            return likely
+        alike = cost * self.ratio * (1 - ALIKE_ERROR)
+        # Prices that proved dearer than their error allows are corrected by what they are off.
+        is_dear = self.ratio < 1 - PRICE_ERROR
+        return alike if is_dear else max(likely, min(cost, alike))
 
 
 def _begin_whole(trials: Trials, priced: Sequence[Judged]) -> None:

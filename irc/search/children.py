@@ -206,7 +206,8 @@ def _work(job: Job, results: Connection, parent: int) -> None:
         outcome = Outcome.recorded(job)
         # Once the parent has the result it ends this process.
         for stream in filter(None, (sys.stdout, sys.stderr)):
-            stream.flush()
+            with suppress(Exception):  # what the user put there need not be one of the system's
+                stream.flush()
         results.send(outcome)
 
 

@@ -45,7 +45,7 @@ class Outcome:
         differences: of what the user stated and the best, decision by decision.
         priced: what was priced from pieces alone, best first.
         bound_s: what no plan is faster than (:mod:`irc.search.bounds`).
-        left: what was neither priced nor planned for what its step takes, shortest first.
+        left: what was not priced, or not made smaller, for what its step takes, shortest first.
     """
 
     best: Judged

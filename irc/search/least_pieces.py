@@ -4,9 +4,9 @@ A step is made smaller by layers that are computed again, and by what lies in pa
 (:mod:`irc.search.fitting`). Each of these choices has pieces of its own, which take long to plan.
 What they take at least is known from those of the step as it is:
 
-- A layer that is computed again takes what it did, and at least its products once more that
-  backward reads (:mod:`irc.search.again`), on all ranks of the stage at their peak. It saves what
-  the layer before it gave at least, divided among all ranks.
+- A layer that is computed again takes forward and backward together what it did, and at least its
+  products once more that backward reads (:mod:`irc.search.again`), on all ranks of the stage at
+  their peak. It saves what the layer before it gave at least, divided among all ranks.
 - What lies in parts is gathered and summed in each micro-batch, so that functions take as long at
   least as where less of it does, on as many copies of the model or on fewer. The update, which is
   divided, is not counted, nor is anything that is held.

@@ -86,12 +86,15 @@ class Worth:
         return self.trials.estimate(self.outline, configuration)
 
     def _steps(self) -> dict[Configuration, float]:
-        """Return what the prices are that others are held against; none for other objectives."""
+        """Return what steps take that others are held against; none for other objectives."""
         if self.trials.limits.objective not in ("throughput", "latency"):
             return {}
         # What has an objection is no measure: anything without is preferred, however slow.
-        known = [each for each in self.trials.priced(self.devices) if not each.objection]
-        return {each.configuration: each.verdict.step_s for each in known if each.verdict}
+        return {
+            own: each.verdict.step_s
+            for own, each in self.trials.judged.items()
+            if each.verdict and not each.objection and own.mesh.num_ranks == self.devices
+        }
 
     def _has_room(self, configuration: Configuration) -> bool:
         """Whether a whole plan fits, too, which holds a little more or less than its price says."""
