@@ -291,13 +291,13 @@ class _Cell:
         gates = list(first[0])
         parts = -(-len(states) * len(gates) // self._sums)
         each = -(-len(gates) // parts)
-        found: list[list[Operand]] = [[] for _ in states]
+        every: list[list[Operand]] = [[] for _ in states]
         for start in range(0, len(gates), each):
             some = gates[start : start + each]
             sums = self._sums_of(at, states, [{g: one[g] for g in some} for one in first])
-            for own, more in zip(found, sums, strict=True):
+            for own, more in zip(every, sums, strict=True):
                 own.extend(more)
-        return found
+        return every
 
     def _sums_of(
         self, at: Operand, states: Sequence[Operand], first: Sequence[Mapping[int, Operand]]

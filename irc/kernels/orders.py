@@ -9,16 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from xdsl.dialects.func import ReturnOp
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import FlowOp
+from irc.dialects.flow import ContractOp, FlowOp, PointwiseOp, TransposeOp
 from irc.kernels.holds import COMPUTE_OPS, FREE_OPS, SHAPE_OPS, WINDOW_OPS, shape_of
 from irc.kernels.trace import Stored
 from irc.kernels.view import View
 
 FEW_CHANNELS = 8
 """Input channels up to which a convolution reads lines of taps as runs."""
-RETURN = "func.return"
 LANES = 16
 """Numbers of a vector: dims that are shorter leave some of it unused."""
 
@@ -172,17 +172,19 @@ def returned_order(value: SSAValue) -> tuple[int, ...] | None:
     orders = set[tuple[int, ...]]()
     for use in value.uses:
         turn = use.operation
-        readers = [each.operation.name for each in turn.results[0].uses] if turn.results else []
-        if turn.name != "flow.transpose" or not readers or set(readers) != {RETURN}:
+        if not isinstance(turn, TransposeOp):
             return None
-        assert isinstance(turn, FlowOp)
+        if {type(each.operation) for each in turn.outputs[0].uses} != {ReturnOp}:
+            return None
         orders.add(turn.plain["perm"])
     return orders.pop() if len(orders) == 1 else None
 
 
 def stores_anyhow(ops: Sequence[FlowOp]) -> bool:
     """True for a kernel that stores in any order of dims alike: elementwise ones and products."""
-    return all(op.name in SHAPE_OPS | FREE_OPS | {"flow.pointwise", "flow.contract"} for op in ops)
+    return all(
+        isinstance(op, PointwiseOp | ContractOp) or op.name in SHAPE_OPS | FREE_OPS for op in ops
+    )
 
 
 def _joins_channels(op: FlowOp) -> bool:
