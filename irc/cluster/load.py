@@ -47,6 +47,13 @@ A complete file, in which every key that is commented out is optional:
     # tree = true           # it is between nodes: the library may run trees over it, and what it
                             # carries is `nic` in interference (default: not on level 0)
 
+    [launch]                # changes no price: what `irc launch` says to launchers
+    # partition = "gpu"     # of Slurm; account and time likewise
+    # account = "lab"
+    # time = "2:00:00"
+    # image = "registry/irc:1"  # of the container, for Kubeflow, SkyPilot and TorchX
+    # hosts = "node1,node2"     # for ssh
+
 Instead of levels, a full graph of wires between devices (0, 1, ...) and switches (names):
 
 .. code-block:: toml
@@ -79,6 +86,7 @@ from irc.cluster.gpus import GB
 from irc.cluster.graph import Edge, Graph, Node
 from irc.cluster.host import memory_bytes, num_cores
 from irc.cluster.interference import Interference
+from irc.cluster.launching import FORMS, Launching
 from irc.cluster.links import COLLECTIVES, Collective, Fit, Link, Protocol
 from irc.cluster.presets import KINDS, PRESETS, node_cluster
 from irc.cluster.rank_order import in_order, require_graph
@@ -232,7 +240,7 @@ def parse_cluster(text: str, where: str = "<text>") -> Cluster:
 
 
 def _cluster(top: Fields, stem: str) -> Cluster:
-    top.only("name", "device", "link", "graph", "edge")
+    top.only("name", "device", "link", "graph", "edge", "launch")
     name = top.text("name", stem)
     kinds = [_kind(Fields(table, "device.")) for table in top.tables("device")]
     if not kinds:
@@ -241,7 +249,10 @@ def _cluster(top: Fields, stem: str) -> Cluster:
     graph = _graph(top) if "edge" in top or "graph" in top else None
     device = slowest([device for device, _ in kinds])
     unequal = tuple((d, n or 1) for d, n in kinds) if len(kinds) > 1 or kinds[0][1] else ()
-    return Cluster(name, device, links, unequal, graph)
+    asked = Fields(top.table("launch", {}), "launch.")
+    asked.only(*FORMS)
+    launching = Launching(**{key: asked.text(key) for key in asked})
+    return Cluster(name, device, links, unequal, graph, launching)
 
 
 def _kind(table: Fields) -> tuple[Device, int]:

@@ -34,6 +34,8 @@ def to_toml(cluster: Cluster, comments: tuple[str, ...] = ()) -> str:
             lines += ["[[edge]]", f"between = {json.dumps(list(edge.ends))}"]
             lines += [f"gb_per_s = {_number(edge.bytes_per_s / GB)}"]
             lines += [f"latency_us = {_us(edge.latency_s)}", ""]
+    if asked := [f"{key} = {_quoted(value)}" for key, value in cluster.launching]:
+        lines += ["[launch]", *asked, ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from irc.cluster.device import Device, slowest
 from irc.cluster.graph import Graph
+from irc.cluster.launching import NOTHING_ASKED, Launching
 from irc.cluster.links import (
     COLLECTIVES,
     AxisLink,
@@ -53,6 +54,7 @@ class Cluster:
         links: levels, innermost first.
         unequal: where devices differ, each kind with how many there are, in the order of devices.
         graph: links between single devices and switches.
+        launching: what launchers ask for besides.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Cluster:
     links: tuple[Link, ...] = ()
     unequal: tuple[tuple[Device, int], ...] = ()
     graph: Graph | None = None
+    launching: Launching = NOTHING_ASKED
 
     def __post_init__(self) -> None:
         if self.graph is not None and self.links:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
-from irc.backends.launch.target import launch_files
+from irc.backends.launch.render import launch_files
 from irc.cluster.load import THIS_HOST, find_cluster
 from irc.cost.actions import ActionCost
 from irc.dialects.printer import Texts

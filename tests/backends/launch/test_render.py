@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import irc.cli
-from irc.backends.launch.target import FORMATS, Job, launch_files, render_launch
+from irc.backends.launch.job import Job
+from irc.backends.launch.render import FORMATS, launch_files, render_launch
 from irc.errors import IrcError
 from irc.plan.save import make_plan, save_plan
 from tests.plan.programs import build_plan, sharded
@@ -35,6 +36,8 @@ def run_script(text: str, tmp_path: Path, *words: str, name: str = "script") -> 
         "torchrun": 'printf "%s\\0" "$@" > "$SAID"',
         "srun": '"$@"',
         "scontrol": "echo node7; echo node8",
+        "ssh": 'shift 3; export SSH_HOST=$1; eval "$2"',
+        "torchx": 'printf "%s\\0" "$@" > "$SAID"',
     }.items():
         (tools / tool).write_text(f"#!/bin/sh\n{body}\n")
         (tools / tool).chmod(0o755)
@@ -43,7 +46,7 @@ def run_script(text: str, tmp_path: Path, *words: str, name: str = "script") -> 
     script.write_text(text)
     said = tmp_path / "said"
     subprocess.run(
-        ["bash" if "SBATCH" in text else "sh", str(script), *words],
+        ["bash" if text.startswith("#!/bin/bash") else "sh", str(script), *words],
         cwd=tmp_path,
         check=True,
         env={
@@ -55,10 +58,10 @@ def run_script(text: str, tmp_path: Path, *words: str, name: str = "script") -> 
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("form", ["torchrun", "slurm"])
+@pytest.mark.parametrize("form", ["torchrun", "slurm", "ssh"])
 def test_hostile_names_stay_names(name: str, form: str, tmp_path: Path) -> None:
     folder = saved(tmp_path / "plans" / name)
-    text = render_launch(str(folder), form)
+    text = render_launch(str(folder), form, None, {"hosts": "node7"} if form == "ssh" else None)
     given = run_script(text, tmp_path)
     assert given[given.index("-m") :] == ["-m", "irc.runtime.worker", str(folder)]
     assert not (tmp_path / "canary").exists()
@@ -124,7 +127,7 @@ def test_the_torchrun_command_is_one_that_torchrun_takes() -> None:
     from torch.distributed.run import get_args_parser
 
     for nodes in (1, 2):
-        text = FORMATS["torchrun"](Job(4, nodes, Path("/plan")))
+        text = FORMATS["torchrun"].write(Job(4, nodes, Path("/plan")))
         command = text.partition("exec torchrun ")[2].replace("\\\n", " ")
         args = get_args_parser().parse_args(shlex.split(command))
         assert (args.training_script, args.nproc_per_node) == (
