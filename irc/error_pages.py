@@ -380,10 +380,12 @@ PAGES = (
         code="memory-exceeded",
         title="a trial run takes more memory than the machine has",
         exit_code=2,
-        what="Random inputs of the sizes of the plan, and what a call of it holds, do not fit.",
+        what="Random inputs of the sizes of the plan, and what a call of it holds, do not fit; or"
+        " all ranks of a plan, started on this machine, take more than is free on it.",
         why="The system would end the process, or others, in the middle of the run.",
         example="irc run plan   (a plan whose example is 64 images of 8192 rows and columns)",
-        fix="irc run plan --size batch=1   (or give inputs: --inputs F.npz)",
+        fix="irc run plan --size batch=1   (or give inputs: --inputs F.npz; or rehearse one rank: "
+        "--comm fake)",
     ),
     ErrorPage(
         code="mesh-axes",

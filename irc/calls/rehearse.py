@@ -15,7 +15,8 @@ from irc.plan.load import LoadedPlan, load_plan
 from irc.plan.parts import PartsPlan
 from irc.plan.parts_files import is_parts, load_parts
 from irc.runtime.launch import check_writable
-from irc.runtime.rehearsal import check_rank, needed_bytes, place_of_kernels, rehearse, room_on
+from irc.runtime.memory_needed import needed_bytes
+from irc.runtime.rehearsal import check_rank, place_of_kernels, rehearse, room_on
 from irc.trace.form import Trace
 from irc.trace.rows import Recorded, events_of
 from irc.trace.write import to_json, write_trace

@@ -31,6 +31,26 @@ def memory_bytes() -> int:
     return min(found, int(limit)) if limit.isdigit() and int(limit) > 0 else found
 
 
+def free_bytes(meminfo: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the memory that new processes can have without another one losing its own.
+
+    Args:
+        meminfo: where Linux says what is available; elsewhere all of `memory_bytes` counts as free.
+        group: the control group that limits this process, if one does.
+    """
+    free = memory_bytes()
+    try:
+        lines = dict(line.split(":", 1) for line in meminfo.read_text("ascii").splitlines())
+        free = min(free, int(lines["MemAvailable"].split()[0]) << 10)
+        limit = (group / "memory.max").read_text("ascii").strip()
+        used = int((group / "memory.current").read_text("ascii"))
+        rows = (row.split() for row in (group / "memory.stat").read_text("ascii").splitlines())
+        cached = next((int(size) for name, size in rows if name == "inactive_file"), 0)
+    except (OSError, ValueError, KeyError):
+        return free
+    return min(free, max(0, int(limit) - used + cached)) if limit.isdigit() else free
+
+
 USUAL_SECOND_CACHE = 1 << 20
 """Bytes of a core's second cache where the system does not say."""
 

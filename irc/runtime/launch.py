@@ -24,10 +24,12 @@ from irc.dialects.placement import Mesh
 from irc.error_pages import REGISTRY
 from irc.errors import IrcError
 from irc.plan.host import is_host
-from irc.plan.load import load_plan
+from irc.plan.load import LoadedPlan, load_plan
+from irc.plan.parts import PartsPlan
 from irc.plan.parts_files import is_parts, load_parts
 from irc.plan.training import check_recipe, recipe_of_plan
 from irc.runtime.links import check_links
+from irc.runtime.memory_needed import check_all_ranks
 from irc.runtime.processes import STORE_VARIABLE, check_world, threads_per_process
 from irc.runtime.report import RunReport
 
@@ -113,9 +115,11 @@ def run_plan(
             trust=trust,
             verify=verify,
         )
-    mesh = _checked_mesh(plan, steps, check_every, sizes, links=links)
+    loaded = _checked(plan, steps, check_every, sizes, links=links)
+    mesh = loaded.mesh if isinstance(loaded, PartsPlan) else loaded.plan.device_mesh
     ranks = mesh.num_ranks
     check_world(mesh, ranks if nproc is None else nproc)
+    check_all_ranks(loaded)
     words = [str(Path(plan).absolute()), f"--seed={seed}"]
     words += ["--compare"] if compare else []
     words += ["--trust"] if trust else []
@@ -134,22 +138,22 @@ def run_plan(
         return _run_processes(words, ranks, Path(folder), worker)
 
 
-def _checked_mesh(
+def _checked(
     plan: str | Path,
     steps: int | None,
     check_every: int,
     sizes: Mapping[str, int] | None,
     *,
     links: bool,
-) -> Mesh:
-    """Return the mesh of a plan; options that are none of it are refused before ranks start."""
+) -> LoadedPlan | PartsPlan:
+    """Return a plan; options that are none of it are refused before ranks start."""
     if is_parts(plan):
         loaded = load_parts(plan)
         check_recipe(loaded)
-        mesh, trains, is_open = loaded.mesh, True, False
+        trains, is_open = True, False
     else:
         loaded = load_plan(plan)
-        mesh, trains = loaded.plan.device_mesh, recipe_of_plan(loaded) is not None
+        trains = recipe_of_plan(loaded) is not None
         is_open = loaded.sized is not None
     if (steps is not None or check_every) and not trains:
         raise _no_training(steps)
@@ -157,7 +161,7 @@ def _checked_mesh(
         raise IrcError("size-unknown", "all sizes of the plan are fixed", help="leave out --size")
     if links:
         check_links(loaded)
-    return mesh
+    return loaded
 
 
 def _no_training(steps: int | None) -> IrcError:

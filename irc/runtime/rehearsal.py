@@ -28,6 +28,7 @@ from irc.runtime.fake_peers import FakeCommunicator, FakePeers
 from irc.runtime.host_kernels import host_segments
 from irc.runtime.inputs import drawn_inputs, specs_of, specs_of_parts
 from irc.runtime.links import Links, links_of
+from irc.runtime.memory_needed import needed_bytes
 from irc.runtime.pipeline import LR, PipelineExecutor
 from irc.runtime.recorder import Recorder
 from irc.runtime.rehearsal_report import Rehearsal
@@ -36,7 +37,6 @@ from irc.runtime.rehearsed_memory import Resident, held_bytes, taken_beside
 from irc.runtime.segments import DEVICE_BACKENDS
 from irc.runtime.spread_parts import SpreadParts
 from irc.runtime.torch_driver import TorchDriver
-from irc.simulate.parts import held_at
 from irc.trace.rows import Recorded
 
 BESIDE = "beside"
@@ -153,29 +153,6 @@ def place_of_kernels(backend: str) -> tuple[torch.device, bool]:
         return torch.device("cpu"), True
 
 
-def needed_bytes(plan: LoadedPlan | PartsPlan, rank: int) -> dict[str, int]:
-    """Return what a rank of a plan is predicted to hold, by kind."""
-    if isinstance(plan, LoadedPlan):
-        return _of_plan(plan.plan)
-    place = next(p for p, ranks in enumerate(plan.ranks) if rank in ranks)
-    held = held_at(plan, place)
-    registers = sum(count * size for count, size in held.registers.values())
-    sizes = {"weights": held.weights, "registers": registers, "arena": held.arena}
-    return {kind: int(size) for kind, size in sizes.items()}
-
-
-def _of_plan(plan: Plan) -> dict[str, int]:
-    buffers = plan.buffers
-    passed = [b.size_bytes for b in buffers if b.storage in ("input", "output")]
-    found = {
-        "weights": sum(buffers[index].size_bytes for index in plan.weights),
-        "prepared": plan.prepared_bytes,
-        "arena": plan.arena_bytes,
-        "passed": sum(passed),
-    }
-    return {kind: size for kind, size in found.items() if size}
-
-
 def room_on(device: torch.device) -> int:
     """Return the bytes of a device that are there for a rehearsal."""
     if device.type == "cuda":
@@ -245,7 +222,7 @@ def _of_program(
         kinds["arena"] = [lease.frame.arena]
         return {kind: tensors for kind, tensors in kinds.items() if tensors}
 
-    return Stage(lambda: run(*given), _of_plan(plan), held)
+    return Stage(lambda: run(*given), needed_bytes(loaded, rank), held)
 
 
 def _of_parts(

@@ -19,7 +19,7 @@ from irc.dialects.text import load
 from irc.errors import IrcError
 from irc.plan.parts_files import load_parts
 from irc.programs.fewer_layers import leave_layers
-from irc.runtime.rehearsal import needed_bytes
+from irc.runtime.memory_needed import needed_bytes
 
 
 class Layer(nn.Module):

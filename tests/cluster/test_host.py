@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from irc.cluster.host import USUAL_SECOND_CACHE, second_cache_bytes
+from irc.cluster.host import USUAL_SECOND_CACHE, free_bytes, memory_bytes, second_cache_bytes
 
 
 def describe(folder: Path, **caches: tuple[str, str, str]) -> Path:
@@ -36,3 +36,17 @@ def test_where_nothing_is_said(tmp_path: Path) -> None:
     assert second_cache_bytes(tmp_path) == USUAL_SECOND_CACHE
     odd = describe(tmp_path, index2=("2", "Unified", "lots"))
     assert second_cache_bytes(odd) == USUAL_SECOND_CACHE
+
+
+def test_free_memory_is_what_the_system_and_the_control_group_leave(tmp_path: Path) -> None:
+    meminfo, group = tmp_path / "meminfo", tmp_path / "group"
+    meminfo.write_text("MemTotal:  900000 kB\nMemAvailable:   3000 kB\n", encoding="ascii")
+    assert free_bytes(meminfo, group) == 3000 << 10
+    group.mkdir()
+    (group / "memory.current").write_text("900\n", encoding="ascii")
+    (group / "memory.stat").write_text("anon 1\ninactive_file 100\n", encoding="ascii")
+    (group / "memory.max").write_text("max\n", encoding="ascii")
+    assert free_bytes(meminfo, group) == 3000 << 10
+    (group / "memory.max").write_text("1000\n", encoding="ascii")
+    assert free_bytes(meminfo, group) == 200
+    assert free_bytes(tmp_path / "none", tmp_path / "none") == memory_bytes()

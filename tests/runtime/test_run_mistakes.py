@@ -1,10 +1,12 @@
 """Mistakes of `irc run` and `irc check` are refused by name, not ignored and not called bugs."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import irc
 from irc.cli import main
@@ -74,3 +76,31 @@ def test_check_refuses_inputs_of_another_shape(tmp_path: Path) -> None:
     with pytest.raises(IrcError) as caught:
         check_plan(plan, str(tmp_path / "x.npz"))
     assert caught.value.code == "input-mismatch"
+
+
+@pytest.mark.parametrize("mesh", ["data=2", "pipe=2"])
+def test_ranks_that_do_not_fit_into_memory_do_not_start(
+    mesh: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
+    options: dict[str, Any] = {"micro_batches": 2} if mesh == "pipe=2" else {}
+    x = torch.ones(4, 64)
+    irc.export_plan(
+        net, (x, x), out=tmp_path / "plan", mesh=mesh, loss=F.mse_loss, optimizer="sgd",
+        native="none", **options,
+    )  # fmt: skip
+
+    def started(*_: Any) -> Any:
+        raise AssertionError("processes were started")
+
+    monkeypatch.setattr("irc.runtime.launch._run_processes", started)
+    with pytest.raises(AssertionError):
+        run_plan(tmp_path / "plan")
+    monkeypatch.setattr("irc.runtime.memory_needed.free_bytes", lambda: 330 << 20)
+    with pytest.raises(AssertionError):  # 160 MiB a process, and little beside
+        run_plan(tmp_path / "plan")
+    monkeypatch.setattr("irc.runtime.memory_needed.free_bytes", lambda: 320 << 20)
+    with pytest.raises(IrcError) as caught:
+        run_plan(tmp_path / "plan")
+    assert caught.value.code == "memory-exceeded"
+    assert "of them" in str(caught.value) and "--comm fake" in str(caught.value)
