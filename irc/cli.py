@@ -16,6 +16,7 @@ from irc.commands import (
     cluster,
     compare,
     compile,
+    completion,
     demo,
     diff,
     explain,
@@ -64,6 +65,7 @@ COMMANDS: dict[str, Command] = {
     "simulate": simulate,
     "compare": compare,
     "cluster": cluster,
+    "completion": completion,
 }
 
 
@@ -150,6 +152,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
     if rest:
         # argparse itself would give the usage of `irc`, which says nothing about the command.
         commands[word].error(f"unrecognized arguments: {' '.join(rest)}")
+    args.parser = parser
     return COMMANDS[word].run(args)
 
 
