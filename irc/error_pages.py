@@ -125,6 +125,16 @@ PAGES = (
         fix="chunk layers.*.up = 4",
     ),
     ErrorPage(
+        code="cluster-import",
+        title="a description of machines cannot be read",
+        exit_code=2,
+        what="A file is none that `irc cluster import` knows, contradicts itself or others, or"
+        " lacks what the cluster's prices need.",
+        why="Counts and wires are taken from these files as they stand; none is guessed.",
+        example="irc cluster import node.txt   (which says NV18, but not of which GPUs)",
+        fix="irc cluster import node.txt --kind H100 --nodes 4 -o lab.toml",
+    ),
+    ErrorPage(
         code="cluster-invalid",
         title="a cluster file cannot be read",
         exit_code=2,

@@ -10,17 +10,18 @@ from irc.errors import IrcError
 if TYPE_CHECKING:
     from irc.tune.calibrate import Calibration
 
-HELP = "show a cluster, detect or calibrate this machine, order ranks, fit interference"
+HELP = "show or import a cluster, detect or calibrate this machine, order ranks"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `irc cluster`."""
     parser.add_argument("action", choices=[*ACTIONS], help="what to do")
     parser.add_argument(
-        "name",
+        "names",
         metavar="NAME|FILE",
-        nargs="?",
-        help="show: a cluster, without one, list all; order: the cluster; "
+        nargs="*",
+        help="show: a cluster, without one, list all; order: the cluster; import: what nvidia-smi "
+        "topo -m printed of a node, or the XML of NCCL_TOPO_DUMP_FILE, and Slurm's topology.conf; "
         "interference: a CSV file of measurements, each a line of milliseconds: those that each "
         "kind of work takes alone (columns compute, link, nic, d2h, h2d: some of them), and until "
         "all had ended that began at the same time (column together)",
@@ -36,8 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--output",
         metavar="FILE.toml",
-        help="calibrate, show of one cluster, order: write it there",
+        help="calibrate, import, show of one cluster, order: write it there",
     )
+    parser.add_argument("--kind", metavar="GPU", help="import: what the GPUs are, as in 8xH100")
+    parser.add_argument("--nodes", metavar="N", type=int, help="import: how many nodes are alike")
     cluster_order.add_arguments(parser)
     parser.add_argument("--quick", action="store_true", help="calibrate: take less than 20 s")
     parser.add_argument("--anyway", action="store_true", help=f"calibrate: {ANYWAY}")
@@ -51,12 +54,15 @@ def run(args: argparse.Namespace) -> int:
                 "option-value",
                 f"--{name} is for irc cluster {' and '.join(actions)}, not for {args.action}",
             )
-    if args.name is not None and args.action not in ("show", "interference", "order"):
+    args.name = next(iter(args.names), None)
+    if args.name is not None and args.action in ("detect", "calibrate"):
         raise IrcError(
             "option-value",
             f"{args.action} looks at this machine and takes no name: '{args.name}'",
             help=f"irc cluster {args.action}, or irc cluster show {args.name}",
         )
+    if len(args.names) > 1 and args.action != "import":
+        raise IrcError("option-value", f"{args.action} takes one name: {' '.join(args.names)}")
     return ACTIONS[args.action](args)
 
 
@@ -100,6 +106,29 @@ def _show(args: argparse.Namespace) -> int:
 def _order(args: argparse.Namespace) -> int:
     text = cluster_order.order(args)
     if args.output is not None:
+        _write_file(args.output, text)
+    return 0
+
+
+def _import(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from irc.cluster.imports.build import import_cluster
+    from irc.cluster.text import to_toml
+
+    if args.nodes is not None and args.nodes < 1:
+        raise IrcError("option-value", f"--nodes is {args.nodes}; it must be 1 or more")
+    if not args.names:
+        raise IrcError(
+            "option-value", "irc cluster import wants the files that describe the machines",
+            help="nvidia-smi topo -m > node.txt; irc cluster import node.txt --kind H100",
+        )  # fmt: skip
+    stem = "imported" if args.output is None else Path(args.output).stem
+    got = import_cluster(args.names, kind=args.kind or "", nodes=args.nodes, name=stem)
+    text = to_toml(got.cluster, got.notes)
+    if args.output is None:
+        print(text, end="")
+    else:
         _write_file(args.output, text)
     return 0
 
@@ -192,10 +221,11 @@ def _write_file(output: str, text: str) -> None:
 TAKEN_BY = {
     "toml": ("show",), "example": ("show",), "mesh": ("show", "order"), "quick": ("calibrate",),
     "anyway": ("calibrate",),
-    "output": ("show", "calibrate", "order"), "traffic": ("order",),
+    "output": ("show", "calibrate", "order", "import"), "kind": ("import",), "nodes": ("import",),
+    "traffic": ("order",),
 }  # fmt: skip
 """Which actions take an option."""
 ACTIONS = {
     "show": _show, "detect": _detect, "calibrate": _calibrate, "interference": _interference,
-    "order": _order,
+    "order": _order, "import": _import,
 }  # fmt: skip
