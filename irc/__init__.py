@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from irc.api import compile as compile
     from irc.api import compile_entries as compile_entries
     from irc.api import compile_step as compile_step
+    from irc.api import explain as explain
     from irc.api import load as load
     from irc.api import original as original
     from irc.calls.frozen import freeze as freeze
@@ -35,6 +36,7 @@ _LAZY = {
     "compile_entries": "irc.api",
     "compile_step": "irc.api",
     "data_sampler": "irc.calls.sampler",
+    "explain": "irc.api",
     "export_entries": "irc.exports",
     "export_plan": "irc.exports",
     "freeze": "irc.calls.frozen",
@@ -56,6 +58,7 @@ __all__ = [
     "compile_entries",
     "compile_step",
     "data_sampler",
+    "explain",
     "export_entries",
     "export_plan",
     "freeze",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 from irc.choices import (
     Dynamic,
     MeshOption,
+    backend_options,
     batch_option,
     checked,
     count_option,
@@ -20,11 +21,14 @@ from irc.choices import (
     layout_option,
     mesh_option,
     micro_batches_option,
+    mode_option,
     names_option,
     offload_option,
     programs_option,
     recipe_option,
+    strict_option,
 )
+from irc.cluster.load import THIS_HOST
 from irc.constraints.pins import Pins, pins_option
 from irc.constraints.steps import called_pins, pinned_count
 from irc.errors import IrcError
@@ -49,6 +53,7 @@ if TYPE_CHECKING:
     from irc.calls.entries import Entries
     from irc.calls.feeding import BatchOption
     from irc.calls.step import TrainingStep
+    from irc.report.calls import ModuleReport
     from irc.runtime.executor import Executor
     from irc.runtime.host import HostExecutor
     from irc.runtime.open_executor import OpenExecutor
@@ -72,6 +77,9 @@ def compile(
     dynamic: Dynamic = None,
     tune: bool = False,
     fullgraph: bool = False,
+    strict: bool = False,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
     disable: bool = False,
     example: Sequence[Any] | None = None,
 ) -> T: ...
@@ -91,6 +99,9 @@ def compile(
     dynamic: Dynamic = None,
     tune: bool = False,
     fullgraph: bool = False,
+    strict: bool = False,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
     disable: bool = False,
     example: Sequence[Any] | None = None,
 ) -> Callable[[T], T]: ...
@@ -109,6 +120,9 @@ def compile(
     dynamic: Dynamic = None,
     tune: bool = False,
     fullgraph: bool = False,
+    strict: bool = False,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
     disable: bool = False,
     example: Sequence[Any] | None = None,
 ) -> Any:
@@ -157,6 +171,14 @@ def compile(
             later compilations on such a device, with or without ``tune``.
         fullgraph: a call is one graph, or an error that says at which line it is not. On a mesh and
             a GPU it always is.
+        strict: as ``fullgraph``, and nothing runs by torch or Python in irc's place, not even one
+            op of a graph that irc has no form for: an error names its line. Nor is a call timed
+            against torch and left to it.
+        mode: as ``torch.compile`` has it: ``default``; ``max-autotune`` is ``tune``, and
+            ``reduce-overhead`` what irc does on a GPU anyway. On a CPU both are refused: they mean
+            nothing there.
+        options: as ``torch.compile(backend="irc")`` takes them: ``passes``, ``rules``, ``pins``,
+            ``cluster``, ``fullgraph``, ``strict``, ``target``, ``verify_each``.
         disable: give the target back unchanged.
         example: arguments of a call, for which ``mesh="auto"`` is searched.
 
@@ -164,6 +186,14 @@ def compile(
         IrcError: for options that cannot be; on the first call, what capture and planning raise.
     """
     _refuse_example(mesh, example)
+    stated = {"passes": passes, "rules": rules, "pins": pins, "fullgraph": fullgraph}
+    stated |= {"cluster": "" if cluster == THIS_HOST else cluster, "strict": strict}
+    more = backend_options(options, stated)
+    passes, rules = more.pop("passes", passes), more.pop("rules", rules)
+    pins, cluster = more.pop("pins", pins), more.pop("cluster", cluster)
+    strict = strict_option(more.pop("strict", strict))
+    fullgraph = more.pop("fullgraph", fullgraph) or strict
+    tune = mode_option(mode, backend) or tune
     if mesh == AUTO:
         if target is None or isinstance(target, type):
             raise IrcError(
@@ -179,7 +209,7 @@ def compile(
             ).mesh
         )  # fmt: skip
     mesh = mesh_option(mesh)
-    options = checked(
+    chosen = checked(
         Options(
             mesh=parse_mesh(mesh),
             backend=backend,
@@ -193,11 +223,13 @@ def compile(
             dynamic=dynamic_option(dynamic, mesh),
             tune=_tune(backend, tune=tune),
             fullgraph=fullgraph,
+            strict=strict,
+            **more,
         )
     )
     if target is None:
-        return partial(_compile, options=options, disable=disable)
-    return _compile(target, options=options, disable=disable)
+        return partial(_compile, options=chosen, disable=disable)
+    return _compile(target, options=chosen, disable=disable)
 
 
 def _refuse_example(mesh: MeshOption, example: Sequence[Any] | None) -> None:
@@ -484,6 +516,36 @@ def original(compiled: Any) -> Any:
     from irc.calls.compiled import original as found
 
     return found(compiled)
+
+
+def explain(compiled: Any) -> ModuleReport:
+    """Say what irc has made of a compiled module or function in the calls so far.
+
+    For each kind of call (shapes, dtypes, training flag, whether gradients are recorded): the
+    programs that were compiled, their kernels and the ops that each fuses, what was left to torch
+    or Python with the line in the model's file and why, which guard made it compile again, how long
+    that took, the memory of the arena, and in which file of the cache the machine code is. What
+    comes back prints as text, has the same as fields and ``.json()``, and is a table in a
+    notebook::
+
+        fast = irc.compile(model)
+        fast(x)
+        print(irc.explain(fast))
+
+    ``IRC_LOGS=graph,fusion,fallback,recompile,cache`` prints the same facts as they happen, also of
+    ``torch.compile(backend="irc")`` (:mod:`irc.logs`).
+
+    Args:
+        compiled: a module, a function or a method that ``irc.compile`` has returned.
+
+    Raises:
+        IrcError: ``input-mismatch`` for anything else.
+    """
+    from irc.calls.compiled import explained
+    from irc.report.calls import ModuleReport
+
+    name, record, options = explained(compiled)
+    return ModuleReport.of(name, record, backend="" if options is None else options.backend)
 
 
 def compile_entries(

@@ -130,6 +130,86 @@ def batch_option(batch: object, mesh: str, layout: str) -> Any:
     return batch
 
 
+def mode_option(mode: object, backend: str) -> bool:
+    """Return whether a mode of ``torch.compile`` asks for tiles to be timed.
+
+    Raises:
+        IrcError: ``option-value`` for a mode that means nothing here.
+    """
+    if mode is None or mode == "default":
+        return False
+    if not isinstance(mode, str) or mode not in MODES:
+        raise IrcError(
+            "option-value",
+            f"torch.compile has no mode {mode!r}",
+            help=did_you_mean(f"{mode}", ("default", *MODES)),
+        )
+    if backend not in DEVICE_BACKENDS:
+        raise IrcError(
+            "option-value",
+            f"mode='{mode}' means nothing to backend '{backend}': it is about {MODES[mode]}",
+            help="leave it out, or choose mode='default'",
+        )
+    return mode != OVERHEAD
+
+
+OVERHEAD = "reduce-overhead"
+MODES = {
+    OVERHEAD: "CUDA graphs, which irc records on a GPU by itself",
+    "max-autotune": "the tiles of GPU kernels",
+    "max-autotune-no-cudagraphs": "the tiles of GPU kernels",
+}
+"""What modes of ``torch.compile`` are about; ``default`` is what irc does by itself."""
+
+BACKEND_OPTIONS = (
+    "target", "verify_each", "passes", "rules", "pins", "cluster", "fullgraph", "strict",
+)  # fmt: skip
+"""What ``options=`` takes, as :class:`~irc.pipeline.Options` and :func:`irc.compile` have it."""
+
+
+def backend_options(given: object, stated: Mapping[str, object] | None = None) -> dict[str, Any]:
+    """Return what ``options=`` says.
+
+    Args:
+        given: of the user; None says nothing.
+        stated: what the user says by keyword, too.
+
+    Raises:
+        IrcError: ``option-unknown`` for a name that irc does not know, such as one of inductor's;
+            ``option-value`` for what is no mapping, and for what is said twice.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise IrcError(
+            "option-value",
+            f"options= has values by name, not {given!r}",
+            help='as in options={"fullgraph": True}',
+        )
+    chosen = {f"{name}": value for name, value in cast("Mapping[object, Any]", given).items()}
+    for name in chosen:
+        if name not in BACKEND_OPTIONS:
+            raise IrcError(
+                "option-unknown",
+                f"backend 'irc' has no option '{name}'",
+                help=did_you_mean(name, BACKEND_OPTIONS),
+            )
+        if (stated or {}).get(name):
+            raise IrcError("option-value", f"{name} is given twice, by itself and in options=")
+    return chosen
+
+
+def strict_option(given: object) -> bool:
+    """Check whether anything may be left to torch.
+
+    Raises:
+        IrcError: ``option-value``.
+    """
+    if not isinstance(given, bool):
+        raise IrcError("option-value", f"strict is True or False, not {given!r}")
+    return given
+
+
 def names_option(option: str, given: object) -> tuple[str, ...]:
     """Return names of passes, or of files.
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
-from irc.frontends.torch.locations import of_frames
+from irc.frontends.torch.locations import innermost, of_frames
 from irc.process_wide import ProcessWide
 
 LOGGERS = (
@@ -23,10 +23,15 @@ LOGGERS = (
 
 
 class Break(NamedTuple):
-    """Why a graph ends before its function does, and the line, ``""`` where torch names none."""
+    """Why a graph ends before its function does, and the line, ``""`` where torch names none.
+
+    ``where`` is in the user's own files where there is one; ``line`` is where it happens, also in
+    a library that the model is from.
+    """
 
     reason: str
     where: str
+    line: str = ""
 
 
 @dataclass
@@ -68,7 +73,7 @@ def watched() -> Generator[Seen]:
             seen.errors.append(error)
         if error is not None:
             stack = getattr(error, "real_stack", None) or ()
-            told.append(Break(_first(str(error)), _of_stack(stack)))
+            told.append(Break(_first(str(error)), _of_stack(stack), _line_of(stack)))
         return False
 
     noted, left = len(graph_break_reasons), _left(counters)
@@ -83,7 +88,8 @@ def watched() -> Generator[Seen]:
             logger.removeFilter(is_other)
             logger.setLevel(level)
         for each in graph_break_reasons[noted:]:
-            seen.breaks.append(Break(_first(each.reason), _of_stack(each.user_stack)))
+            stack = each.user_stack
+            seen.breaks.append(Break(_first(each.reason), _of_stack(stack), _line_of(stack)))
         if not seen.breaks and _left(counters) > left:
             # A frame that cannot go on after a break is left whole, and has no entry there.
             seen.breaks += told or [Break("Dynamo leaves the function to Python", "")]
@@ -98,6 +104,11 @@ def _left(counters: Any) -> int:
 def _of_stack(stack: Sequence[traceback.FrameSummary]) -> str:
     frames = [(f.filename, str(f.lineno), f.name) for f in stack]
     return of_frames(frames) if frames else ""
+
+
+def _line_of(stack: Sequence[traceback.FrameSummary]) -> str:
+    frames = [(f.filename, str(f.lineno), f.name) for f in stack]
+    return innermost(frames) if frames else ""
 
 
 def _first(text: str) -> str:

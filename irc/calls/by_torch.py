@@ -22,8 +22,9 @@ from irc.errors import IrcError
 from irc.frontends.torch.failures import causes
 from irc.pipeline import Options
 from irc.process_wide import deep_recursion
+from irc.record import FallBack
 
-FOR_TORCH = ("passes", "rules", "pins", "cluster", "verify_each", "fullgraph")
+FOR_TORCH = ("passes", "rules", "pins", "cluster", "verify_each", "fullgraph", "strict", "record")
 """What the backend ``irc`` of torch.compile is told of the options."""
 
 
@@ -38,6 +39,7 @@ class ByTorch:
     def __init__(self, original: Callable[..., Any], options: Options) -> None:
         self._original = original
         self._fullgraph = options.fullgraph
+        self._record = options.record
         # By default Dynamo does not look whether layers have got hooks since it traced them.
         dynamo_config.skip_nnmodule_hook_guards = False
         chosen = {name: getattr(options, name) for name in FOR_TORCH}
@@ -90,8 +92,21 @@ class ByTorch:
             if isinstance(inner := _inner(error), IrcError):
                 raise inner
         self._is_whole = not seen.breaks
+        self._note(seen, failed)
         self._warn(seen, left, failed)
         return found
+
+    def _note(self, seen: Seen, failed: Exception | None) -> None:
+        """Note each break, and a capture of the whole call on which irc fails."""
+        if self._record is None:
+            return
+        # Dynamo may name one line twice, and says more the second time.
+        for each in {(each.line or each.reason): each for each in seen.breaks}.values():
+            what = f"Python runs a part of '{_name_of(self._original)}'"
+            self._record.note(FallBack("break", what, each.reason, each.line))
+        if failed is not None and is_bug(failed):
+            reason = f"irc fails: {type(failed).__name__}: {failed}"
+            self._record.note(FallBack("call", "the capture of a whole call", reason, ""))
 
     def _shown(self, error: Exception, failed: Exception | None) -> Exception:
         """Return what a user of irc.compile is to see for what torch.compile raises."""

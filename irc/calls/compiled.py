@@ -26,6 +26,7 @@ from irc.calls.feeding import Feeding
 from irc.calls.handed_on import HandedOn
 from irc.calls.left import can_be_left
 from irc.calls.loop import WHOLE, Loop, is_trained_on_ranks, loop_feeding, samples_of
+from irc.calls.noted import Watch, call_kind, line_of, note_graph, note_left, noted_plan
 from irc.calls.open_version import OpenVersion
 from irc.calls.recompiles import MAX_VERSIONS, Recompiles, Statistics
 from irc.calls.trial import Entry, is_tried
@@ -43,8 +44,9 @@ from irc.frontends.torch.in_place import in_place
 from irc.frontends.torch.reach import reach
 from irc.frontends.torch.settings import default_device, is_elsewhere
 from irc.frontends.torch.structure import argument_names
-from irc.pipeline import Options, make_plan
+from irc.pipeline import Options
 from irc.plan.parts import PIPE
+from irc.record import FallBack, Recompile, Record
 from irc.runtime import held
 from irc.runtime.executors import executor_of
 from irc.runtime.prepared import Store
@@ -56,6 +58,10 @@ if TYPE_CHECKING:
     from irc.runtime.ranks import Ranks
 
 C = TypeVar("C", bound=type[nn.Module])
+
+HOOKS_ON_ALL = "hooks on all modules want to see each module's call"
+ENTRY_BEHIND = "torch alone is faster than what was compiled with Dynamo's way in"
+"""Why calls go to torch."""
 
 
 class _Tracing:
@@ -107,7 +113,8 @@ class Dispatcher:
     def __init__(self, original: Callable[..., Any], options: Options) -> None:
         self.original = original
         self._run = original.forward if isinstance(original, nn.Module) else original
-        self.options = options
+        self.record = Record()
+        self.options = replace(options, record=self.record)
         self._torchs = self._run if is_tried(options) else None
         self.handed: list[Direct] = []
         self._entry = Entry()
@@ -153,10 +160,10 @@ class Dispatcher:
             self._joined().agree(self._call(args, kwargs), ready)
             if self.loop is not None:
                 self.loop.parameters.count_writes()
-        if version is None:
+        if is_new := version is None:
             if self._is_broken:
                 return self._through_torch(args, kwargs)
-            with TRACING:
+            with TRACING, self.record.noting():
                 # Another thread may have compiled it; and while one traces, guards fail.
                 version, reason = self._find(args, kwargs)
                 failed = None
@@ -173,9 +180,22 @@ class Dispatcher:
             if version is None:
                 return self._eager(args, kwargs, reason)
         if (shared := version.shared(args, kwargs)) is not None:
+            note_left(
+                self.options, FallBack("call", "calls whose arguments share memory", shared, "")
+            )
             self._recompiles.add_shared(shared)
             return self._run(*args, **kwargs)
-        return version(args, kwargs)
+        if not is_new:
+            return version(args, kwargs)
+        with self.record.noting():
+            found = version(args, kwargs)
+        self._close(args, kwargs)
+        return found
+
+    def _close(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Say which call has caused what was noted."""
+        if self.record.pending:
+            self.record.close(call_kind(self.original, args, kwargs))
 
     def _frozen(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a version that there is: without its weights the module runs in no other way."""
@@ -247,6 +267,7 @@ class Dispatcher:
                 raise
             return None, error
         if reason is not None:
+            self.record.note(Recompile(reason))
             self._recompiles.add(reason, self.versions[-1].resized(args, kwargs))
         self.versions.append(version)
         return version, None
@@ -280,10 +301,10 @@ class Dispatcher:
         if captured.is_entangled and self.options.backend == "cpu":
             return HandedOn(captured.guards, self._through_torch)
         captured = in_place(captured)
-        plan = make_plan(captured.program, self.options, keep_ir=False)
+        plan = noted_plan(captured.program, self.options, line_of(self._run))
         tensors = captured.program.tensors
         executor = executor_of(plan, tensors, store=self._store, draws=True)
-        return Version(captured, executor, self._torchs)
+        return Version(captured, executor, self._torchs, self.record)
 
     def _check_effects(self, captured: Captured) -> None:
         """Leave calls to Dynamo that do more than a program can say."""
@@ -346,12 +367,14 @@ class Dispatcher:
             text, _ = constraint_text(options.pins)
             options = replace(options, pins="\n".join([text, *loop.feeding.pins(fed)]))
         executor = ranks.executor(
-            lambda: make_plan(program, options),
+            lambda: noted_plan(program, options, line_of(self._run), keep_ir=True),
             program.tensors if loop is None else {**program.tensors, **loop.parameters.whole()},
             marks_of(program.module, options),
             parts=None if loop is None else loop.parameters.parts(),
             fed=None if loop is None else lambda plan: loop.feeding.of_plan(plan, fed),
         )
+        if not self.record.pending:  # another rank has planned it
+            note_graph(Watch(), program.source, executor.plan, (), self.options)
         if loop is not None:
             captured.guards = Guards.of(loop.module, args, dict(kwargs))
         if loop is not None and samples:
@@ -384,6 +407,7 @@ class Dispatcher:
                 ranks.wholes.clear()
             with TRACING:
                 version = loop.add(args, kwargs)
+            self._close(args, kwargs)
         loop.check()
         return version(args, kwargs)
 
@@ -417,6 +441,9 @@ class Dispatcher:
 
     def _eager(self, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str | None) -> Any:
         """Run a call that no version fits and that is not worth one; caches come whole for it."""
+        left = FallBack("call", "calls that no compiled version fits", reason or "", "")
+        if self._recompiles.eager_calls == 0 or self.options.strict:
+            note_left(self.options, left)
         self._recompiles.add_eager(reason)
         if self.loop is not None:
             raise _too_many()
@@ -471,6 +498,7 @@ class Dispatcher:
     ) -> Any:
         """Run where autograd records, layers have hooks, or a whole capture has failed."""
         if on_all_modules():
+            note_left(self.options, FallBack("call", "calls", HOOKS_ON_ALL, ""))
             self._recompiles.add_hooks_on_all()
             return self._run(*args, **kwargs)
         if self._by_torch is None:
@@ -479,12 +507,17 @@ class Dispatcher:
                     self._check_dynamic(args, kwargs)
                     self._by_torch = ByTorch(self._run, self.options)
         if self._torchs is None or kwargs or len(self.handed) == MAX_VERSIONS:
-            return self._by_torch(args, kwargs, failed)
-        with self._entry.watched() as notes:
             found = self._by_torch(args, kwargs, failed)
-        if self._entry.is_behind(notes):
-            handed = handing(self._torchs, args, self._held())
-            self.handed += [handed] if handed else []
+        else:
+            with self._entry.watched() as notes:
+                found = self._by_torch(args, kwargs, failed)
+            if self._entry.is_behind(notes):
+                handed = handing(self._torchs, args, self._held())
+                if handed:
+                    self.handed.append(handed)
+                    self.record.note(FallBack("timing", "calls of this kind", ENTRY_BEHIND, ""))
+        if self.record.pending:
+            self._close(args, kwargs)
         return found
 
     def _held(self) -> list[torch.Tensor]:
@@ -649,6 +682,48 @@ def statistics(compiled: Any) -> Statistics:
     if found is None:
         raise IrcError("input-mismatch", f"{type(compiled).__name__} was not made by irc.compile")
     return found.statistics
+
+
+def explained(compiled: Any) -> tuple[str, Record | None, Options | None]:
+    """Return the name of a compiled module or function, what was noted, and its options.
+
+    A module has neither before its first call.
+
+    Raises:
+        IrcError: ``input-mismatch`` where the argument was not made by ``irc.compile``.
+    """
+    target: Any = getattr(compiled, "__func__", compiled)  # of a method
+    if isinstance(target, type) and hasattr(target, "_irc_original"):
+        name = f"{target.__name__}"
+        raise IrcError(
+            "input-mismatch",
+            f"'{name}' is a class, and each of its modules is compiled by itself",
+            help=f"model = {name}(...); model(...); irc.explain(model)",
+        )
+    if not hasattr(target, "_irc_original"):
+        raise _not_compiled(compiled)
+    if isinstance(target, nn.Module):
+        name, known = type(original(target)).__name__, dispatcher_of(target)
+        return (name, None, None) if known is None else (name, known.record, known.options)
+    name = getattr(compiled, "__qualname__", type(original(target)).__name__)
+    found: Dispatcher = getattr(target, "_irc_dispatcher")  # noqa: B009
+    return name, found.record, found.options
+
+
+def _not_compiled(given: Any) -> IrcError:
+    if hasattr(given, "get_compiler_config") or hasattr(given, "_orig_mod"):
+        return IrcError(
+            "input-mismatch",
+            "irc.explain was given what torch.compile returns",
+            because="torch does not tell a backend which function a graph is of",
+            help="compile it by irc.compile; or set IRC_LOGS=all, which prints of both",
+        )
+    return IrcError(
+        "input-mismatch",
+        f"irc.explain was given {type(given).__name__}, which irc.compile has not returned",
+        because="it takes a module, function or method that irc.compile has returned",
+        help="fast = irc.compile(model); fast(x); print(irc.explain(fast))",
+    )
 
 
 def refresh(compiled: Any) -> None:

@@ -15,6 +15,7 @@ from torch._dynamo.exc import RestartAnalysis
 
 from irc.errors import IrcError
 from irc.pipeline import Options
+from irc.record import FallBack
 
 CODES = frozenset({"capture-failed", "op-unsupported"})
 """Errors of what a graph holds; all others are about what the user chose or gave."""
@@ -55,14 +56,29 @@ def leave(what: str, error: Exception, options: Options) -> None:
     Raises:
         Exception: the error.
     """
-    if options.fullgraph or not can_be_left(error, options):
+    if options.fullgraph or options.strict or not can_be_left(error, options):
         raise error
+    if options.record is not None:
+        options.record.note(fall_back_of(what, error))
     text = left_text(what, error)
     if (gathered := getattr(_here, "gathered", None)) is not None:
         gathered.append(text)
     else:
         warnings.warn(text, LeftToTorchWarning, stacklevel=3)
 
+
+def fall_back_of(what: str, error: Exception) -> FallBack:
+    """Return what is noted of a part that torch runs."""
+    kind = KINDS.get(what, "graph")
+    if isinstance(error, IrcError):
+        first: IrcError = getattr(error, "errors", (error,))[0]
+        line = "" if first.where == "unknown" else first.where
+        return FallBack(kind, what, first.message, line)
+    return FallBack(kind, what, f"irc fails: {type(error).__name__}: {error}", "")
+
+
+KINDS = {"a backward pass": "backward", "a part of a graph": "region"}
+"""What of a call is left, by its words; others are whole graphs."""
 
 _here = threading.local()
 

@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from irc.calls.feeding import Feeding, axes_called_so, feeding_of
+from irc.calls.noted import Watch, note_graph
 from irc.constraints.layouts import parse_layout
 from irc.constraints.pins import constraint_text, pin
 from irc.dialects.builder import arguments, entry, results
@@ -155,7 +156,7 @@ class Loop:
         if divided:
             text, _ = constraint_text(options.pins)
             options = replace(options, pins="\n".join([text, *self.feeding.pins(divided)]))
-        marks = marks_of(program.module, options, trained, inputs)
+        marks, watch = marks_of(program.module, options, trained, inputs), Watch()
         halves = unpack_halves(
             shared_bytes(
                 lambda: pack_halves(plan_halves(program, options, trained, inputs)),
@@ -164,6 +165,8 @@ class Loop:
             )
         )
         self._place(halves)
+        for source, half in (("aot forward", halves.forward), ("aot backward", halves.backward)):
+            note_graph(watch, source, half.plan, (), options)
         guards = Guards.of(self.module, args, dict(kwargs))
         version = LoopVersion(
             self, captured, halves, guards, tensors, self._wanted(), divided, samples

@@ -9,16 +9,19 @@ sizes get a plan of their own, and the reason is kept.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
+from irc.calls.noted import Watch, note_graph
 from irc.calls.open_template import OpenTemplate, Values, Work
 from irc.calls.trial_bytes import FEW_BYTES, refusal, trial_bytes
+from irc.dialects.task import KernelOp
 from irc.errors import InternalError, IrcError
 from irc.pipeline import Options, lower, run_passes
 from irc.plan.build import build_plan
 from irc.plan.load import LoadedPlan
+from irc.plan.schema import Plan
 from irc.plan.template.template import PlanTemplate, Witness, plan_template
 from irc.plan.template.unify import DifferentError
 from irc.plan.template.witnesses import witnesses
@@ -39,6 +42,9 @@ MAX_ATTEMPTS = 3
 LARGER = 8
 """A template is checked up to so many times the first sizes, if it can be."""
 
+
+OPEN = "sizes left open"
+"""What is noted of a plan that follows from a template."""
 
 PARTS = (1, 2, 4, 8, 16, 32, 64)
 """Sizes of a trial are divided by these, one after another, until it takes little memory."""
@@ -116,6 +122,7 @@ class OpenPlans:
         self._options = replace(options, any_rows=True)
         self._attempts = 0
         self._failed = False
+        self._source, self._watch = "", Watch()
         self._lock = threading.RLock()
 
     def at(self, values: Values) -> LoadedPlan:
@@ -163,7 +170,12 @@ class OpenPlans:
             return self._beyond(kept, self._sizes.extended(kept))
         if made is None or not made.template.span.holds(full):
             return self._alone(own or self._witness(values))
-        return made.at(full)
+        loaded = made.at(full)
+        self._note(loaded.plan, [each.like for each in made.template.kernels], OPEN)
+        return loaded
+
+    def _note(self, plan: Plan, kernels: Iterable[KernelOp], sizes: str) -> None:
+        note_graph(self._watch, self._source, plan, kernels, self._options, sizes=sizes)
 
     def _may_have_one(self, full: Values) -> bool:
         if not hasattr(find_backend(self._options.backend), "run_time_sizes"):
@@ -277,13 +289,16 @@ class OpenPlans:
     def _witness(self, values: Values) -> Witness:
         self.work.planned += 1
         program = self.program_at(values)
-        lower(program, self._options, is_placed=False)
+        self._source, self._watch = program.source, Watch()
+        told = self._watch if self._options.record is not None else None
+        lower(program, self._options, told, is_placed=False)
         return Witness.of(self._sizes.extended(values), program.module)
 
     def _alone(self, witness: Witness) -> LoadedPlan:
         """Return the plan of one witness, as it is."""
         run_passes(witness.module, [builtin_pass("plan-memory")()])
         plan = build_plan(witness.module, backend=self._options.backend)
+        self._note(plan, witness.kernels, "")
         sources = find_backend(self._options.backend).emit_plan_sources(witness.kernels)
         self.work.emitted += len(sources)
         return LoadedPlan(plan, {f"kernels/{n}": t.encode() for n, t in sources.items()}, b"")

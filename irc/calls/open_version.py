@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from irc.calls.direct import MISS, Direct
+from irc.calls.noted import noting
 from irc.calls.open_plans import OpenPlans, Work
 from irc.calls.version import Version
 from irc.frontends.torch.capture import Captured
@@ -52,7 +53,7 @@ class OpenVersion:
         assert captured.open is not None
         self._open: OpenSizes = captured.open
         self._captured = in_place(captured)
-        self._torchs = torchs
+        self._torchs, self._record = torchs, options.record
         self._plans = OpenPlans(
             self._open, lambda values: in_place(captured.at(values)).program, options
         )
@@ -127,8 +128,9 @@ class OpenVersion:
 
     def _bind(self, shapes: Shapes) -> Version:
         values = self._open.read(shapes)
-        executor = self._driver.bind(self._plans.at(values))
+        with noting(self._record):
+            executor = self._driver.bind(self._plans.at(values))
         leaves = dict(zip(self._captured.tensor_leaves, shapes, strict=True))
         guards = self._captured.guards.closed(leaves)
         captured = replace(self._captured.numbered(values), guards=guards)
-        return Version(captured, executor, self._torchs)
+        return Version(captured, executor, self._torchs, self._record)

@@ -51,7 +51,7 @@ MOST_BYTES = 1 << 28
 
 def is_tried(options: Options) -> bool:
     """True where first calls are timed against torch."""
-    if options.fullgraph or options.verify_each is not None:
+    if options.fullgraph or options.strict or options.verify_each is not None:
         return False
     if options.passes or options.rules or options.pins:
         return False
@@ -59,15 +59,40 @@ def is_tried(options: Options) -> bool:
     return alone and os.environ.get(VARIABLE, "on") != "off"
 
 
-def is_behind(own: Callable[[], object], torchs: Callable[[], object]) -> bool:
-    """Return whether ``own`` takes longer than torch's way; either may be run many times."""
+def is_behind(
+    own: Callable[[], object],
+    torchs: Callable[[], object],
+    told: Callable[[str], object] = lambda _: None,
+) -> bool:
+    """Return whether ``own`` takes longer than torch's way; either may be run many times.
+
+    Args:
+        own: runs what was compiled.
+        torchs: runs torch's way.
+        told: is told what both took, where it does.
+    """
     found = timed(own, torchs)
-    return found is not None and is_slower(*found)
+    if found is None or not is_slower(*found):
+        return False
+    told(timed_text(*found))
+    return True
 
 
 def is_slower(own_s: float, torchs_s: float) -> bool:
     """Return whether that is worth leaving a call to torch."""
     return own_s > AHEAD * torchs_s and own_s - torchs_s > LEAST_S
+
+
+def timed_text(own_s: float, torchs_s: float) -> str:
+    """Say what a first timing has shown.
+
+    >>> timed_text(12.3e-6, 4e-6)
+    'the first timing: torch takes 4.0 us, what was compiled 12.3 us'
+    """
+    return (
+        f"the first timing: torch takes {torchs_s * 1e6:.1f} us,"
+        f" what was compiled {own_s * 1e6:.1f} us"
+    )
 
 
 def timed(
@@ -120,13 +145,16 @@ def undone(written: Sequence[torch.Tensor]) -> Generator[None]:
                 each.detach().copy_(value)
 
 
-def tried(own: Flat, torchs: Flat, *, copies: bool) -> Flat:
+def tried(
+    own: Flat, torchs: Flat, *, copies: bool, told: Callable[[str], object] = lambda _: None
+) -> Flat:
     """Return what runs a graph of Dynamo; its first call shows whether torch is faster.
 
     Args:
         own: what was compiled; takes the graph's arguments.
         torchs: runs the graph as eager mode does.
         copies: try them on copies of the arguments: the graph writes to them, or records gradients.
+        told: is told why, where torch is to run it.
     """
     chosen: Flat | None = None
     seconds: tuple[float, float] | None = None
@@ -139,7 +167,10 @@ def tried(own: Flat, torchs: Flat, *, copies: bool) -> Flat:
             if chosen is None:
                 full.extend(i for i, each in enumerate(args) if _has_elements(each))
                 seconds = _timed(own, torchs, args, copies=copies)
-                chosen = torchs if seconds is not None and is_slower(*seconds) else own
+                chosen = own
+                if seconds is not None and is_slower(*seconds):
+                    told(timed_text(*seconds))
+                    chosen = torchs
         return chosen
 
     def run(*args: Any) -> Any:

@@ -21,6 +21,7 @@ from irc.frontends.torch.capture import Captured
 from irc.frontends.torch.result_memory import View
 from irc.frontends.torch.settings import is_elsewhere
 from irc.plan.schema import Buffer, Copy, Kernels, Library, Plan, placement_of
+from irc.record import FallBack, Record
 from irc.runtime import held
 from irc.runtime.executor import Executor
 from irc.runtime.shared_memory import clash
@@ -36,6 +37,7 @@ class Version:
     Args:
         captured: with caches in place (:func:`irc.frontends.torch.in_place.in_place`).
         executor: of the plan made from it.
+        record: where what the first call shows is noted.
         torchs: runs a call as eager mode does; the first call shows whether it is faster
             (:mod:`irc.calls.trial`). None: what was compiled runs.
 
@@ -50,9 +52,14 @@ class Version:
     """
 
     def __init__(
-        self, captured: Captured, executor: Executor, torchs: Callable[..., Any] | None = None
+        self,
+        captured: Captured,
+        executor: Executor,
+        torchs: Callable[..., Any] | None = None,
+        record: Record | None = None,
     ) -> None:
         plan = executor.plan
+        self._record = record
         self._torchs, self._is_tried, self.left = torchs, torchs is None, False
         if plan.device_mesh.num_ranks > 1:
             captured = replace(captured, guards=captured.guards.of_ranks())
@@ -99,6 +106,7 @@ class Version:
                 behind = is_behind(
                     (lambda: direct(given[0])) if is_direct and direct else whole,
                     lambda: torchs(*given[0], **given[1]),
+                    self._note_behind,
                 )
             except Exception:  # the call itself is to raise what it raises
                 return
@@ -107,6 +115,10 @@ class Version:
             self.direct = (
                 handing(torchs, args, self._captured.guards.tensors) if not kwargs else None
             )
+
+    def _note_behind(self, why: str) -> None:
+        if self._record is not None:
+            self._record.note(FallBack("timing", "calls of this kind", why, ""))
 
     @property
     def plan(self) -> Plan:

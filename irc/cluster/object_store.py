@@ -23,6 +23,7 @@ from pathlib import Path
 
 from irc.cluster.cache import cache_root, check_private, private_folder
 from irc.errors import IrcError
+from irc.record import Cached, note_here
 
 FOLDER = "kernels"
 SUFFIX = ".o"
@@ -59,6 +60,8 @@ def read(key: str) -> bytes | None:
             path.unlink()
         else:
             os.utime(path)  # it was used
+    if found is not None:
+        note_here(Cached(str(path), is_read=True))
     return found
 
 
@@ -77,6 +80,7 @@ def write(key: str, data: bytes) -> None:
         with contextlib.suppress(OSError):
             Path(part).unlink()
         return
+    note_here(Cached(str(folder / f"{key}{SUFFIX}"), is_read=False))
     _bound(folder, limit(), len(data))
 
 

@@ -2,10 +2,11 @@
 
 import argparse
 import inspect
+from importlib import import_module
 
 from irc.errors import IrcError, did_you_mean
 
-HELP = "explain a pass, an error, a plan, or whose code is run"
+HELP = "explain a pass, an error, a plan, whose code is run, or what IRC_LOGS prints"
 
 OF_PLANS = {
     "op": "--op", "why_not": "--why-not", "fusion": "--fusion", "rewrites": "--rewrites",
@@ -15,7 +16,7 @@ OF_PLANS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `irc explain`."""
-    parser.add_argument("kind", choices=[*KINDS, "plan", "trust"], help="what to explain")
+    parser.add_argument("kind", choices=[*KINDS, "plan", *TOPICS], help="what to explain")
     parser.add_argument(
         "name", metavar="NAME", nargs="?", help="a pass, an error code, or a plan folder"
     )
@@ -54,16 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the explanation."""
-    if (args.kind == "trust") != (args.name is None):
+    if (args.kind in TOPICS) != (args.name is None):
         raise IrcError(
             "option-value",
             f"irc explain {args.kind} takes {'no name' if args.name else 'a name'}",
-            help="irc explain trust; irc explain pass NAME, error CODE or plan PLAN",
+            help="irc explain trust or logs; irc explain pass NAME, error CODE or plan PLAN",
         )
-    if args.kind == "trust":
-        from irc.plan import trust
-
-        print(inspect.cleandoc(trust.__doc__ or ""))
+    if args.kind in TOPICS:
+        print(inspect.cleandoc(import_module(TOPICS[args.kind]).__doc__ or ""))
         return 0
     if args.kind == "plan":
         text = _plan(args).rstrip()
@@ -248,5 +247,8 @@ def _why_not(args: argparse.Namespace) -> str:
     found = why_not(Evidence.of(args.name), args.op, placement, plan_again)
     return json.dumps(asdict(found), indent=1) if args.json else write(found)
 
+
+TOPICS = {"trust": "irc.plan.trust", "logs": "irc.logs"}
+"""What has no names: the module whose docstring says it."""
 
 KINDS = {"pass": _pass, "error": _error}

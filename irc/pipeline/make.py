@@ -72,6 +72,7 @@ def make_plan(
     *,
     keep_ir: bool = True,
     extra: Mapping[str, str] | None = None,
+    on_stage: OnStage | None = None,
 ) -> LoadedPlan:
     """Compile a program to a plan in memory.
 
@@ -80,12 +81,15 @@ def make_plan(
         options: what the user chose.
         keep_ir: also keep the text after every pass, which ``irc check`` reads.
         extra: other files of the plan, by name.
+        on_stage: called as :func:`lower` has it.
     """
     texts: dict[str, str] = {}
     # Before a vocabulary has padding, which is no word.
     printed, ranges = Texts(), input_ranges(program.module)
 
     def keep(name: str, module: ModuleOp) -> None:
+        if on_stage is not None:
+            on_stage(name, module)
         if name == "capture":
             for own, bounds in input_ranges(module).items():
                 ranges[own] = min(ranges.get(own, bounds), bounds)

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 from irc.cluster.load import THIS_HOST
 from irc.dialects.placement import Mesh
 from irc.pipeline.training import Training
+from irc.record import Record
 
 VerifyEach: TypeAlias = Literal["ir", "exec"] | None
 
@@ -54,7 +55,9 @@ class Options:
             ``irc check``.
         brief: the plan is priced and thrown away, as a search of the best one does: it has no
             kernels and no other files, and of a budget that nothing fits into no more is said.
+        strict: nothing is left to torch, not even a single op: where it would be is an error.
         verify_each: verify the IR after each pass, or run it before and after and compare.
+        record: where what is done is noted, for :func:`irc.explain`; no choice of anybody's.
     """
 
     mesh: Mesh = field(default_factory=lambda: Mesh(()))
@@ -80,11 +83,13 @@ class Options:
     any_rows: bool = False
     tune: bool = False
     fullgraph: bool = False
+    strict: bool = False
     batch: Any = "global"
     check_every: int = 0
     keep_ir: bool = False
     brief: bool = False
     verify_each: VerifyEach = None
+    record: Record | None = field(default=None, compare=False, repr=False)
 
     @property
     def num_ranks(self) -> int:

@@ -17,27 +17,25 @@ generator at each call, so that ``torch.manual_seed`` makes runs repeatable.
 # pyright: basic
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from torch.fx import GraphModule
 
-from irc.choices import checked, names_option
+from irc.choices import backend_options, checked, mode_option, names_option, strict_option
 from irc.constraints.pins import pins_option
-from irc.errors import IrcError, did_you_mean
 from irc.frontends.torch.overlapping_writes import overlapping_write
-from irc.frontends.torch.settings import is_elsewhere
+from irc.frontends.torch.settings import default_device, is_elsewhere
 from irc.pipeline import Options
+from irc.record import Recompile, Record
 from irc.torch_backend.angles import order_angles
 from irc.torch_backend.compiled import Flat
-from irc.torch_backend.counts import counters
+from irc.torch_backend.counts import count_left, counters, first_line
 from irc.torch_backend.moving import MovingGraph, names_places
 from irc.torch_backend.shared_memory import apart
 from irc.torch_backend.specialising import SpecialisingGraph, has_open_sizes
 from irc.torch_backend.tracing import compile_around, compile_graph
-
-KNOWN = ("target", "verify_each", "passes", "rules", "pins", "cluster", "fullgraph")
-"""Options, as :func:`irc.compile` or :class:`~irc.pipeline.Options` takes them."""
 
 
 def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Flat:
@@ -54,20 +52,39 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) ->
     """
     options = _options(kwargs)
     counters["graphs"] += 1
+    if options.record is not None and (again := _retraced(gm)) is not None:
+        options.record.note(again)
     if is_elsewhere() and options.backend == "cpu":  # Dynamo guards the default device
-        counters["graphs run by torch"] += 1
+        count_left(options, "graph", f"new tensors are made on '{default_device()}'")
         return gm.forward
-    run = compile_around(gm, example_inputs, lambda part, given: _compiled(part, given, options))
+    run = compile_around(
+        gm, example_inputs, options, lambda part, given: _compiled(part, given, options)
+    )
     return apart(gm, run or _compiled(gm, example_inputs, options))
+
+
+def _retraced(gm: GraphModule) -> Recompile | None:
+    """Return which guard made Dynamo trace a function again; None where it is the first trace."""
+    from torch._dynamo.utils import get_metrics_context
+
+    reason = get_metrics_context()._metrics.get("recompile_reason")
+    if not reason:
+        return None
+    first = NUMBER.sub("", str(reason).strip()).split("\n")[0].partition("  #")[0].strip()
+    return Recompile(first, first_line(gm))
+
+
+NUMBER = re.compile(r"^\d+(/\d+)*:\s*")
+"""What Dynamo numbers its entries with."""
 
 
 def _compiled(gm: GraphModule, example_inputs: Sequence[Any], options: Options) -> Flat:
     order_angles(gm)
-    if overlapping_write(gm.graph.nodes) is not None:
-        counters["graphs run by torch"] += 1
+    if (write := overlapping_write(gm.graph.nodes)) is not None:
+        count_left(options, "graph", "it writes to memory that overlaps itself", write)
         return gm.forward
     if names_places(gm):
-        return MovingGraph(gm, lambda graph, given: compile_graph(graph, given, options))
+        return MovingGraph(gm, options, lambda graph, given: compile_graph(graph, given, options))
     if has_open_sizes(gm, example_inputs):
         return SpecialisingGraph(gm, options)
     return compile_graph(gm, example_inputs, options)
@@ -75,13 +92,15 @@ def _compiled(gm: GraphModule, example_inputs: Sequence[Any], options: Options) 
 
 def _options(given: dict[str, Any]) -> Options:
     chosen = {**(given.get("options") or {})}
-    for name in (*chosen, *(k for k in given if k not in ("options", "mode"))):
-        if name not in KNOWN:
-            raise IrcError(
-                "option-unknown",
-                f"backend 'irc' has no option '{name}'",
-                help=did_you_mean(name, KNOWN),
-            )
+    record = chosen.pop("record", None)  # of irc.compile, which goes this way itself
+    if record is not None and not isinstance(record, Record):
+        chosen["record"] = record  # a user's, of whom it is no option
+    others = {name: value for name, value in given.items() if name not in ("options", "mode")}
+    chosen = backend_options({**chosen, **others})
+    mode_option(given.get("mode"), Options().backend)
     for name in ("passes", "rules"):
         chosen[name] = names_option(name, chosen.get(name, ()))
-    return checked(Options(**{**chosen, "pins": pins_option(chosen.get("pins", ""))}))
+    chosen["pins"] = pins_option(chosen.get("pins", ""))
+    if strict_option(chosen.get("strict", False)):
+        chosen["fullgraph"] = True
+    return checked(Options(**chosen, record=Record() if record is None else record))

@@ -28,7 +28,7 @@ from irc.frontends.torch.saved_images import Turned, turn_given, turn_saved
 from irc.frontends.torch.table import row_of
 from irc.pipeline import Options
 from irc.torch_backend.compiled import Flat, runner_of
-from irc.torch_backend.counts import counters
+from irc.torch_backend.counts import count_left, counters
 from irc.torch_backend.gradient_memory import mark_loose, mark_overlapping, resolving
 from irc.torch_backend.own_gradients import tell_autograd
 from irc.torch_backend.regions import by_parts, untouched_by_errors
@@ -61,6 +61,9 @@ def compile_through_aot(
     drop_idle(gm)
     look_at_classes(gm)
     tell_autograd(gm)
+    # Backward may be compiled when it first runs, and another call may have come by then.
+    own = None if options.record is None else options.record.of_this_call()
+    late = replace(options, record=own)
     turned: list[Turned] = []
     is_traced = repeats = False
 
@@ -83,14 +86,14 @@ def compile_through_aot(
                         graph, {}, "aot forward", visible=visible, keep_open=keep_open,
                         outline=not images, refused=refused,
                     )  # fmt: skip
-            except IrcError:
+            except IrcError as error:
                 if keep_open or not refused:
                     raise
-                return _boxed(by_parts(graph, refused, options))
+                return _boxed(by_parts(graph, refused, error, options))
             turned.extend(images.values())
             run = runner_of(_shown_turned(program, images), options)
             around = _takes_memory(graph) and not images
-            return _boxed(_for_other_memory(run, graph.forward) if around else run)
+            return _boxed(_for_other_memory(run, graph.forward, options) if around else run)
 
     def backward(graph: GraphModule, _: Sequence[Any]) -> Any:
         with _disable_current_modes():
@@ -104,7 +107,7 @@ def compile_through_aot(
             counters["backward"] += 1
         except Exception as error:  # what it is, leave() decides
             counters["backward run by torch"] += 1
-            leave("a backward pass", error, options)
+            leave("a backward pass", error, late)
             run = graph.forward
         return make_boxed_func(_turning(run, images) if images else run)
 
@@ -115,11 +118,11 @@ def compile_through_aot(
                     graph, {}, "aot backward", keep_open=keep_open, outline=outline,
                     refused=refused,
                 )  # fmt: skip
-        except IrcError:
+        except IrcError as error:
             if keep_open or not refused:
                 raise
-            return by_parts(graph, refused, options)
-        run = _or_torch(runner_of(program, options), graph.forward)
+            return by_parts(graph, refused, error, late)
+        run = _or_torch(runner_of(program, late), graph.forward, late)
         return resolving(run, graph, program)
 
     with warnings.catch_warnings():
@@ -210,14 +213,14 @@ def _turning(run: Flat, images: Mapping[int, tuple[int, ...]]) -> Flat:
     return turned
 
 
-def _or_torch(run: Flat, forward: Flat) -> Flat:
+def _or_torch(run: Flat, forward: Flat, options: Options) -> Flat:
     """Return what runs a backward pass; torch does for sizes that its own trace is not for."""
 
     def either(*args: Any) -> Sequence[Any]:
         try:
             return run(*args)
-        except RefusedError:
-            counters["backward run by torch"] += 1
+        except RefusedError as error:
+            count_left(options, "backward", f"{error}")
             return forward(*args)
 
     return either if isinstance(run, OpenGraph) else run
@@ -230,7 +233,7 @@ def _takes_memory(graph: GraphModule) -> bool:
     return any(user.target in looks for node in given for user in node.users)
 
 
-def _for_other_memory(run: Flat, forward: Flat) -> Flat:
+def _for_other_memory(run: Flat, forward: Flat, options: Options) -> Flat:
     """Return what runs a graph; torch does where such a memory has another length.
 
     Dynamo guards the sizes of the arguments, and not how much memory there is around them.
@@ -242,7 +245,7 @@ def _for_other_memory(run: Flat, forward: Flat) -> Flat:
         except IrcError as error:
             if error.code != "input-mismatch":
                 raise
-            counters["graphs run by torch"] += 1
+            count_left(options, "graph", "an argument lies in memory of another length")
             return forward(*args)
 
     return either

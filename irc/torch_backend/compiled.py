@@ -11,9 +11,10 @@ from typing import Any, TypeAlias
 import torch
 
 from irc.calls.direct import Launch, launch
+from irc.calls.noted import noted_plan, noting
 from irc.calls.open_graph import OpenGraph
 from irc.frontends.torch.graphs import FlatProgram
-from irc.pipeline import Options, make_plan
+from irc.pipeline import Options
 from irc.plan.libraries import fall_backs
 from irc.plan.load import LoadedPlan
 from irc.runtime.executors import executor_of
@@ -59,10 +60,11 @@ class CompiledGraph:
         self._lock = threading.Lock()
         bound = tuple(self._tensors[name].data_ptr() for name, _ in self._held)
         if any(kind in ("result", "view") for kind, _ in program.results):
-            self._plan = plan or make_plan(program.assembly.program, options, keep_ir=False)
+            self._plan = plan or noted_plan(program.assembly.program, options)
             for name, times in fall_backs(self._plan.plan).items():
                 counters[f"library {name}"] += times
-            executor = self._launch(self._tensors)
+            with noting(options.record):
+                executor = self._launch(self._tensors)
         else:
             executor = _nothing
         self._executors[bound] = executor

@@ -16,13 +16,18 @@ from torch.fx import GraphModule, Node
 
 from irc.frontends.torch.overlapping_writes import name_of, writes
 from irc.frontends.torch.stride_reads import reaches_around
+from irc.pipeline import Options
 from irc.torch_backend.compiled import Flat
-from irc.torch_backend.counts import counters
+from irc.torch_backend.counts import count_left
 from irc.torch_backend.specialising import items_of, with_numbers
 from irc.torch_backend.tracing import Compile
 
 MAX_PLACES = 16
 """Plans for one graph; torch runs what lies in yet another way."""
+
+WRITES = "as_strided names a place in memory, and the graph writes"
+OTHER_PLACES = f"arguments lie in memory in more than {MAX_PLACES} ways"
+"""Why torch runs a graph."""
 
 OFFSET = 3
 """The place of ``storage_offset`` among the arguments of ``as_strided``."""
@@ -33,11 +38,12 @@ class MovingGraph:
 
     Args:
         gm: the graph.
+        options: of the plans.
         compiled: compiles it for values of its placeholders.
     """
 
-    def __init__(self, gm: GraphModule, compiled: Compile) -> None:
-        self._gm, self._compiled = gm, compiled
+    def __init__(self, gm: GraphModule, options: Options, compiled: Compile) -> None:
+        self._gm, self._options, self._compiled = gm, options, compiled
         placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
         self._numbers = [i for i, node in enumerate(placeholders) if items_of(node)]
         self._writes = any(map(writes, gm.graph.nodes))
@@ -49,7 +55,7 @@ class MovingGraph:
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
         # What is written around a tensor a functional graph has no name for.
         if self._writes:
-            counters["graphs run by torch"] += 1
+            count_left(self._options, "graph", WRITES)
             return self._gm.forward(*args)
         key = (
             torch.is_grad_enabled(),
@@ -59,7 +65,7 @@ class MovingGraph:
         with self._lock:
             if key not in self._known:
                 if len(self._known) == MAX_PLACES:
-                    counters["graphs run by torch"] += 1
+                    count_left(self._options, "graph", OTHER_PLACES)
                     return self._gm.forward(*args)
                 self._known[key] = self._compiled(with_numbers(self._gm, args), tensors)
             found = self._known[key]

@@ -22,9 +22,10 @@ from torch.fx.node import map_arg
 from irc.calls.left import leave
 from irc.errors import IrcError
 from irc.frontends.torch.graphs import flat_program
+from irc.frontends.torch.locations import location
 from irc.pipeline import Options
 from irc.torch_backend.compiled import Flat, runner_of
-from irc.torch_backend.counts import counters
+from irc.torch_backend.counts import count_left
 
 OUTSIDE = ("placeholder", "get_attr", "output")
 """Nodes that belong to no part: each part reads what it needs of them."""
@@ -88,6 +89,7 @@ def divided(
     whole: GraphModule,
     left: Collection[Node],
     run_of: Callable[[Part], Flat],
+    note: Callable[[Part], object],
 ) -> Divided:
     """Cut a graph around the nodes that are left to torch.
 
@@ -95,10 +97,26 @@ def divided(
         whole: the graph.
         left: what torch has to run.
         run_of: compiles a part.
+        note: is told of each part that torch runs.
     """
     cut = parts(whole, left)
-    counters["regions run by torch"] += sum(part.is_left for part in cut)
+    for part in cut:
+        if part.is_left:
+            note(part)
     return Divided(whole, [(part, run_of(part)) for part in cut])
+
+
+def note_region(options: Options, reason: str, part: Part) -> None:
+    """Count and note a part that torch runs."""
+    calls = (node for node in part.module.graph.nodes if node.op.startswith("call"))
+    count_left(options, "region", reason, next(calls, None))
+
+
+def _reason(error: IrcError, part: Part) -> str:
+    """Return why torch runs a part: of several errors the one that is about a line of it."""
+    every: Sequence[IrcError] = getattr(error, "errors", (error,))
+    lines = {location(node) for node in part.module.graph.nodes if node.op.startswith("call")}
+    return next((each for each in every if each.where in lines), every[0]).message
 
 
 def parts(whole: GraphModule, left: Collection[Node]) -> list[Part]:
@@ -157,6 +175,7 @@ def _attribute(module: Any, name: str) -> Any:
 def by_parts(
     whole: GraphModule,
     refused: Collection[Node],
+    error: IrcError,
     options: Options,
     held: Mapping[Node, tuple[str, torch.Tensor]] | None = None,
 ) -> Flat:
@@ -165,6 +184,7 @@ def by_parts(
     Args:
         whole: the graph.
         refused: those nodes; others that a part turns out to have divide that again.
+        error: what they were refused with.
         options: of the plans.
         held: placeholders that are parameters: name and value.
     """
@@ -178,16 +198,18 @@ def by_parts(
             try:
                 with untouched_by_errors(part.module):
                     program = flat_program(part.module, names, "a part", refused=more)
-            except IrcError:
+            except IrcError as again:
                 if not more:
                     raise
-                return by_parts(part.module, more, options)
+                return by_parts(part.module, more, again, options)
             return runner_of(program, options)
         except Exception as error:  # what it is, leave() decides
             leave("a part of a graph", error, options)
             return part.module.forward
 
-    return divided(whole, refused, run_of)
+    return divided(
+        whole, refused, run_of, lambda part: note_region(options, _reason(error, part), part)
+    )
 
 
 @contextmanager

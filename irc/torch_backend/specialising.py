@@ -15,8 +15,9 @@ from irc.calls.open_graph import RefusedError
 from irc.calls.recompiles import Recompiles
 from irc.frontends.torch.graphs import source_name
 from irc.pipeline import Options
+from irc.record import Recompile
 from irc.torch_backend.compiled import Flat
-from irc.torch_backend.counts import counters
+from irc.torch_backend.counts import counters, first_line
 from irc.torch_backend.tracing import compile_graph
 
 MAX_SIZES = 32
@@ -91,7 +92,10 @@ class SpecialisingGraph:
         if self._known:
             resized = self._resized(next(reversed(self._known)), key)
             because = f" ({self._refused})" if self._refused else ""
-            self._recompiles.add(f"other sizes: {resized}{because}", resized)
+            reason = f"other sizes: {resized}{because}"
+            self._recompiles.add(reason, resized)
+            if self._options.record is not None:
+                self._options.record.note(Recompile(reason, first_line(self._gm)))
         found = compile_graph(with_numbers(self._gm, args), _tensors(args), self._options)
         self._known[key] = found
         if len(self._known) > MAX_SIZES:

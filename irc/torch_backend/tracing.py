@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from irc.calls.left import leave
+from irc.calls.noted import note_left
 from irc.calls.trial import is_tried, tried
 from irc.collection import collection_held
 from irc.errors import IrcError
@@ -26,14 +27,24 @@ from irc.frontends.torch.real_writes import writes
 from irc.frontends.torch.unseen_casts import has_unseen_cast
 from irc.pipeline import Options
 from irc.process_wide import deep_recursion
+from irc.record import FallBack
 from irc.torch_backend.aot import compile_through_aot
 from irc.torch_backend.compiled import Flat, runner_of
-from irc.torch_backend.counts import counters
-from irc.torch_backend.regions import Part, by_parts, divided, untouched_by_errors
+from irc.torch_backend.counts import count_left, counters, first_line
+from irc.torch_backend.regions import (
+    Part,
+    by_parts,
+    divided,
+    note_region,
+    untouched_by_errors,
+)
 
 Compile: TypeAlias = Callable[[GraphModule, Sequence[Any]], Flat]
 """Compiles a graph of Dynamo."""
 
+
+PECULIAR = "it has tensors that are not dense, or of a subclass"
+"""Why torch runs a part of a graph."""
 
 GLOBAL_STATE = ("_set_grad_enabled", "_enter_autocast", "_exit_autocast")
 """What nodes after it run under: a graph with such is not cut."""
@@ -64,9 +75,13 @@ def compile_graph(
     """
     try:
         run, changes = _compiled(gm, inputs, options, fakes)
-        run = _counting(gm, inputs, _with_drawn(gm, inputs, run))
+        run = _counting(gm, inputs, options, _with_drawn(gm, inputs, run))
         if fakes is None and is_tried(options):
-            return tried(run, gm.forward, copies=changes)
+
+            def told(why: str) -> None:
+                note_left(options, FallBack("timing", "a graph", why, first_line(gm)))
+
+            return tried(run, gm.forward, copies=changes, told=told)
         return run
     except Exception as error:  # what it is, leave() decides
         if fakes is not None:
@@ -102,7 +117,7 @@ def _with_drawn(gm: GraphModule, inputs: Sequence[Any], run: Flat) -> Flat:
     return cast
 
 
-def _counting(gm: GraphModule, inputs: Sequence[Any], run: Flat) -> Flat:
+def _counting(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Flat) -> Flat:
     """Count writes to arguments that share memory, as autograd wants to be told of them.
 
     AOTAutograd makes such arguments views of one that it makes, and writes to that. What it makes
@@ -125,7 +140,7 @@ def _counting(gm: GraphModule, inputs: Sequence[Any], run: Flat) -> Flat:
 
     def counted(*args: Any) -> Any:
         if [_lies(args[i]) for i in sharing] != lying:
-            counters["graphs run by torch"] += 1
+            count_left(options, "graph", "arguments share memory otherwise than at compile time")
             return gm.forward(*args)
         told = [args[i] for i in places if _is_counted(args[i])]
         before = [each._version for each in told]
@@ -163,12 +178,15 @@ def _owner(value: Any) -> Any:
     return value
 
 
-def compile_around(gm: GraphModule, inputs: Sequence[Any], compiled: Compile) -> Flat | None:
+def compile_around(
+    gm: GraphModule, inputs: Sequence[Any], options: Options, compiled: Compile
+) -> Flat | None:
     """Compile a graph that has tensors which no program has: around what takes or gives those.
 
     Args:
         gm: torch functions over placeholders.
         inputs: a value for each placeholder.
+        options: of the plans.
         compiled: compiles a graph without such tensors, for values of its placeholders.
 
     Returns:
@@ -179,14 +197,15 @@ def compile_around(gm: GraphModule, inputs: Sequence[Any], compiled: Compile) ->
     known = dict(zip(placeholders, inputs, strict=True))
     calls = [node for node in gm.graph.nodes if node.op.startswith("call")]
     left = {node for node in calls if _is_peculiar(node, known)}
-    if not torch.is_grad_enabled() and any(map(_records, calls)):
-        # Under enable_grad: what is compiled without gradients records none.
-        counters["graphs run by torch"] += 1
+    if not torch.is_grad_enabled() and (recording := next(filter(_records, calls), None)):
+        # What is compiled without gradients records none.
+        count_left(options, "graph", "a part of it records gradients by enable_grad", recording)
         return gm.forward
     if not left:
         return None
+    first = next(node for node in calls if node in left)
     if any(getattr(n.target, "__name__", "") in GLOBAL_STATE for n in gm.graph.nodes):
-        counters["graphs run by torch"] += 1
+        count_left(options, "graph", f"{PECULIAR}, and it sets autograd or autocast", first)
         return gm.forward
 
     def run_of(part: Part) -> Flat:
@@ -195,7 +214,7 @@ def compile_around(gm: GraphModule, inputs: Sequence[Any], compiled: Compile) ->
         examples = [known.get(node, node.meta.get("example_value")) for node in part.inputs]
         return compiled(part.module, examples)
 
-    return divided(gm, left, run_of)
+    return divided(gm, left, run_of, lambda part: note_region(options, PECULIAR, part))
 
 
 def _is_peculiar(node: Node, known: Mapping[Node, Any]) -> bool:
@@ -216,8 +235,10 @@ def _compiled(
 ) -> tuple[Flat, bool]:
     """Return what runs a graph, and whether it may write to its inputs or record gradients."""
     keep_open = fakes is not None
-    if any(map(_departs, gm.graph.nodes)) or has_unseen_cast(gm.graph.nodes):
-        counters["graphs run by torch"] += 1  # which raises its error, or has its dtypes
+    departing = next(filter(_departs, gm.graph.nodes), None)
+    if departing is not None or has_unseen_cast(gm.graph.nodes):
+        # It raises its error, or has its dtypes.
+        count_left(options, "graph", "eager refuses a call of it, or has other dtypes", departing)
         return gm.forward, True
     if torch.is_grad_enabled() and any(
         isinstance(x, torch.Tensor) and x.requires_grad for x in inputs
@@ -239,11 +260,12 @@ def _compiled(
     try:
         with untouched_by_errors(traced):
             program = flat_program(traced, held, "dynamo", keep_open=keep_open, refused=refused)
-    except IrcError:
+    except IrcError as error:
         if keep_open or not refused:
             raise
         own = [node for node in traced.graph.nodes if node.op == "placeholder"]
-        return by_parts(traced, refused, options, {own[i]: held[i] for i in held}), False
+        names = {own[i]: held[i] for i in held}
+        return by_parts(traced, refused, error, options, names), False
     return runner_of(program, options), False
 
 

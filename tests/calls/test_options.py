@@ -71,3 +71,40 @@ def test_open_sizes_of_nothing_are_refused(dynamic: Any, text: str, gradients: b
     with torch.set_grad_enabled(gradients), pytest.raises(IrcError, match="option-value") as found:
         irc.compile(Exp(), dynamic=dynamic)(torch.randn(2, 3))
     assert text in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "error", "advice"),
+    [
+        ({"mode": "max-autotune"}, "option-value", "mode='default'"),
+        ({"mode": "reduce-overhead"}, "option-value", "mode='default'"),
+        ({"mode": "max-autotun"}, "option-value", "'max-autotune'"),
+        ({"mode": 3}, "option-value", ""),
+        ({"options": {"max_autotune": True}}, "option-unknown", "use one of"),
+        ({"options": {"fullgraf": True}}, "option-unknown", "'fullgraph'"),
+        ({"options": ["fullgraph"]}, "option-value", ""),
+        ({"options": {"fullgraph": True}, "fullgraph": True}, "option-value", ""),
+        ({"options": {"strict": 1}}, "option-value", ""),
+    ],
+)
+def test_options_of_torch_compile_that_mean_nothing_are_refused(
+    chosen: dict[str, Any], error: str, advice: str
+) -> None:
+    with pytest.raises(IrcError) as caught:
+        irc.compile(Exp(), **chosen)
+    assert caught.value.code == error and advice in caught.value.help
+
+
+def test_options_of_torch_compile_that_mean_something_hold() -> None:
+    def broken(x: Tensor) -> Tensor:
+        return x + 1 if x.sum() > 0 else x
+
+    fast = irc.compile(broken, mode="default", options={"fullgraph": True})
+    with pytest.raises(IrcError, match="capture-failed"):
+        fast(torch.ones(3))
+
+
+def test_a_mode_of_torch_compile_is_not_passed_over() -> None:
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="mode='max-autotune' means nothing"):
+        torch.compile(Exp(), backend="irc", mode="max-autotune")(torch.ones(2, 3))

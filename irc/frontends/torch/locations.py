@@ -50,6 +50,17 @@ def of_frames(frames: Sequence[tuple[str, str, str]]) -> str:
     return f"{shown(frames[-1][0])}:{frames[-1][1]}" if frames else "unknown"
 
 
+def innermost(frames: Sequence[tuple[str, str, str]]) -> str:
+    """Return the innermost frame outside torch, the model's own line also where it is a library's.
+
+    >>> innermost([("a/wrapper.py", "3", "forward"), ("/x/site-packages/y/net.py", "9", "f")])
+    'y/net.py:9'
+    """
+    own = [each for each in frames if TORCH not in each[0] and not each[0].startswith("<")]
+    path, line, _ = (own or frames)[-1]
+    return f"{shown(path)}:{line}"
+
+
 @cache
 def shown(path: str) -> str:
     """Return a path below the current folder, or its end: IR goes to other machines.

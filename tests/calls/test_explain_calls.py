@@ -1,0 +1,240 @@
+"""What ``irc.explain`` says of a compiled module: graphs, kernels, what is left to torch."""
+
+# pyright: basic
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import irc
+from irc.calls.noted import call_kind
+from irc.calls.trial import tried
+from irc.errors import IrcError
+from irc.record import Cached
+
+HERE = Path(__file__).name
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def line_of(function: Any, text: str) -> str:
+    """Return the end of a location: this file, and the line of a function that has a text."""
+    lines, start = inspect.getsourcelines(function)
+    return f"{HERE}:{start + next(i for i, line in enumerate(lines) if text in line)}"
+
+
+class Net(nn.Module):
+    """A product, what is fused with it, and a softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.nn.functional.gelu(self.inner(x))
+        return hidden.softmax(-1)
+
+
+class Around(nn.Module):
+    """A wrapper, as many programs have around a library's model."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+class Broken(nn.Module):
+    """Has a branch on values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            return x.cos() + 1
+        return x.sin() + 2
+
+
+def test_what_was_never_called_says_so() -> None:
+    for target in (irc.compile(Net()), irc.compile(lambda x: x + 1)):
+        found = irc.explain(target)
+        assert "not called yet" in f"{found}" and "not called yet" in found._repr_html_()
+        assert found.calls == () and json.loads(found.json())["calls"] == []
+
+
+def test_a_call_has_its_kind_its_kernels_and_the_lines_that_they_fuse() -> None:
+    fast = irc.compile(Net().eval())
+    with torch.no_grad():
+        fast(torch.randn(2, 8))
+    (call,) = irc.explain(fast).calls
+    assert call.kind is not None and call.kind.arguments == ("x: float32[2, 8]",)
+    assert call.kind.training is False and call.kind.gradients is False
+    (graph,) = call.graphs
+    assert graph.what == "whole call" and graph.seconds > 0
+    ops = {op.what.split()[0]: op.line for kernel in graph.kernels for op in kernel.ops}
+    assert any(line.endswith(line_of(Net.forward, "gelu")) for line in ops.values())
+    assert any(line.endswith(line_of(Net.forward, "softmax")) for line in ops.values())
+    assert call.fallbacks == () and "nothing" in f"{irc.explain(fast)}"
+
+
+def test_gradients_and_dtypes_are_kinds_of_their_own() -> None:
+    fast, x = irc.compile(Net()), torch.randn(2, 8)
+    fast(x).sum().backward()
+    with torch.no_grad():
+        fast(x)
+        fast(x[:1])
+    found = irc.explain(fast)
+    whats = [[graph.what for graph in call.graphs] for call in found.calls]
+    assert whats[0] == ["forward pass", "backward pass"] and whats[1] == ["whole call"]
+    assert [call.kind and call.kind.gradients for call in found.calls] == [True, False, False]
+    assert found.calls[0].kind and found.calls[0].kind.training is True
+    assert "has shape [1, 8], compiled for [2, 8]" in found.calls[2].recompiles[0].reason
+
+
+def test_a_break_has_the_line_of_the_model_not_of_its_wrapper() -> None:
+    fast = irc.compile(Around(Broken()))
+    with pytest.warns(match="graph-break"), torch.no_grad():
+        fast(torch.ones(3))
+    found = irc.explain(fast)
+    (left,) = [each for each in found.fallbacks if each.kind == "break"]
+    assert left.line.endswith(line_of(Broken.forward, "if x.sum()"))
+    assert "values of a tensor" in left.reason
+    assert len(found.graphs) == 2
+    assert left.line in f"{found}" and "break" in found._repr_html_()
+
+
+def test_dynamos_guard_that_changed_is_named() -> None:
+    @irc.compile
+    def function(x: Tensor) -> Tensor:
+        return x.exp()
+
+    function(torch.ones(3, requires_grad=True))
+    function(torch.ones(3, requires_grad=True, dtype=torch.float64))
+    first, second = irc.explain(function).calls
+    assert not first.recompiles and "dtype" in second.recompiles[0].reason
+
+
+def test_an_op_without_a_form_is_left_to_torch_with_its_line() -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.linalg.qr(x + 1).R
+
+    fast = irc.compile(function)
+    fast(torch.eye(3))
+    (left,) = irc.explain(fast).fallbacks
+    assert left.kind == "op" and "qr" in left.what
+    assert left.line.endswith(line_of(function, "qr"))
+
+
+def test_a_region_of_a_graph_is_left_with_its_line() -> None:
+    def function(x: Tensor) -> Tensor:
+        y = x.exp()
+        return torch.cond(y.sum() > 0, lambda v: v.sin() + 1, lambda v: v.cos(), (y,)) * 3
+
+    fast = irc.compile(function)
+    fast(torch.ones(3))
+    found = irc.explain(fast)
+    left = [each for each in found.fallbacks if each.kind == "region"]
+    assert [each.line.endswith(line_of(function, "torch.cond")) for each in left] == [True]
+    assert "branch of control flow" in [graph.what for graph in found.graphs]
+
+
+def test_a_first_timing_says_what_it_has_measured() -> None:
+    told: list[str] = []
+
+    def slow(x: Tensor) -> Tensor:
+        for _ in range(200):
+            x = x + 1
+        return x
+
+    tried(slow, lambda x: x, copies=False, told=told.append)(torch.ones(3))
+    assert len(told) == 1 and told[0].startswith("the first timing: torch takes ")
+
+
+def test_what_a_later_call_finds_ready_is_noted_once() -> None:
+    fast, x = irc.compile(Around(Broken())), torch.ones(3)
+    with pytest.warns(match="graph-break"), torch.no_grad():
+        fast(x)
+    before = irc.explain(fast).json()
+    with torch.no_grad():
+        for _ in range(3):
+            fast(x)
+    assert irc.explain(fast).json() == before
+
+
+def test_a_method_and_a_copy() -> None:
+    class Holder:
+        @irc.compile
+        def double(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    holder = Holder()
+    holder.double(torch.ones(2))
+    assert len(irc.explain(holder.double).graphs) == 1
+    fast = irc.compile(Net())
+    with torch.no_grad():
+        fast(torch.ones(2, 8))
+    for other in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+        assert "not called yet" in f"{irc.explain(other)}"
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_arguments_without_names_or_shapes_are_told_too() -> None:
+    fast = irc.compile(torch.sin)
+    fast(torch.ones(2))
+    (call,) = irc.explain(fast).calls
+    assert call.kind is not None and call.kind.arguments == ("0: float32[2]",)
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    kind = call_kind(lambda x, y: x, (nested, object()), {})
+    assert kind.arguments == ("x: float32 nested", "y: object")
+
+
+def test_dynamic_sizes_are_one_graph() -> None:
+    fast = irc.compile(Net(), dynamic=True)
+    with torch.no_grad():
+        for rows in (4, 5, 6):
+            fast(torch.randn(rows, 8))
+    found = irc.explain(fast)
+    assert [graph.what for graph in found.graphs] == ["whole call, sizes left open"]
+    assert found.kernels and found.kernels[0].ops
+
+
+def test_where_the_code_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IRC_CACHE_DIR", str(tmp_path / "cache"))
+
+    def function(x: Tensor) -> Tensor:
+        return x * 0.123456 + 7.654321
+
+    fast = irc.compile(function)
+    fast(torch.ones(17))
+    (call,) = irc.explain(fast).calls
+    assert call.cached and all(isinstance(each, Cached) for each in call.cached)
+    assert all(Path(each.path).is_file() and not each.is_read for each in call.cached)
+
+
+@pytest.mark.parametrize("given", [3, None, nn.Linear(2, 2), torch.relu, "model", nn.Linear])
+def test_what_irc_has_not_compiled_is_refused(given: Any) -> None:
+    with pytest.raises(IrcError, match=r"which irc.compile has not returned") as caught:
+        irc.explain(given)
+    assert caught.value.code == "input-mismatch" and "irc.compile(model)" in caught.value.help
+
+
+def test_a_class_and_what_torch_has_compiled_are_refused_by_name() -> None:
+    with pytest.raises(IrcError, match="'Net' is a class"):
+        irc.explain(irc.compile(Net))
+    for given in (torch.compile(Net(), backend="irc"), torch.compile(torch.relu, backend="irc")):
+        with pytest.raises(IrcError, match=r"what torch.compile returns"):
+            irc.explain(given)
