@@ -96,7 +96,7 @@ class Watch:
         return Graph(what, line, tuple(known), library, plan.arena_bytes, seconds, self.text)
 
 
-LAST = "up to the op"
+LAST = "at"
 """What is said of a kernel whose ops another rank knows."""
 
 

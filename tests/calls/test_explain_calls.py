@@ -7,6 +7,7 @@ import copy
 import inspect
 import json
 import pickle
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,14 @@ class Around(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.inner(x)
+
+
+LIBRARY = """from torch import nn
+
+class Tiny(nn.Module):
+    def forward(self, x):
+        return x.exp() + 1
+"""
 
 
 class Broken(nn.Module):
@@ -115,6 +124,18 @@ def test_a_break_has_the_line_of_the_model_not_of_its_wrapper() -> None:
     assert "values of a tensor" in left.reason
     assert len(found.graphs) == 2
     assert left.line in f"{found}" and "break" in found._repr_html_()
+
+
+def test_ops_of_a_wrapped_library_have_lines_of_its_forward(tmp_path: Path) -> None:
+    folder = tmp_path / "site-packages" / "nets"
+    folder.mkdir(parents=True)
+    (folder / "tiny.py").write_text(LIBRARY)
+    found = runpy.run_path(str(folder / "tiny.py"))
+    fast = irc.compile(Around(found["Tiny"]()))
+    with torch.no_grad():
+        fast(torch.ones(3))
+    lines = [op.line for kernel in irc.explain(fast).kernels for op in kernel.ops]
+    assert lines and all(line.endswith("nets/tiny.py:5") for line in lines)
 
 
 def test_dynamos_guard_that_changed_is_named() -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 TORCH = str(Path(torch.__file__).parent)
 LAYERS = str(Path(torch.__file__).parent / "nn")
+PACKAGE = str(Path(__file__).parents[2])
 OURS = str(Path(__file__).parent)
 EXPORT = str(Path(__file__).with_name("export.py"))
 Frame = TypeVar("Frame", bound=tuple[Any, ...])
@@ -40,13 +41,21 @@ def _of_trace(trace: str) -> str:
 def of_frames(frames: Sequence[tuple[str, str, str]]) -> str:
     """Return the innermost frame outside libraries, else outside torch, else the innermost.
 
+    Where the user's module wraps one of a library, the line is that of the library's ``forward``:
+    of the wrapper's all ops would have one.
+
     >>> of_frames([("a/model.py", "3", "forward"), ("/x/site-packages/y.py", "9", "f")])
     'a/model.py:3'
+    >>> of_frames([("a/model.py", "3", "forward"), ("/x/site-packages/y/net.py", "9", "forward")])
+    'y/net.py:9'
     """
-    for hidden in (LIBRARIES, (TORCH,)):
-        for path, line, _ in reversed(frames):
-            if not any(part in path for part in hidden):
-                return f"{shown(path)}:{line}"
+    for path, line, name in reversed(frames):
+        is_hidden = any(part in path for part in LIBRARIES)
+        if not is_hidden or (name == "forward" and not path.startswith((TORCH, PACKAGE))):
+            return f"{shown(path)}:{line}"
+    for path, line, _ in reversed(frames):
+        if TORCH not in path:
+            return f"{shown(path)}:{line}"
     return f"{shown(frames[-1][0])}:{frames[-1][1]}" if frames else "unknown"
 
 
