@@ -190,6 +190,13 @@ class Record:
         self._known: set[Fact] = set()
         self._lock = threading.Lock()
 
+    def __eq__(self, other: object) -> bool:
+        # Dynamo runs what it compiled for one module in another one whose options are equal.
+        return isinstance(other, Record)
+
+    def __hash__(self) -> int:
+        return hash(Record)
+
     def __reduce__(self) -> tuple[type[Record], tuple[()]]:
         return Record, ()  # a copy of a module was compiled by nobody yet
 

@@ -194,8 +194,7 @@ class Dispatcher:
 
     def _close(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Say which call has caused what was noted."""
-        if self.record.pending:
-            self.record.close(call_kind(self.original, args, kwargs))
+        self.record.close(call_kind(self.original, args, kwargs))
 
     def _frozen(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a version that there is: without its weights the module runs in no other way."""
@@ -516,7 +515,7 @@ class Dispatcher:
                 if handed:
                     self.handed.append(handed)
                     self.record.note(FallBack("timing", "calls of this kind", ENTRY_BEHIND, ""))
-        if self.record.pending:
+        if self.record.pending or not self.record.kinds:
             self._close(args, kwargs)
         return found
 

@@ -14,6 +14,7 @@ from irc.record import Cached, CallKind, Fact, FallBack, Graph, Kernel, Op, Reco
 from irc.report.table import counted, pairs, seconds, size
 
 UNCALLED = "not called yet: a module is compiled at its first call"
+SHARED = "none of its own: it runs what was compiled for another module of its class"
 STEP = "  "
 TITLE_WIDTH = 18
 
@@ -153,6 +154,8 @@ def _sections(call: CallReport) -> Iterator[tuple[str, list[str]]]:
         yield "compiled again", [str(each) for each in call.recompiles]
     for graph in call.graphs:
         yield "graph", list(_graph(graph))
+    if not call.graphs and not call.fallbacks:
+        yield "graph", [SHARED]
     if call.fallbacks:
         yield "left to torch", [line for each in call.fallbacks for line in _left(each)]
     elif call.graphs:

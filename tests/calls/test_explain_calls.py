@@ -223,6 +223,14 @@ def test_arguments_without_names_or_shapes_are_told_too() -> None:
     assert kind.arguments == ("x: float32 nested", "y: object")
 
 
+def test_modules_of_one_class_share_what_dynamo_has_compiled() -> None:
+    first, second = irc.compile(Net()), irc.compile(Net())
+    for fast in (first, second):
+        fast(torch.randn(2, 8)).sum().backward()
+    assert len(irc.explain(first).graphs) == 2 and not irc.explain(second).graphs
+    assert "for another module of its class" in f"{irc.explain(second)}"
+
+
 def test_dynamic_sizes_are_one_graph() -> None:
     fast = irc.compile(Net(), dynamic=True)
     with torch.no_grad():
