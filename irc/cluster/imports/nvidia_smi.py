@@ -65,11 +65,15 @@ def read_matrix(text: str) -> Node:
 def _switched(wires: dict[tuple[int, int], int], gpus: int) -> int:
     """Return the links of a GPU to switches: every pair has as many, more than can be divided.
 
+    Of two GPUs it is all the same: the one pair has them.
+
     >>> _switched({(0, 1): 18, (0, 2): 18, (1, 2): 18}, 3), _switched({(0, 1): 4}, 2)
-    (18, 0)
+    (18, 4)
+    >>> _switched({(0, 1): 4, (0, 2): 4, (1, 2): 4}, 3)
+    0
     """
     counts, used = set(wires.values()), Counter[int]()
     for pair, count in wires.items():
         used.update(dict.fromkeys(pair, count))
     everywhere = len(wires) == gpus * (gpus - 1) // 2 and len(counts) == 1
-    return counts.pop() if everywhere and max(used.values()) > MOST_LINKS else 0
+    return counts.pop() if everywhere and (gpus == 2 or max(used.values()) > MOST_LINKS) else 0
