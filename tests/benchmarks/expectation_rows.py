@@ -296,7 +296,7 @@ TERMINAL = (
     Row("an error explained", "irc explain error sharding-infeasible", r"(?i)memory|budget"),
     Row("too little memory said before a search", "irc plan net.py:train --train --loss net.py:loss"
         " --cluster 4xL4 --memory 1kB", r"--memory|smallest|budget", 4),
-    Row("passes run one by one on text", "irc opt plan/ir/00-capture.mlir -p canonicalize", r"flow"),
+    Row("passes run on text", "irc opt plan/ir/00-capture.mlir -p canonicalize", r"flow"),
 )  # fmt: skip
 
 BROKEN = (

@@ -58,7 +58,7 @@ def run(command: str, folder: Path) -> tuple[int, str, float]:
 
 def score(row: Row, status: int, said: str, folder: Path) -> int:
     """Return 0 to 2 for what a row's command did."""
-    if status != row.status or "Traceback (most recent call last)" in said and row.status != 1:
+    if status != row.status or ("Traceback (most recent call last)" in said and row.status != 1):
         return 0
     if row.file:
         written = folder / row.file
