@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from irc.frontends.torch.annotations import place as place
     from irc.frontends.torch.capture import capture as capture
     from irc.ops.custom import register_op as register_op
+    from irc.report.html.write import write_report as write_report
     from irc.runtime.held import whole as whole
     from irc.training.precision import Precision as Precision
     from irc.weight_files import load_safetensors as load_safetensors
@@ -48,6 +49,7 @@ _LAZY = {
     "register_op": "irc.ops.custom",
     "save_safetensors": "irc.weight_files",
     "whole": "irc.runtime.held",
+    "write_report": "irc.report.html.write",
 }
 
 __all__ = [
@@ -70,6 +72,7 @@ __all__ = [
     "register_op",
     "save_safetensors",
     "whole",
+    "write_report",
 ]
 
 

@@ -8,7 +8,6 @@ from math import inf
 
 from irc.calls.best_meshes import best_meshes, canonical
 from irc.calls.plan_judge import PlanJudge
-from irc.calls.verdicts import verdict_of
 from irc.collection import collection_held
 from irc.dialects.placement import Mesh
 from irc.pipeline import make_plan
@@ -17,6 +16,7 @@ from irc.search.configurations import Configuration, Outline
 from irc.search.judge import Verdict
 from irc.search.outline import outline_of
 from irc.search.products import products_of_call, read_by_call
+from irc.simulate.verdicts import verdict_of
 
 
 @dataclass

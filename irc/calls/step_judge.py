@@ -13,7 +13,6 @@ from irc.calls.feeding import axes_called_so
 from irc.calls.forward_passes import ForwardPasses
 from irc.calls.plan_judge import PlanJudge
 from irc.calls.plan_prices import Prices
-from irc.calls.verdicts import verdict_of, verdict_of_parts
 from irc.collection import collection_held
 from irc.constraints.steps import based_on
 from irc.dialects.placement import Mesh
@@ -24,6 +23,7 @@ from irc.search.configurations import NOTHING, Configuration, Outline
 from irc.search.judge import Verdict
 from irc.search.layers import layers_of
 from irc.search.shared import Shared, sharing
+from irc.simulate.verdicts import verdict_of, verdict_of_parts
 
 
 @dataclass

@@ -65,7 +65,7 @@ def host_ops(plan: HostPlan) -> Counter[str]:
 
 def explain_host(plan: HostPlan, folder: str, *, as_json: bool = False) -> str:
     """Say what the host runs, and what each region is."""
-    rows = _regions(plan)
+    rows = region_lines(plan)
     if as_json:
         facts = {
             "host": dict(host_ops(plan)),
@@ -91,7 +91,8 @@ def explain_host(plan: HostPlan, folder: str, *, as_json: bool = False) -> str:
     return "\n".join(lines)
 
 
-def _regions(plan: HostPlan) -> list[RegionLine]:
+def region_lines(plan: HostPlan) -> list[RegionLine]:
+    """Return a line for each region: who calls it, what it runs."""
     callers: dict[str, list[str]] = {}
     for name, func in functions(host_module(plan)).items():
         for op in func.body.block.ops:

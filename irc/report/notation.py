@@ -18,7 +18,7 @@ def oneflow(placement: Placement | None) -> str:
     """
     if placement is None:
         return "-"
-    parts = ", ".join(_part(placed) for placed in placement)
+    parts = ", ".join(part_text(placed) for placed in placement)
     return f"({parts}{_order(placement)})"
 
 
@@ -39,11 +39,12 @@ def short(placement: Placement | None) -> str:
     """
     if placement is None:
         return "whole"
-    texts = ("R" if isinstance(placed, Broadcast) else _part(placed) for placed in placement)
+    texts = ("R" if isinstance(placed, Broadcast) else part_text(placed) for placed in placement)
     return "".join(texts) + _order(placement).replace("; ", " ")
 
 
-def _part(placed: object) -> str:
+def part_text(placed: object) -> str:
+    """Write how one axis holds a tensor."""
     match placed:
         case Split(dim):
             return f"S({dim})"

@@ -35,10 +35,16 @@ class Collective:
     bare_s: float
 
 
-def collectives(plan: Plan) -> list[Collective]:
-    """Return the collectives of a predicted call of one rank, in the order in which they begin."""
-    cluster = find_cluster(plan.cluster or THIS_HOST)
-    run = predict(plan, contention=Contention.of(cluster, plan.device_mesh))
+def collectives(plan: Plan, contention: Contention | None = None) -> list[Collective]:
+    """Return the collectives of a predicted call of one rank, in the order in which they begin.
+
+    Args:
+        plan: of one program, or a function of one of several.
+        contention: what its streams share; by default what the plan's cluster says.
+    """
+    if contention is None:
+        contention = Contention.of(find_cluster(plan.cluster or THIS_HOST), plan.device_mesh)
+    run = predict(plan, contention=contention)
     links = {
         a.after[0]: i for i, a in enumerate(run.actions) if a.stream.startswith("link ") and a.after
     }

@@ -195,7 +195,7 @@ def _functions(plan: PartsPlan, number: int) -> Iterable[FunctionFacts]:
         actions = loaded.plan.actions
         yield FunctionFacts(
             kind,
-            _runs(plan, kind),
+            runs_of(plan, kind),
             loaded.plan.predicted_s,
             len(loaded.plan.kernels),
             sum(len(a.calls) for a in actions if isinstance(a, Kernels)),
@@ -205,7 +205,7 @@ def _functions(plan: PartsPlan, number: int) -> Iterable[FunctionFacts]:
         )
 
 
-def _runs(plan: PartsPlan, kind: str) -> int:
+def runs_of(plan: PartsPlan, kind: str) -> int:
     """Return how often a step runs a function of a kind."""
     if kind not in (*MICRO_BATCH_KINDS, *SMALLER_KINDS):
         return 1

@@ -207,8 +207,13 @@ def op_of(plan: Plan, step: Step) -> str:
             return step.kind
 
 
-def _lives(plan: Plan, order: Sequence[Step]) -> tuple[dict[int, int], dict[int, int]]:
-    """Return arena bytes born and dying at each step."""
+def lifetimes(plan: Plan, order: Sequence[Step]) -> dict[int, tuple[int, int]]:
+    """Return for each buffer of the arena the positions of the first and last step that touch it.
+
+    Args:
+        plan: whose buffers they are.
+        order: its steps, as :func:`steps` has them.
+    """
     spans: dict[int, tuple[int, int]] = {}
     for time, step in enumerate(order):
         for index in touched(step, plan.actions):
@@ -216,9 +221,14 @@ def _lives(plan: Plan, order: Sequence[Step]) -> tuple[dict[int, int], dict[int,
             if plan.buffers[root].storage == "arena":
                 first, _ = spans.get(root, (time, time))
                 spans[root] = (first, time)
+    return spans
+
+
+def _lives(plan: Plan, order: Sequence[Step]) -> tuple[dict[int, int], dict[int, int]]:
+    """Return arena bytes born and dying at each step."""
     born: dict[int, int] = {}
     dies: dict[int, int] = {}
-    for root, (first, last) in spans.items():
+    for root, (first, last) in lifetimes(plan, order).items():
         size = plan.buffers[root].size_bytes
         born[first] = born.get(first, 0) + size
         dies[last] = dies.get(last, 0) + size

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from irc.calls.step_plan import captured_step, training_plan
-from irc.calls.verdicts import verdict_of
 from irc.choices import recipe_option
 from irc.cluster.load import find_cluster
 from irc.dialects.placement import Mesh
@@ -19,6 +18,7 @@ from irc.programs.program_blocks import blocks_of_program
 from irc.programs.short_steps import LayerOps, layer_ops
 from irc.search.blocks import Content
 from irc.simulate.plan import Contention
+from irc.simulate.verdicts import verdict_of
 from tests.programs.models import GPT
 
 LAYERS, CLUSTER, MESH = 4, "1x8xH100", Mesh.parse("data=8")

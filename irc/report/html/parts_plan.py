@@ -1,0 +1,181 @@
+"""The sections of a plan of several programs: stages of a pipeline, their schedule and channels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from irc.cluster.load import of_all_kinds
+from irc.cluster.topology import Cluster
+from irc.plan.load import LoadedPlan
+from irc.plan.parts import PartsPlan
+from irc.report.html.collectives import collectives_section, line_traffic
+from irc.report.html.element import Child, Element, bar, code, e, rest, section, table
+from irc.report.html.figures import cluster_of, figures_of_parts
+from irc.report.html.head import head
+from irc.report.html.kernels import kernels_section, ran
+from irc.report.html.spans import Row
+from irc.report.html.timeline import rows_of, timeline_section
+from irc.report.parts import PartFacts, PartsFactsReport, gather_parts, runs_of
+from irc.report.table import counted, percent, seconds, size
+from irc.simulate.parts import contention_of, predict_step
+from irc.simulate.parts_trace import step_trace
+from irc.simulate.plan import Contention
+
+SHOWN = 60
+MOST_TEXT = 20_000
+"""Characters of a schedule's text that are shown."""
+
+
+def parts_sections(plan: PartsPlan, title: str) -> list[Element]:
+    """Return the sections of a plan.
+
+    Raises:
+        IrcError: ``cluster-unknown`` or ``file-missing``: of its cluster nothing is known here.
+    """
+    facts = gather_parts(plan)
+    figures = figures_of_parts(plan, facts)
+    cluster = cluster_of(of_all_kinds(next(iter(plan.parts[0].values())).plan.cluster))
+    runs = list(_functions(plan))
+    contention = contention_of(plan, cluster.fit(plan.mesh)) if cluster else Contention()
+    sections = [
+        head(figures, title, _facts(plan, facts)),
+        _stages(facts),
+        _memory(facts),
+        _channels(facts),
+        kernels_section(ran(runs), "step", plan.backend),
+        collectives_section(line_traffic([(f.plan, n) for f, n in runs], contention), "step"),
+    ]
+    if cluster is not None:
+        sections.insert(2, _timeline(plan, cluster.fit(plan.mesh)))
+    return sections
+
+
+def _functions(plan: PartsPlan) -> Iterator[tuple[LoadedPlan, int]]:
+    for part in plan.parts:
+        for kind, loaded in part.items():
+            yield loaded, runs_of(plan, kind)
+
+
+def _facts(plan: PartsPlan, facts: PartsFactsReport) -> list[tuple[str, Child]]:
+    text = plan.schedule_text
+    shown = text[:MOST_TEXT]
+    more = "" if shown == text else "\n... the rest stands in schedule.txt"
+    return [
+        ("schedule", [facts.schedule, e("details", e("summary", "its text"),
+                      e("pre", code(f"{shown}{more}"), tabindex=0))]),
+        ("micro-batches", f"{facts.micro_batches}"),
+        ("trained on", facts.loss),
+        *([("shared by stages", ", ".join(facts.shared))] if facts.shared else []),
+    ]  # fmt: skip
+
+
+def _stages(facts: PartsFactsReport) -> Element:
+    slowest = max((_work(part) for part in facts.parts), default=0.0)
+    rows = [
+        (
+            _numbers(part.stages),
+            _numbers(part.ranks),
+            [e("div", ", ".join(part.layers)), _runs(part)],
+            f"{part.num_parameters:,}",
+            seconds(_work(part)),
+            bar(_work(part), slowest, "compute"),
+            percent(part.idle, 1.0),
+        )
+        for part in facts.parts
+    ]
+    heads = ("stage", "ranks", "layers", "parameters", "work a step", "", "idle")
+    lead = (
+        f"The model is cut into {counted(len(facts.parts), 'part')}, each on ranks of its own."
+        f" Micro-batches of a step, of which there are {facts.micro_batches}, pass through them."
+    )
+    return section(
+        "stages", "Stages", lead, table(heads, rows, right="rllrrlr", label="Stages of the model")
+    )
+
+
+def _work(part: PartFacts) -> float:
+    return sum(each.runs * (each.predicted_s or 0.0) for each in part.functions)
+
+
+def _runs(part: PartFacts) -> Element:
+    rows = [
+        (code(f.kind), f"{f.runs}", seconds(f.predicted_s or 0.0), f"{f.kernels}",
+         f"{f.collectives}", size(f.arena_bytes))
+        for f in part.functions
+    ]  # fmt: skip
+    heads = ("function", "runs a step", "each", "kernels", "collectives", "arena")
+    inside = table(heads, rows, right="lrrrrr", label="Functions of a stage")
+    return e("details", e("summary", "its functions"), inside)
+
+
+def _memory(facts: PartsFactsReport) -> Element:
+    most = max((_held(part) for part in facts.parts), default=0)
+    rows = [
+        (
+            _numbers(part.stages), size(part.parameter_bytes), size(part.state_bytes),
+            size(part.accumulator_bytes), [size(part.register_bytes), _registers(part)],
+            size(part.arena_bytes), size(_held(part)), bar(_held(part), most, "weight"),
+        )
+        for part in facts.parts
+    ]  # fmt: skip
+    heads = ("stage", "parameters", "states", "gradients", "registers", "arena", "in all", "")
+    lead = (
+        "What a rank of each stage holds. Registers hold what one function leaves for another:"
+        " saved activations, and values of other stages; each has as many places as"
+        " micro-batches need at a time."
+    )
+    label = "Memory of a rank of each stage"
+    return section("memory", "Memory", lead, table(heads, rows, right="rrrrrrr", label=label))
+
+
+def _held(part: PartFacts) -> int:
+    stored = part.parameter_bytes + part.state_bytes + part.accumulator_bytes
+    return stored + part.register_bytes + part.arena_bytes
+
+
+def _registers(part: PartFacts) -> Element | None:
+    if not part.registers:
+        return None
+    rows = sorted(part.registers, key=lambda r: -r.slots * r.bytes)
+    cells = [
+        (code(r.name), code(f"{r.dtype}{list(r.shape)}"), f"{r.slots}", size(r.slots * r.bytes))
+        for r in rows[:SHOWN]
+    ]
+    inside = table(("register", "type", "places", "bytes"), cells, right="llrr", label="Registers")
+    return e("details", e("summary", "each"), inside, rest(len(rows), SHOWN, "register"))
+
+
+def _timeline(plan: PartsPlan, cluster: Cluster) -> Element:
+    """Draw one rank of each place in the pipeline: the others of a place do the same."""
+    simulated = predict_step(plan, cluster)
+    firsts = {ranks[0] for ranks in plan.ranks}
+    events = [e for e in step_trace(plan, simulated, cluster).events if e.rank in firsts]
+    events.sort(key=lambda event: event.rank)
+    rows: list[Row] = []
+    for rank, own in groupby(events, key=lambda event: event.rank):
+        rows += rows_of(own, f"rank {rank}")
+    alike = len(plan.ranks[0])
+    note = f"One of {alike} ranks of each place in the pipeline is drawn." if alike > 1 else ""
+    return timeline_section(rows, simulated.seconds, "step", note=note)
+
+
+def _channels(facts: PartsFactsReport) -> Element:
+    rows = [
+        (code(c.name), f"{c.producer} to {c.consumer}", code(f"{c.dtype}{list(c.shape)}"),
+         code(c.before), code(c.after), size(c.bytes))
+        for c in sorted(facts.channels, key=lambda c: -c.bytes)[:SHOWN]
+    ]  # fmt: skip
+    heads = ("value", "stages", "type", "lies there as", "is wanted as", "bytes of a micro-batch")
+    lead = "Values that go from a stage to another; bytes are of all ranks together."
+    return section(
+        "channels", "Channels", lead,
+        table(heads, rows, right="lllllr", label="Channels between stages"),
+        rest(len(facts.channels), SHOWN, "channel"),
+    )  # fmt: skip
+
+
+def _numbers(numbers: tuple[int, ...]) -> str:
+    if len(numbers) > 4:
+        return f"{numbers[0]}, {numbers[1]}, ... {numbers[-1]} ({len(numbers)})"
+    return ", ".join(map(str, numbers))
