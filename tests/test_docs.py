@@ -14,8 +14,11 @@ from irc.dialects.text import context, load
 from irc.passes import BUILTIN
 from irc.plugin import find_pass, parse_passes
 from irc.universe import DIALECTS, load_dialect
+from tests.guide_pages import pattern, run_page
 
 ROOT = Path(__file__).parents[1]
+GUIDE = ROOT / "examples" / "guide"
+PAGES = sorted(GUIDE.glob("*.md"))
 MLIR = r"```mlir\n(.*?)```"
 OPS = [op for dialect in DIALECTS for op in load_dialect(dialect).operations]
 
@@ -77,3 +80,33 @@ def assert_turns(passes: tuple[ModulePass, ...], before: str, after: str) -> Non
     run_passes(module, passes)
     module.verify()
     assert module.is_structurally_equivalent(expected), f"got:\n{module}\nAfter:\n{expected}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_guide_page_runs_as_it_stands(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_page(page.read_text(encoding="utf-8"), tmp_path)
+
+
+def test_what_a_page_shows_is_held_against_what_is_printed() -> None:
+    """A number may differ behind ``~`` alone, and lines are left out at ``...`` alone."""
+    assert re.fullmatch(pattern("a ~1.5 ms\n...\nz\n"), "a 20.7 ms\nb\nc\nz\n")
+    assert not re.fullmatch(pattern("a 1.5 ms\n"), "a 20.7 ms\n")
+    assert not re.fullmatch(pattern("a\nz\n"), "a\nb\nz\n")
+    with pytest.raises(AssertionError, match="the page shows"):
+        run_page("```console\n$ irc --version\nirc 9.9.9\n```\n", ROOT)
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
+def test_links_of_the_guide_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8"))
+    assert not [target for target in targets if not (page.parent / target).exists()]
+
+
+def test_index_of_the_guide_names_every_page() -> None:
+    index = (GUIDE / "README.md").read_text(encoding="utf-8")
+    assert {page.name for page in PAGES} - {"README.md"} == set(
+        re.findall(r"\]\((\w+\.md)\)", index)
+    )
