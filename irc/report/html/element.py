@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from irc.errors import printable
 from irc.report.table import counted
@@ -51,7 +51,7 @@ def add(parent: Element, child: Child) -> None:
     elif isinstance(child, ET.Element):
         parent.append(child)
     else:
-        for each in child:
+        for each in cast("Iterable[Child]", child):
             add(parent, each)
 
 
