@@ -106,6 +106,21 @@ def test_every_kind_of_plan_has_a_page(plans: Path, kind: str) -> None:
     assert "<b>" not in text and "nan" not in page.text
 
 
+def test_functions_of_a_large_step_are_drawn_whole(
+    plans: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = written(plans, "steps")
+    monkeypatch.setattr("irc.report.html.parts_plan.MOST_OPENED", 10)
+    monkeypatch.delattr("irc.report.html.parts_plan.step_trace")
+    whole = written(plans, "steps")
+    said = "drawn whole, without the kernels in them"
+    assert said in whole and said not in opened
+    for rank in ("rank 0", "rank 2"):
+        assert f">{rank}</text>" in whole and f">{rank}</text>" in opened
+    assert "<title>0F " in whole and "<title>1B " in whole
+    assert Page(whole).ids == SECTIONS["steps"]
+
+
 def test_names_of_the_model_stay_names(plans: Path) -> None:
     assert "<b>up & on</b>" in Page(written(plans, "plan")).text
 
@@ -172,3 +187,34 @@ def test_a_browser_shows_it_without_complaint(plans: Path, width: int, tmp_path:
     )  # fmt: skip
     assert "CONSOLE" not in done.stderr
     assert (tmp_path / "page.png").stat().st_size > 10_000
+
+
+HARNESS = """<p id=said></p>
+<iframe id=page src="opened.html" style="width:{width}px;border:0"></iframe>
+<script>onload = () => {{
+  const root = page.contentDocument.documentElement;
+  said.textContent = `${{root.scrollWidth}} in ${{root.clientWidth}}`;
+}}</script>"""
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no browser here")
+def test_no_page_is_wider_than_a_telephone(plans: Path, tmp_path: Path) -> None:
+    text = written(plans, "steps").replace("<details>", "<details open>")
+    # As the schedule of many micro-batches has it.
+    text = text.replace('<pre tabindex="0"><code>', f'<pre tabindex="0"><code>{"0F0 " * 99}')
+    # Only so that the page around it may ask for its width.
+    (tmp_path / "opened.html").write_text(re.sub(r"<meta http-equiv[^>]*>", "", text))
+    (tmp_path / "harness.html").write_text(HARNESS.format(width=400))
+    done = subprocess.run(
+        [
+            "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
+            "--no-first-run", "--disable-background-networking", "--disable-component-update",
+            "--disable-sync", "--allow-file-access-from-files", "--virtual-time-budget=3000",
+            f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom",
+            (tmp_path / "harness.html").as_uri(),
+        ],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    wide = re.search(r"(\d+) in (\d+)</p>", done.stdout)
+    assert wide is not None and int(wide[2]) > 300
+    assert wide[1] == wide[2]

@@ -20,11 +20,14 @@ from irc.report.parts import PartFacts, PartsFactsReport, gather_parts, runs_of
 from irc.report.table import counted, percent, seconds, size
 from irc.simulate.parts import contention_of, predict_step
 from irc.simulate.parts_trace import step_trace
-from irc.simulate.plan import Contention
+from irc.simulate.plan import Contention, steps
+from irc.simulate.schedule_trace import schedule_trace
 
 SHOWN = 60
 MOST_TEXT = 20_000
 """Characters of a schedule's text that are shown."""
+MOST_OPENED = 100_000
+"""Steps of functions, all runs together: of more, a picture has no room for any of them."""
 
 
 def parts_sections(plan: PartsPlan, title: str) -> list[Element]:
@@ -149,15 +152,20 @@ def _registers(part: PartFacts) -> Element | None:
 def _timeline(plan: PartsPlan, cluster: Cluster) -> Element:
     """Draw one rank of each place in the pipeline: the others of a place do the same."""
     simulated = predict_step(plan, cluster)
-    firsts = {ranks[0] for ranks in plan.ranks}
-    events = [e for e in step_trace(plan, simulated, cluster).events if e.rank in firsts]
+    alike = len(plan.ranks[0])
+    note = f"One of {alike} ranks of each place in the pipeline is drawn." if alike > 1 else ""
+    if sum(runs * len(steps(loaded.plan)) for loaded, runs in _functions(plan)) > MOST_OPENED:
+        events = list(schedule_trace(simulated).events)
+        names = {place: f"rank {ranks[0]}" for place, ranks in enumerate(plan.ranks)}
+        note += " The functions of stages are drawn whole, without the kernels in them."
+    else:
+        names = {ranks[0]: f"rank {ranks[0]}" for ranks in plan.ranks}
+        events = [e for e in step_trace(plan, simulated, cluster).events if e.rank in names]
     events.sort(key=lambda event: event.rank)
     rows: list[Row] = []
     for rank, own in groupby(events, key=lambda event: event.rank):
-        rows += rows_of(own, f"rank {rank}")
-    alike = len(plan.ranks[0])
-    note = f"One of {alike} ranks of each place in the pipeline is drawn." if alike > 1 else ""
-    return timeline_section(rows, simulated.seconds, "step", note=note)
+        rows += rows_of(own, names[rank])
+    return timeline_section(rows, simulated.seconds, "step", note=note.strip())
 
 
 def _channels(facts: PartsFactsReport) -> Element:
