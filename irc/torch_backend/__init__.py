@@ -67,7 +67,8 @@ def _retraced(gm: GraphModule) -> Recompile | None:
     """Return which guard made Dynamo trace a function again; None where it is the first trace."""
     from torch._dynamo.utils import get_metrics_context
 
-    reason = get_metrics_context()._metrics.get("recompile_reason")
+    # Of no public name: where a version of torch has another one, no reason is told.
+    reason = getattr(get_metrics_context(), "_metrics", {}).get("recompile_reason")
     if not reason:
         return None
     first = NUMBER.sub("", str(reason).strip()).split("\n")[0].partition("  #")[0].strip()
