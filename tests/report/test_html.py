@@ -22,7 +22,17 @@ from tests.models.host_models import loop_model
 VOID = {"meta", "link", "br", "rect", "line", "path"}
 SECTIONS = {
     "plan": ["plan", "placements", "timeline", "memory", "kernels", "collectives"],
-    "steps": ["plan", "stages", "timeline", "memory", "channels", "kernels", "collectives"],
+    "steps": [
+        "plan",
+        "stages",
+        "timeline",
+        "placements",
+        "memory",
+        "over-time",
+        "channels",
+        "kernels",
+        "collectives",
+    ],
     "host": ["plan", "regions", "host", "kernels"],
 }
 

@@ -21,6 +21,7 @@ def memory_section(
     lead: str,
     tenants: Element | None,
     capacity: int | None = None,
+    name: str = "memory",
 ) -> Element:
     """Return the section.
 
@@ -31,9 +32,10 @@ def memory_section(
         lead: what it says.
         tenants: what is held at the worst moment.
         capacity: what the device has; drawn where the rank comes near to it.
+        name: its anchor.
     """
     picture = _picture(held, base, total_s, capacity) if total_s else None
-    return section("memory", "Memory over time", lead, picture, tenants)
+    return section(name, "Memory over time", lead, picture, tenants)
 
 
 def _picture(

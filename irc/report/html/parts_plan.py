@@ -14,18 +14,27 @@ from irc.report.html.element import Child, Element, bar, code, e, rest, section,
 from irc.report.html.figures import cluster_of, figures_of_parts
 from irc.report.html.head import head
 from irc.report.html.kernels import kernels_section, ran
+from irc.report.html.memory import memory_section
+from irc.report.html.placements import placements_section
 from irc.report.html.spans import Row
 from irc.report.html.timeline import rows_of, timeline_section
+from irc.report.module_tree import Module, Taken, module_tree, plan_arguments, taken_by
 from irc.report.parts import PartFacts, PartsFactsReport, gather_parts, runs_of
 from irc.report.table import counted, percent, seconds, size
-from irc.simulate.parts import contention_of, predict_step
+from irc.report.weights import Argument
+from irc.simulate.held import held_bytes
+from irc.simulate.parts import contention_of, held_at, predict_step
 from irc.simulate.parts_trace import step_trace
 from irc.simulate.plan import Contention, steps
+from irc.simulate.schedule import Simulation, stream_of
 from irc.simulate.schedule_trace import schedule_trace
 
 SHOWN = 60
 MOST_TEXT = 20_000
 """Characters of a schedule's text that are shown."""
+OF_STAGES = (
+    "Times are of all stages together, each on its own ranks; the mesh is that of one stage."
+)
 MOST_OPENED = 100_000
 """Steps of functions, all runs together: of more, a picture has no room for any of them."""
 
@@ -44,14 +53,44 @@ def parts_sections(plan: PartsPlan, title: str) -> list[Element]:
     sections = [
         head(figures, title, _facts(plan, facts)),
         _stages(facts),
+        placements_section(plan.part_mesh, {}, _tree(plan), "step", OF_STAGES),
         _memory(facts),
         _channels(facts),
         kernels_section(ran(runs), "step", plan.backend),
         collectives_section(line_traffic([(f.plan, n) for f, n in runs], contention), "step"),
     ]
     if cluster is not None:
-        sections.insert(2, _timeline(plan, cluster.fit(plan.mesh)))
+        fitted = cluster.fit(plan.mesh)
+        simulated = predict_step(plan, fitted)
+        sections.insert(2, _timeline(plan, simulated, fitted))
+        sections.insert(5, _memory_over_time(plan, simulated, figures.capacity))
     return sections
+
+
+def _tree(plan: PartsPlan) -> Module:
+    """Return the modules of all stages, with what their functions take in a step."""
+    arguments: dict[str, Argument] = {}
+    taken: dict[str, Taken] = {}
+    for part in plan.parts:
+        for kind, loaded in part.items():
+            arguments |= {one.name: one for one in plan_arguments(loaded.plan)}
+            for module, own in taken_by(loaded.plan).items():
+                taken.setdefault(module, Taken()).add(own, runs_of(plan, kind))
+    return module_tree(list(arguments.values()), taken)
+
+
+def _memory_over_time(plan: PartsPlan, of: Simulation, capacity: int | None) -> Element:
+    """Draw the rank that holds most."""
+    fullest = max(range(len(plan.ranks)), key=of.peak_bytes)
+    own = stream_of(fullest, 0, of.columns)
+    held = [(at, n) for pool, at, n in held_bytes(of.actions, of.timeline) if pool == own]
+    always = float(held_at(plan, fullest).weights)
+    lead = (
+        f"Of rank {plan.ranks[fullest][0]}, which holds most: {size(always)} all the time, of"
+        " weights, states and gradients. Values in registers, and the arena of the function that"
+        " runs, come and go."
+    )
+    return memory_section(held, always, of.seconds, lead, None, capacity, "over-time")
 
 
 def _functions(plan: PartsPlan) -> Iterator[tuple[LoadedPlan, int]]:
@@ -149,9 +188,8 @@ def _registers(part: PartFacts) -> Element | None:
     return e("details", e("summary", "each"), inside, rest(len(rows), SHOWN, "register"))
 
 
-def _timeline(plan: PartsPlan, cluster: Cluster) -> Element:
+def _timeline(plan: PartsPlan, simulated: Simulation, cluster: Cluster) -> Element:
     """Draw one rank of each place in the pipeline: the others of a place do the same."""
-    simulated = predict_step(plan, cluster)
     alike = len(plan.ranks[0])
     note = f"One of {alike} ranks of each place in the pipeline is drawn." if alike > 1 else ""
     if sum(runs * len(steps(loaded.plan)) for loaded, runs in _functions(plan)) > MOST_OPENED:
