@@ -15,7 +15,7 @@ import torch._dynamo.guards
 from torch._dynamo.backends.registry import lookup_backend
 
 import irc
-from irc.calls import compiled
+from irc.calls import noted
 from irc.frontends.torch.export import as_module
 from irc.plan.libraries import fall_backs
 from irc.torch_backend import compile_fx
@@ -85,16 +85,16 @@ def through_irc(call: Call) -> Compiled:
         return loaded
 
     counters.clear()
-    make_plan = compiled.make_plan
+    make_plan = noted.make_plan
     function = irc.compile(call.compilable())
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        compiled.make_plan = counted
+        noted.make_plan = counted
         began = time.process_time()
         try:
             return function(*args, **kwargs)
         finally:
-            compiled.make_plan = make_plan
+            noted.make_plan = make_plan
             if not spent:
                 spent.append(1e3 * (time.process_time() - began))
 
