@@ -138,6 +138,12 @@ def mode_option(mode: object, backend: str) -> bool:
     """
     if mode is None or mode == "default":
         return False
+    if mode == "max-autotune-no-cudagraphs":
+        raise IrcError(
+            "option-value",
+            f"mode={mode!r}: irc records calls on a GPU as CUDA graphs, and has no way without",
+            help="choose mode='max-autotune'",
+        )
     if not isinstance(mode, str) or mode not in MODES:
         raise IrcError(
             "option-value",
@@ -157,7 +163,6 @@ OVERHEAD = "reduce-overhead"
 MODES = {
     OVERHEAD: "CUDA graphs, which irc records on a GPU by itself",
     "max-autotune": "the tiles of GPU kernels",
-    "max-autotune-no-cudagraphs": "the tiles of GPU kernels",
 }
 """What modes of ``torch.compile`` are about; ``default`` is what irc does by itself."""
 
@@ -196,7 +201,18 @@ def backend_options(given: object, stated: Mapping[str, object] | None = None) -
             )
         if (stated or {}).get(name):
             raise IrcError("option-value", f"{name} is given twice, by itself and in options=")
+    if not isinstance(chosen.get("fullgraph", False), bool):
+        raise IrcError("option-value", f"fullgraph is True or False, not {chosen['fullgraph']!r}")
+    if (each := chosen.get("verify_each")) not in VERIFY:
+        raise IrcError(
+            "option-value",
+            f"verify_each is 'ir', 'exec' or None, not {each!r}",
+            help=did_you_mean(f"{each}", ("ir", "exec")),
+        )
     return chosen
+
+
+VERIFY = (None, "ir", "exec")
 
 
 def strict_option(given: object) -> bool:

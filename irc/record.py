@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from irc import logs
@@ -62,8 +62,9 @@ class Graph:
         library: ops that torch's kernels compute as part of the plan, each with its line.
         arena_bytes: memory that a call leases for what it does not return; of a graph of open
             sizes at those of the first call.
-        seconds: that irc took to plan and compile it, without torch's tracing.
-        text: of the program as it was captured, where ``IRC_LOGS`` asked for it; else empty.
+        seconds: that irc took to plan it: without torch's tracing, and without the machine code
+            of its kernels. 0 where another rank has planned it.
+        text: of the program as it was captured, for the logger alone; no record keeps it.
     """
 
     what: str
@@ -178,16 +179,22 @@ class CallKind:
 class Record:
     """The facts of one compiled module or function, by the kind of call that caused them.
 
+    Each kind of call has each fact once; what is said of calls themselves, at every one of them
+    (``call``), the module has once.
+
     Attributes:
         kinds: for each kind of call, what was noted at each of its calls that compiled anything.
         pending: noted since the last call that :meth:`close` was told of.
+        is_full: facts were left out, since there are too many.
     """
 
     def __init__(self) -> None:
         logs.ready()
         self.kinds: dict[CallKind, list[list[Fact]]] = {}
         self.pending: list[Fact] = []
-        self._known: set[Fact] = set()
+        self.is_full = False
+        self._of_calls: set[Fact] = set()
+        self._number = 0
         self._lock = threading.Lock()
 
     def __eq__(self, other: object) -> bool:
@@ -206,12 +213,18 @@ class Record:
 
     def add(self, fact: Fact, facts: list[Fact] | None) -> None:
         """Keep a fact among some; None for those that are pending."""
+        kept = replace(fact, text="") if isinstance(fact, Graph) else fact
         with self._lock:
-            if fact in self._known:
+            of_this = self.pending if facts is None else facts
+            if fact in self._of_calls or kept in of_this:
                 return
-            if len(self._known) < MOST_FACTS:
-                self._known.add(fact)
-                (self.pending if facts is None else facts).append(fact)
+            if isinstance(fact, FallBack) and fact.kind == "call":
+                self._of_calls.add(fact)
+            if self._number < MOST_FACTS:
+                of_this.append(kept)
+                self._number += 1
+            else:
+                self.is_full = True
         logs.tell(TOPICS[type(fact)], f"{fact}")
         if isinstance(fact, Graph):
             if fact.text:
@@ -222,7 +235,11 @@ class Record:
     def close(self, kind: CallKind) -> None:
         """Say which kind of call has caused what is pending."""
         with self._lock:
-            self.kinds.setdefault(kind, []).append(self.pending)
+            every = self.kinds.setdefault(kind, [])
+            before = {fact for facts in every for fact in facts}
+            # In place: a backward pass that is compiled later adds to this list.
+            self.pending[:] = [fact for fact in self.pending if fact not in before]
+            every.append(self.pending)
             self.pending = []
 
     def of_this_call(self) -> Record:
@@ -232,18 +249,18 @@ class Record:
     def sorted(self) -> list[tuple[CallKind | None, list[Fact]]]:
         """Return what was noted by kind of call; None where no call has returned yet.
 
-        What a call that failed has caused belongs to the kind before.
+        What a call that failed has caused belongs to the kind that came last.
         """
         with self._lock:
-            found: list[tuple[CallKind | None, list[Fact]]] = [
+            by_kind: list[tuple[CallKind | None, list[Fact]]] = [
                 (kind, [fact for facts in every for fact in facts])
                 for kind, every in self.kinds.items()
             ]
-            if self.pending and not found:
-                found.append((None, []))
+            if self.pending and not by_kind:
+                by_kind.append((None, []))
             if self.pending:
-                found[-1][1].extend(self.pending)
-            return found
+                by_kind[-1][1].extend(self.pending)
+            return by_kind
 
     @contextmanager
     def noting(self) -> Generator[None]:

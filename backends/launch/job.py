@@ -14,6 +14,8 @@ from irc.plan.schema import Plan
 
 WORKER = "irc.runtime.worker"
 PORT = 29500
+UNNAMED = "GPU"
+"""A GPU of which nothing is known but that there is one."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +94,14 @@ def job_of(
     note = ""
     try:
         cluster = find_cluster(name)
-    except IrcError:
-        if not name.endswith(".toml"):
+        gpu = cluster.device.name
+    except IrcError as error:
+        if error.code != "file-missing":
             raise
         # A plan is carried to where it runs, and its cluster file often is not.
-        cluster = find_cluster(THIS_HOST)
+        cluster, gpu = find_cluster(THIS_HOST), UNNAMED
         text = "".join(char for char in name if char.isprintable())
-        note = f"The cluster file {text} is not here: what it says to launchers is left out."
+        note = f"The cluster file {text} is not here: --nodes and other options say what it would."
     if nodes is None:
         nodes = nodes_for(cluster, ranks)
     if nodes < 1 or ranks % nodes:
@@ -107,18 +110,22 @@ def job_of(
             f"{ranks} ranks do not divide among {nodes} nodes",
             help=f"use one of: {', '.join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)}",
         )
-    gpu = "" if plan.backend == "cpu" or cluster.device.cores else cluster.device.name
+    if plan.backend == "cpu" or (cluster.device.cores and gpu != UNNAMED):
+        gpu = ""
     both = Launching(**{**dict(cluster.launching), **dict(launching)})
     return Job(ranks, nodes, folder, gpu, both, note)
 
 
 def nodes_for(cluster: Cluster, ranks: int) -> int:
-    """Return how many nodes of a cluster hold some ranks; 1 where it does not say what a node is.
+    """Return how many nodes of a cluster share some ranks equally, the fewest that hold them.
 
-    >>> nodes_for(find_cluster("2x8xH100"), 16), nodes_for(find_cluster("2x8xH100"), 4)
-    (2, 1)
+    A cluster of single wires does not say what a node is: 1.
+
+    >>> nodes_for(find_cluster("4x8xH100"), 16), nodes_for(find_cluster("4x8xH100"), 20)
+    (2, 4)
     """
     inside = [link.devices for link in cluster.links if not link.tree]
     if cluster.device.cores or not inside or len(inside) == len(cluster.links):
         return 1
-    return max(1, -(-ranks // inside[-1]))
+    least = -(-ranks // inside[-1])
+    return next(nodes for nodes in range(max(1, least), ranks + 1) if ranks % nodes == 0)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 
-from irc.backends.launch.job import PORT, WORKER, Job
+from irc.backends.launch.job import PORT, UNNAMED, WORKER, Job
 from irc.backends.launch.manifest import to_yaml
+from irc.errors import IrcError
 
 _NOTE = """\
 # For sky launch: the plan is copied to each node, whose image or set-up brings irc and PyTorch.
@@ -14,7 +15,17 @@ PLAN = "/tmp/irc-plan"
 
 
 def skypilot(job: Job) -> str:
-    """Return the task: nodes, GPUs, the plan as a file mount, and torchrun on each node."""
+    """Return the task: nodes, GPUs, the plan as a file mount, and torchrun on each node.
+
+    Raises:
+        IrcError: ``option-value`` where nothing says what the GPUs are.
+    """
+    if job.gpu == UNNAMED:
+        raise IrcError(
+            "option-value",
+            "SkyPilot asks for GPUs by their names, and the cluster file is not here",
+            help="run it where the plan was compiled",
+        )
     resources = {
         **({"accelerators": f"{accelerator(job.gpu)}:{job.ranks_per_node}"} if job.gpu else {}),
         **({} if job.gpu else {"cpus": f"{job.ranks_per_node}+"}),

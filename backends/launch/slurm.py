@@ -10,7 +10,7 @@ from irc.backends.launch.job import PORT, WORKER, Job
 def slurm(job: Job) -> str:
     """Return the script for `sbatch`; options of the worker may follow it there."""
     if job.folder is None:
-        # Slurm runs a copy of the script, from which the plan cannot be found.
+        # Slurm runs a copy of the script, which does not know where the plan is.
         plan = "plan=${1:?usage: sbatch slurm.sbatch PLAN}\nshift\n"
     else:
         plan = f"plan={shlex.quote(job.place)}\n"

@@ -184,13 +184,20 @@ class Dispatcher:
                 self.options, FallBack("call", "calls whose arguments share memory", shared, "")
             )
             self._recompiles.add_shared(shared)
+            self._close_pending(args, kwargs)
             return self._run(*args, **kwargs)
         if not is_new:
-            return version(args, kwargs)
+            results = version(args, kwargs)
+            self._close_pending(args, kwargs)  # open sizes have a plan for a further range
+            return results
         with self.record.noting():
-            found = version(args, kwargs)
+            results = version(args, kwargs)
         self._close(args, kwargs)
-        return found
+        return results
+
+    def _close_pending(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if self.record.pending:
+            self._close(args, kwargs)
 
     def _close(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Say which call has caused what was noted."""
@@ -443,6 +450,7 @@ class Dispatcher:
         left = FallBack("call", "calls that no compiled version fits", reason or "", "")
         if self._recompiles.eager_calls == 0 or self.options.strict:
             note_left(self.options, left)
+            self._close_pending(args, kwargs)
         self._recompiles.add_eager(reason)
         if self.loop is not None:
             raise _too_many()
@@ -498,6 +506,7 @@ class Dispatcher:
         """Run where autograd records, layers have hooks, or a whole capture has failed."""
         if on_all_modules():
             note_left(self.options, FallBack("call", "calls", HOOKS_ON_ALL, ""))
+            self._close_pending(args, kwargs)
             self._recompiles.add_hooks_on_all()
             return self._run(*args, **kwargs)
         if self._by_torch is None:
@@ -506,10 +515,10 @@ class Dispatcher:
                     self._check_dynamic(args, kwargs)
                     self._by_torch = ByTorch(self._run, self.options)
         if self._torchs is None or kwargs or len(self.handed) == MAX_VERSIONS:
-            found = self._by_torch(args, kwargs, failed)
+            results = self._by_torch(args, kwargs, failed)
         else:
             with self._entry.watched() as notes:
-                found = self._by_torch(args, kwargs, failed)
+                results = self._by_torch(args, kwargs, failed)
             if self._entry.is_behind(notes):
                 handed = handing(self._torchs, args, self._held())
                 if handed:
@@ -517,7 +526,7 @@ class Dispatcher:
                     self.record.note(FallBack("timing", "calls of this kind", ENTRY_BEHIND, ""))
         if self.record.pending or not self.record.kinds:
             self._close(args, kwargs)
-        return found
+        return results
 
     def _held(self) -> list[torch.Tensor]:
         module = self.original
@@ -705,8 +714,8 @@ def explained(compiled: Any) -> tuple[str, Record | None, Options | None]:
         name, known = type(original(target)).__name__, dispatcher_of(target)
         return (name, None, None) if known is None else (name, known.record, known.options)
     name = getattr(compiled, "__qualname__", type(original(target)).__name__)
-    found: Dispatcher = getattr(target, "_irc_dispatcher")  # noqa: B009
-    return name, found.record, found.options
+    dispatcher: Dispatcher = getattr(target, "_irc_dispatcher")  # noqa: B009
+    return name, dispatcher.record, dispatcher.options
 
 
 def _not_compiled(given: Any) -> IrcError:

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from xdsl.dialects.builtin import ModuleOp
 
 from irc import logs
-from irc.dialects.flow import FlowOp, id_of, loc_of
+from irc.dialects.flow import ConstantOp, FlowOp, id_of, loc_of
 from irc.dialects.printer import Texts
 from irc.dialects.task import KernelOp
 from irc.errors import IrcError
@@ -45,9 +45,6 @@ KINDS = {
 NO_FORM = "irc has no form for the op, so that nothing is fused with it"
 
 
-CONSTANT = "flow.constant"
-"""A number is no op to its reader."""
-
 MOST_ARGUMENTS = 24
 """Of a call that are named; of more, the number."""
 
@@ -61,12 +58,12 @@ class Watch:
         self._start = time.perf_counter()
 
     def __call__(self, name: str, module: ModuleOp) -> None:
-        """Note the ops of a stage: behind ``fuse`` there are kernels alone."""
+        """Note the ops of a stage, numbers left out: behind ``fuse`` there are kernels alone."""
         if name == "capture" and logs.is_told("graph"):
             self.text = Texts().of(module)
         if name in ("capture", "fuse"):
             for op in module.walk():
-                if isinstance(op, FlowOp) and op.name != CONSTANT and (own := id_of(op)):
+                if isinstance(op, FlowOp) and not isinstance(op, ConstantOp) and (own := id_of(op)):
                     self.ops[own] = Op(label(op), loc_of(op))
 
     def graph(self, what: str, plan: Plan, kernels: Iterable[KernelOp], line: str = "") -> Graph:
@@ -102,12 +99,8 @@ LAST = "at"
 
 def _ops(ids: Iterable[str], known: Mapping[str, Op]) -> tuple[Op, ...]:
     """Return ops by their ids, which have the path of the call in front once blocks are inlined."""
-    found: list[Op] = []
-    for name in ids:
-        own = known.get(name) or known.get(name.rpartition("/")[2])
-        if own is not None:
-            found.append(own)
-    return tuple(found)
+    own = (known.get(name) or known.get(name.rpartition("/")[2]) for name in ids)
+    return tuple(op for op in own if op is not None)
 
 
 def noted_plan(
@@ -234,7 +227,8 @@ def call_kind(
     told = [f"{name}: {_value(leaf)}" for name, leaf in pairs]
     if len(leaves) > MOST_ARGUMENTS:
         told.append(f"and {len(leaves) - MOST_ARGUMENTS} more")
-    cast = f"{torch.get_autocast_dtype('cpu')}" if torch.is_autocast_enabled("cpu") else ""
+    on = next((device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)), "")
+    cast = f"{torch.get_autocast_dtype(on)}" if on else ""
     training = original.training if isinstance(original, nn.Module) else None
     return CallKind(tuple(told), training, torch.is_grad_enabled(), cast.removeprefix("torch."))
 
@@ -242,7 +236,10 @@ def call_kind(
 def _value(leaf: Any) -> str:
     if not isinstance(leaf, torch.Tensor):
         # The text of any other object is its class's own code.
-        text = repr(leaf) if isinstance(leaf, PLAIN) else type(leaf).__name__
+        try:
+            text = repr(leaf) if isinstance(leaf, PLAIN) else type(leaf).__name__
+        except ValueError:  # Python writes no integer of more than 4,300 digits
+            text = type(leaf).__name__
         return text if len(text) <= 40 else f"{text[:37]}..."
     wants = ", requires grad" if leaf.requires_grad else ""
     kind = f"{leaf.dtype}".removeprefix("torch.")

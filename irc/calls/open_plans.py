@@ -168,10 +168,14 @@ class OpenPlans:
         if made is None and self._failed and self._sizes.tie_equal(values):
             kept = {name: values[name] for name in self._sizes.places if name in values}
             return self._beyond(kept, self._sizes.extended(kept))
+        # Kept when it has passed what strict=True asks: a later call runs it unasked.
         if made is None or not made.template.span.holds(full):
-            return self._alone(own or self._witness(values))
-        loaded = made.at(full)
-        self._note(loaded.plan, [each.like for each in made.template.kernels], OPEN)
+            loaded = self._alone(own or self._witness(values))
+        else:
+            loaded = made.at(full)
+            self._note(loaded.plan, [each.like for each in made.template.kernels], OPEN)
+        if made is not None:
+            self.templates.append(made)
         return loaded
 
     def _note(self, plan: Plan, kernels: Iterable[KernelOp], sizes: str) -> None:
@@ -211,7 +215,6 @@ class OpenPlans:
         compiled = OpenTemplate(made, self._sizes.most, self.work)
         if self._check is not None:
             self._lower(compiled, chosen[0], self._check)
-        self.templates.append(compiled)
         return compiled
 
     def _lower(self, compiled: OpenTemplate, near: Values, check: Check) -> None:

@@ -1,8 +1,8 @@
 """What a launcher asks about a cluster besides its devices: a partition, an image, host names.
 
-It changes no price and no plan: `irc launch` alone reads it, from the table ``[launch]`` of a
-cluster file or from its own options. Each value ends in a script or a manifest, so each is held to
-the characters that its launcher knows for it.
+It changes no price: `irc launch` reads it, from the table ``[launch]`` of a cluster file or from
+its own options, and so does the batch script for Slurm that a plan holds. Each value ends in a
+script or a manifest, so each is held to the characters that its launcher knows for it.
 """
 
 from __future__ import annotations

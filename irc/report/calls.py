@@ -10,7 +10,18 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from irc.record import Cached, CallKind, Fact, FallBack, Graph, Kernel, Op, Recompile, Record
+from irc.record import (
+    MOST_FACTS,
+    Cached,
+    CallKind,
+    Fact,
+    FallBack,
+    Graph,
+    Kernel,
+    Op,
+    Recompile,
+    Record,
+)
 from irc.report.table import counted, pairs, seconds, size
 
 UNCALLED = "not called yet: a module is compiled at its first call"
@@ -29,7 +40,7 @@ class CallReport:
         fallbacks: what torch or Python runs of it.
         recompiles: why it was not served by what was there before.
         cached: files of machine code that were read or kept.
-        seconds: that irc took to compile it, without torch's tracing.
+        seconds: that irc took to plan it, without torch's tracing and machine code.
         is_left: a first timing has given its calls, or a graph of them, to torch.
     """
 
@@ -70,17 +81,20 @@ class ModuleReport:
         name: of its class, or of the function.
         backend: what computes; empty before the first call.
         calls: by kind, in the order in which they first came.
+        is_full: facts were left out, since there are too many.
     """
 
     name: str
     backend: str
     calls: tuple[CallReport, ...]
+    is_full: bool = False
 
     @staticmethod
     def of(name: str, record: Record | None, *, backend: str) -> ModuleReport:
         """Return the report of a record; None stands for one of no calls."""
         every = [] if record is None else record.sorted()
-        return ModuleReport(name, backend, tuple(CallReport.of(*each) for each in every))
+        calls = tuple(CallReport.of(*each) for each in every)
+        return ModuleReport(name, backend, calls, record is not None and record.is_full)
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
@@ -124,6 +138,8 @@ class ModuleReport:
 
     def _lines(self) -> Iterator[str]:
         yield self._heading()
+        if self.is_full:
+            yield f"more than {MOST_FACTS} facts: later ones are left out"
         for number, call in enumerate(self.calls, 1):
             yield ""
             yield f"Call {number}: {call.title}"
@@ -163,7 +179,7 @@ def _sections(call: CallReport) -> Iterator[tuple[str, list[str]]]:
     if call.cached:
         yield "cache", [str(each) for each in call.cached]
     elif any(graph.kernels for graph in call.graphs):
-        yield "cache", ["no file: this process had the code, or IRC_CACHE=off"]
+        yield "cache", ["no file was read or kept for it"]
 
 
 def _graph(graph: Graph) -> Iterator[str]:
@@ -171,7 +187,7 @@ def _graph(graph: Graph) -> Iterator[str]:
     launches = "1 launch" if graph.launches == 1 else f"{graph.launches} launches"
     yield (
         f"{graph.what}{where}: {counted(len(graph.kernels), 'kernel')}, {launches},"
-        f" arena {size(graph.arena_bytes)}, compiled in {seconds(graph.seconds)}"
+        f" arena {size(graph.arena_bytes)}, planned in {seconds(graph.seconds)}"
     )
     for kernel in graph.kernels:
         often = f", {kernel.launches} launches" if kernel.launches != 1 else ""

@@ -54,9 +54,8 @@ def check_all_ranks(plan: LoadedPlan | PartsPlan) -> None:
         places = [(len(ranks), ranks[0]) for ranks in plan.ranks]
     else:
         places = [(plan.plan.device_mesh.num_ranks, 0)]
-    held = [
-        (count, PROCESS_BYTES + sum(needed_bytes(plan, rank).values())) for count, rank in places
-    ]
+    own = PROCESS_BYTES if sum(count for count, _ in places) > 1 else 0  # one runs in this process
+    held = [(count, own + sum(needed_bytes(plan, rank).values())) for count, rank in places]
     needed, free = sum(count * size for count, size in held), free_bytes()
     if needed > free:
         raise IrcError(

@@ -267,3 +267,25 @@ def test_a_class_and_what_torch_has_compiled_are_refused_by_name() -> None:
     for given in (torch.compile(Net(), backend="irc"), torch.compile(torch.relu, backend="irc")):
         with pytest.raises(IrcError, match=r"what torch.compile returns"):
             irc.explain(given)
+
+
+@pytest.mark.parametrize("dynamic", [None, False, True])
+def test_each_kind_of_call_has_its_own_fall_back(dynamic: bool | None) -> None:
+    fast = irc.compile(lambda x: torch.linalg.qr(x + 1).R, dynamic=dynamic)
+    with torch.no_grad():
+        for rows in (3, 3, 4, 4):
+            fast(torch.rand(rows, 3))
+    calls = irc.explain(fast).calls
+    assert [bool(call.fallbacks) for call in calls] == [True] * len(calls)
+    assert len(calls) == (1 if dynamic else 2)
+
+
+def test_a_call_whose_arguments_share_memory_is_told_apart() -> None:
+    fast, memory = irc.compile(lambda x, y: (x.add_(1), y + 1)[1]), torch.ones(5)
+    fast(torch.ones(3), torch.ones(3))
+    with pytest.warns(match="share memory"):
+        fast(memory[:4], memory[1:])
+    fast(torch.ones(3), torch.ones(3))
+    first, second = irc.explain(fast).calls
+    assert not first.fallbacks and first.kind and "[3]" in first.kind.arguments[0]
+    assert second.fallbacks and second.kind and "[4]" in second.kind.arguments[0]

@@ -85,6 +85,9 @@ def test_open_sizes_of_nothing_are_refused(dynamic: Any, text: str, gradients: b
         ({"options": ["fullgraph"]}, "option-value", ""),
         ({"options": {"fullgraph": True}, "fullgraph": True}, "option-value", ""),
         ({"options": {"strict": 1}}, "option-value", ""),
+        ({"options": {"fullgraph": "False"}}, "option-value", ""),
+        ({"options": {"verify_each": "exce"}}, "option-value", "'exec'"),
+        ({"mode": "max-autotune-no-cudagraphs"}, "option-value", "max-autotune"),
     ],
 )
 def test_options_of_torch_compile_that_mean_nothing_are_refused(

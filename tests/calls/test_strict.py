@@ -72,3 +72,12 @@ def test_calls_are_not_timed_against_torch(monkeypatch: pytest.MonkeyPatch) -> N
 def test_it_is_an_option_of_the_backend() -> None:
     with pytest.raises(Exception, match="strict=True forbids"):
         torch.compile(op, backend="irc", options={"strict": True})(torch.eye(3))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_every_call_is_refused_not_the_first_alone(dynamic: bool | None) -> None:
+    fast = irc.compile(op, strict=True, dynamic=dynamic)
+    with torch.no_grad():
+        for size in (3, 3, 5, 5):
+            with pytest.raises(IrcError, match="left-to-torch"):
+                fast(torch.eye(size))

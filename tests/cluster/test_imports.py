@@ -114,6 +114,11 @@ def test_switches_between_nodes_are_levels(write: Write) -> None:
     assert any("one speed" in note for note in got.notes)
     with pytest.raises(IrcError, match="have 32 nodes, not 16"):
         import_cluster(files, kind="H100", nodes=16)
+    with pytest.raises(IrcError, match="describes the switches already"):
+        import_cluster([*files, files[0]], kind="H100")
+    leaves = "SwitchName=a Nodes=n[1-4]\nSwitchName=b Nodes=n[3-6]\nSwitchName=c Switches=a,b"
+    with pytest.raises(IrcError, match="does not hold whole groups"):
+        import_cluster([files[1], write("overlapping.conf", leaves)], kind="H100")
 
 
 @pytest.mark.parametrize(
@@ -127,6 +132,15 @@ def test_switches_between_nodes_are_levels(write: Write) -> None:
         ("SwitchName=a Switches=b\nSwitchName=b Switches=a", "no switch has nodes"),
         ("SwitchName=a Nodes=n[1-99999999]", "a range of nodes"),
         ("SwitchName=a Nodes=n[-5]", "a range of nodes"),
+        ("SwitchName=a Nodes=n[1-3-5]", "a range of nodes"),
+        ("SwitchName=a Nodes=n[3-1]", "a range of nodes"),
+        ("SwitchName=a Nodes=n[0-999]m[0-999]", "more than"),
+        ("SwitchName=a Nodes=n[1", "a list of nodes"),
+        (
+            "SwitchName=c Nodes=n1\nSwitchName=d Nodes=n2\nSwitchName=x Switches=c,x\n"
+            "SwitchName=y Switches=d,y",
+            "hang on each other",
+        ),
     ],
 )
 def test_switches_that_cannot_be(text: str, problem: str) -> None:
@@ -142,6 +156,8 @@ def test_switches_that_cannot_be(text: str, problem: str) -> None:
         (matrix(8).replace("NV18", "NV12", 1), "H100", "differ about each other"),
         (matrix(8).replace("NV18", "NVX", 1), "H100", "a cell 'NVX'"),
         (matrix(8, "SYS"), "H100", "does not say how fast"),
+        (matrix(8), "L4", "L4 has none"),
+        (matrix(3).partition("\t NV18\t X \t0-55")[0].rpartition("NV18\t X")[0], "H100", "row 2"),
         (matrix(8)[:120], "H100", "columns and 1 rows"),
         ("hello", "", "none of what is known"),
         ("<system><cpu>", "", "no element|unclosed|mismatched"),

@@ -67,6 +67,8 @@ def import_cluster(
     for file in files:
         text = _text(file)
         if is_switches(text):
+            if groups:
+                raise unreadable(file, "another file describes the switches already")
             groups = read_switches(text)
         elif is_topology(text) or is_matrix(text):
             if node is not None:
@@ -107,6 +109,8 @@ def _build(
     count = nodes or (groups[-1] if groups else 1)
     between = _between(node, preset, notes)
     if node.wires:
+        if len(groups) > 1:
+            notes.append("Levels of switches are left out: wired nodes hang on one network.")
         graph = _graph(node, preset, kind, between, count, notes)
         return Imported(Cluster(name, preset.device, graph=graph), tuple(notes))
     inside = _inside(node, preset, kind, notes)
@@ -115,7 +119,10 @@ def _build(
         notes.append("Levels between nodes have one speed: topology.conf has none of its own.")
     links = [replace(between, devices=size * node.gpus) for size in levels]
     links = [*inside, *links] or [replace(between, devices=1)]
-    return Imported(Cluster(name, preset.device, tuple(links)), tuple(notes))
+    try:
+        return Imported(Cluster(name, preset.device, tuple(links)), tuple(notes))
+    except ValueError as error:
+        raise unreadable("the descriptions", str(error)) from error
 
 
 def _inside(node: Node, preset: Kind, kind: str, notes: list[str]) -> list[Link]:
@@ -124,7 +131,9 @@ def _inside(node: Node, preset: Kind, kind: str, notes: list[str]) -> list[Link]
         return []
     usual = preset.inside[-1]
     if node.switched:
-        known = NVLINKS.get(kind, node.switched)
+        if kind not in NVLINKS:
+            raise unreadable(node.source, f"NVLinks join the GPUs, and {kind} has none")
+        known = NVLINKS[kind]
         notes.append(f"{node.switched} NVLinks of a GPU to switches, of the {known} that it has.")
         part = node.switched / known
         return [

@@ -44,9 +44,10 @@ def read_matrix(text: str) -> Node:
         )
     wires: dict[tuple[int, int], int] = {}
     for number, row in enumerate(rows):
-        cells = row[1 : 1 + len(heads)]
-        if row[0] != f"GPU{number}" or len(cells) < gpus or cells[number] != "X":
+        if row[0] != f"GPU{number}" or len(row) <= gpus or row[1 + number] != "X":
             raise unreadable(SOURCE, f"row {number} of the matrix is {' '.join(row)}", HELP)
+    for number, row in enumerate(rows):
+        cells = row[1 : 1 + gpus]
         for other in range(number + 1, gpus):
             if CELL.fullmatch(cells[other]) is None:
                 raise unreadable(SOURCE, f"row {number} has a cell '{cells[other]}'", HELP)

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import product
+from math import prod
 
 from irc.cluster.imports.node import unreadable
 
 SOURCE = "Slurm's topology.conf"
 MOST_NODES = 1 << 16
-BRACKETS = re.compile(r"([^,\[\]]*)(?:\[([0-9,-]+)\])?([^,\[\]]*)(?:,|$)")
+NAME = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
+"""One entry of a list: commas inside brackets do not end it."""
+RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 
 
 def is_switches(text: str) -> bool:
@@ -47,6 +51,8 @@ def read_switches(text: str) -> tuple[int, ...]:
     levels = [nodes]
     while len(levels[-1]) > 1:
         held = levels[-1]
+        if len(levels) > len(below) + 1:
+            raise unreadable(SOURCE, f"switches hang on each other: {', '.join(sorted(held)[:4])}")
         upper = {
             name: tuple(node for each in switches for node in held.get(each, ()))
             for name, switches in below.items()
@@ -79,18 +85,29 @@ def names_of(text: str) -> tuple[str, ...]:
 
     >>> names_of("a[01-03,7],b")
     ('a01', 'a02', 'a03', 'a7', 'b')
+    >>> names_of("rack[0-1]n[1-2]")
+    ('rack0n1', 'rack0n2', 'rack1n1', 'rack1n2')
     """
+    if NAME.sub("", text).strip(","):
+        raise unreadable(SOURCE, f"a list of nodes is '{text}'")
     names: list[str] = []
-    for before, ranges, after in BRACKETS.findall(text):
-        if not ranges:
-            names += [f"{before}{after}"] if before or after else []
-            continue
-        for part in ranges.split(","):
-            first, _, last = part.partition("-")
-            if not first or (last and int(last) - int(first) >= MOST_NODES):
-                raise unreadable(SOURCE, f"a range of nodes is '{part}'")
-            names += [
-                f"{before}{number:0{len(first)}}{after}"
-                for number in range(int(first), int(last or first) + 1)
-            ]
+    for entry in NAME.findall(text):
+        parts = [_numbers(part) for part in re.split(r"(\[[^\[\]]*\])", entry) if part]
+        if prod(map(len, parts)) > MOST_NODES:
+            raise unreadable(SOURCE, f"'{entry}' names more than {MOST_NODES} nodes")
+        names += ("".join(each) for each in product(*parts))
     return tuple(names)
+
+
+def _numbers(part: str) -> list[str]:
+    """Return what a part of a name stands for: itself, or each number of its brackets."""
+    if not part.startswith("["):
+        return [part]
+    numbers: list[str] = []
+    for text in part[1:-1].split(","):
+        match = RANGE.fullmatch(text)
+        first, last = (match[1], int(match[2] or match[1])) if match else ("", 0)
+        if match is None or not 0 <= last - int(first) < MOST_NODES:
+            raise unreadable(SOURCE, f"a range of nodes is '{text}'")
+        numbers += (f"{number:0{len(first)}}" for number in range(int(first), last + 1))
+    return numbers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import traceback
 from collections.abc import Iterator, Sequence
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-TORCH = str(Path(torch.__file__).parent)
-LAYERS = str(Path(torch.__file__).parent / "nn")
-PACKAGE = str(Path(__file__).parents[2])
-OURS = str(Path(__file__).parent)
+# With what ends a folder: the names of torchvision and of others begin with torch's.
+TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+LAYERS = f"{TORCH}nn{os.sep}"
+PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
+OURS = f"{Path(__file__).parent}{os.sep}"
 EXPORT = str(Path(__file__).with_name("export.py"))
 Frame = TypeVar("Frame", bound=tuple[Any, ...])
 LIBRARIES = (TORCH, "/transformers/", "/site-packages/")
@@ -64,6 +66,9 @@ def innermost(frames: Sequence[tuple[str, str, str]]) -> str:
 
     >>> innermost([("a/wrapper.py", "3", "forward"), ("/x/site-packages/y/net.py", "9", "f")])
     'y/net.py:9'
+    >>> beside = f"{Path(torch.__file__).parent}vision/resnet.py"
+    >>> innermost([("a/w.py", "3", "forward"), (beside, "9", "forward")]).rpartition("/")[2]
+    'resnet.py:9'
     """
     own = [each for each in frames if TORCH not in each[0] and not each[0].startswith("<")]
     path, line, _ = (own or frames)[-1]

@@ -52,7 +52,15 @@ def test_a_cluster_file_says_what_launchers_ask(tmp_path: Path) -> None:
     assert "#SBATCH --account=me\n" in text
     file.unlink()
     job = job_of(plan, 4, tmp_path, None, Launching())
-    assert "lab.toml is not here" in FORMATS["slurm"].write(job)
+    text = FORMATS["slurm"].write(job)
+    assert "lab.toml is not here" in text
+    assert "#SBATCH --gpus-per-node=4\n" in text
+    with pytest.raises(IrcError, match="by their names"):
+        FORMATS["skypilot"].write(job)
+    file.write_text("name = 1")
+    with pytest.raises(IrcError) as caught:
+        job_of(plan, 4, tmp_path, None, Launching())
+    assert caught.value.code == "cluster-invalid"
 
 
 @pytest.mark.parametrize(
