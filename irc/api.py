@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from irc.calls.entries import Entries
     from irc.calls.feeding import BatchOption
     from irc.calls.step import TrainingStep
+    from irc.report.any_plan import PlanText
     from irc.report.calls import ModuleReport
     from irc.runtime.executor import Executor
     from irc.runtime.host import HostExecutor
@@ -518,8 +519,16 @@ def original(compiled: Any) -> Any:
     return found(compiled)
 
 
-def explain(compiled: Any) -> ModuleReport:
-    """Say what irc has made of a compiled module or function in the calls so far.
+@overload
+def explain(compiled: str | Path) -> PlanText: ...
+
+
+@overload
+def explain(compiled: Callable[..., Any]) -> ModuleReport: ...
+
+
+def explain(compiled: Any) -> ModuleReport | PlanText:
+    """Say what irc has made of a compiled module or function in the calls so far, or of a plan.
 
     For each kind of call (shapes, dtypes, training flag, whether gradients are recorded): the
     programs that were compiled, their kernels and the ops that each fuses, what was left to torch
@@ -535,17 +544,27 @@ def explain(compiled: Any) -> ModuleReport:
     ``IRC_LOGS=graph,fusion,fallback,recompile,cache`` prints the same facts as they happen, also of
     ``torch.compile(backend="irc")`` (:mod:`irc.logs`).
 
+    Of the folder of a plan it is the text of ``irc explain plan``, and in a notebook a picture: the
+    mesh, how inputs, weights and outputs lie on it, time, memory, and the schedule of stages. What
+    ``irc.load`` and ``irc.export_plan`` return is shown so, too::
+
+        irc.explain("plan")
+
     Args:
-        compiled: a module, a function or a method that ``irc.compile`` has returned.
+        compiled: a module, a function or a method that ``irc.compile`` has returned; or the folder
+            of a plan, of any number of ranks.
 
     Raises:
-        IrcError: ``input-mismatch`` for anything else.
+        IrcError: ``input-mismatch`` for anything else; ``plan-missing``, ``plan-version`` or
+            ``plan-corrupt`` of a folder.
     """
-    from irc.calls.compiled import explained
-    from irc.report.calls import ModuleReport
+    if isinstance(compiled, str | Path):
+        from irc.report.any_plan import explain_folder
 
-    name, record, options = explained(compiled)
-    return ModuleReport.of(name, record, backend="" if options is None else options.backend)
+        return explain_folder(compiled)
+    from irc.calls.compiled import module_report
+
+    return module_report(compiled)
 
 
 def compile_entries(

@@ -27,6 +27,7 @@ from irc.pipeline import Options, make_plan
 from irc.plan.load import LoadedPlan
 from irc.plan.save import check_target, save_plan
 from irc.program import Program
+from irc.report.any_plan import PlanText
 from irc.report.summary import summary
 from irc.searched import (
     AUTO,
@@ -80,7 +81,7 @@ def export_plan(
     precision: PrecisionOption = None,
     layout: str = "",
     devices: int | None = None,
-) -> str:
+) -> PlanText:
     """Compile a PyTorch module to a plan folder that ``irc run`` and torchrun start.
 
     With an optimiser it is a plan of training steps: ``irc run`` makes some of them, and holds
@@ -127,7 +128,7 @@ def export_plan(
         devices: of the cluster, that ``mesh="auto"`` is to use; by default all.
 
     Returns:
-        A summary of the plan.
+        A summary of the plan: text, and in a notebook a picture of the plan.
     """
     from irc.frontends.torch.capture import capture
     from irc.frontends.torch.in_precision import store
@@ -226,7 +227,7 @@ def _write_training(
     out: str | Path,
     *,
     force: bool,
-) -> str:
+) -> PlanText:
     import torch
 
     from irc.calls.feeding import axes_called_so
@@ -240,7 +241,7 @@ def _write_training(
     options = replace(options, samples=axes_called_so(options.mesh))
     plan = training_plan(captured.program, recipe, options, module, keep_ir=True)
     save_plan(out, plan, tensors=captured.program.tensors, force=force)
-    return summary(plan, options.cluster, captured.program)
+    return PlanText(summary(plan, options.cluster, captured.program), out)
 
 
 def _write_parts(
@@ -254,7 +255,7 @@ def _write_parts(
     out: str | Path,
     *,
     force: bool,
-) -> str:
+) -> PlanText:
     import torch
 
     from irc.calls.pipelined import stages_recipe
@@ -290,7 +291,7 @@ def _write_parts(
         tensors = {**smaller.tensors, **program.tensors}
     plan = with_files(plan, files)
     save_parts(out, plan, tensors, force=force)
-    return parts_summary(plan, program.source)
+    return PlanText(parts_summary(plan, program.source), out)
 
 
 @collection_held()
@@ -403,10 +404,12 @@ def _write_host(
     found.compile(made.plan, made.exports)
     save_host(out, made.plan, force=force, also=found.write)
     described = host_summary(made.plan, options.cluster, made.program.source)
-    return f"{described}\n{found.summary()}"
+    return PlanText(f"{described}\n{found.summary()}", out)
 
 
-def _write(program: Program, options: Options, out: str | Path, native: str, *, force: bool) -> str:
+def _write(
+    program: Program, options: Options, out: str | Path, native: str, *, force: bool
+) -> PlanText:
     return _save(make_plan(program, options), program, options, out, native, force=force)
 
 
@@ -418,7 +421,7 @@ def _save(
     native: str,
     *,
     force: bool,
-) -> str:
+) -> PlanText:
     from irc.calls.open_export import OpenExport
     from irc.dialects.task import KernelOp
     from irc.native import Native
@@ -432,7 +435,7 @@ def _save(
         kernels = [op for op in program.module.body.block.ops if isinstance(op, KernelOp)]
         found.compile(plan, kernels, program.tensors)
     save_plan(out, plan, tensors=program.tensors, force=force, also=found.write)
-    return f"{summary(plan, options.cluster, program)}\n{found.summary()}"
+    return PlanText(f"{summary(plan, options.cluster, program)}\n{found.summary()}", out)
 
 
 @collection_held()

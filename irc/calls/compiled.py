@@ -47,6 +47,7 @@ from irc.frontends.torch.structure import argument_names
 from irc.pipeline import Options
 from irc.plan.parts import PIPE
 from irc.record import FallBack, Recompile, Record
+from irc.report.calls import ModuleReport
 from irc.runtime import held
 from irc.runtime.executors import executor_of
 from irc.runtime.prepared import Store
@@ -595,7 +596,8 @@ def compiled_class(cls: C, options: Options) -> C:
         recent = (ref(self), dispatcher)
         return dispatcher(args, kwargs)
 
-    return subclass(cls, forward=forward, _irc_original=cls)
+    more = {} if hasattr(cls, "_repr_html_") else {"_repr_html_": shown}
+    return subclass(cls, forward=forward, _irc_original=cls, **more)
 
 
 def compiled_instance(module: nn.Module, options: Options) -> nn.Module:
@@ -716,6 +718,19 @@ def explained(compiled: Any) -> tuple[str, Record | None, Options | None]:
     name = getattr(compiled, "__qualname__", type(original(target)).__name__)
     dispatcher: Dispatcher = getattr(target, "_irc_dispatcher")  # noqa: B009
     return name, dispatcher.record, dispatcher.options
+
+
+def module_report(compiled: Any) -> ModuleReport:
+    """Return what was compiled of a module or function so far; raises as :func:`explained`."""
+    name, record, options = explained(compiled)
+    return ModuleReport.of(name, record, backend="" if options is None else options.backend)
+
+
+def shown(compiled: Any) -> str:
+    """Return as a notebook shows it what was compiled of a module or function; never raises."""
+    from irc.report.html.notebook import shown_module
+
+    return shown_module(lambda: module_report(compiled), repr(compiled))
 
 
 def _not_compiled(given: Any) -> IrcError:

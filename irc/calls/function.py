@@ -8,7 +8,7 @@ from functools import update_wrapper
 from types import MethodType
 from typing import Any
 
-from irc.calls.compiled import Dispatcher, is_traced
+from irc.calls.compiled import Dispatcher, is_traced, shown
 from irc.pipeline import Options
 
 
@@ -41,6 +41,10 @@ class CompiledFunction:
 
     def __repr__(self) -> str:
         return f"<compiled {self._irc_original!r}>"
+
+    def _repr_html_(self) -> str:
+        """Return what was compiled as a notebook shows it."""
+        return shown(self)
 
     def __reduce__(self) -> str | tuple[type[CompiledFunction], tuple[Any, ...]]:
         name = getattr(self, "__qualname__", "")

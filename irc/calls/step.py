@@ -32,6 +32,7 @@ from irc.frontends.torch.in_precision import store
 from irc.frontends.torch.loss import with_loss
 from irc.frontends.torch.structure import argument_names
 from irc.pipeline import Options
+from irc.plan.in_notebook import shown_plan
 from irc.plan.load import LoadedPlan
 from irc.runtime.agreement import is_checked
 from irc.runtime.call_agreement import Call, agree_on_call, collects_first, compare_call
@@ -176,6 +177,13 @@ class TrainingStep(StepState):
     def plan(self) -> LoadedPlan | None:
         """The plan of the last kind of batch that was compiled; None before the first call."""
         return self._versions[-1].plan if self._versions else None
+
+    def _repr_html_(self) -> str:
+        """Return the plan as a notebook shows it."""
+        plan = self.plan
+        if plan is None:
+            return f"<p>{type(self).__name__}: not called yet: a step is compiled at its first</p>"
+        return shown_plan(plan)
 
     def memory_bytes(self) -> dict[str, int]:
         """Return what this rank holds: ``parameters``, ``states``, and the ``arena`` of a call."""

@@ -25,6 +25,7 @@ from irc.errors import IrcError
 from irc.plan import built, json_text
 from irc.plan.digests import note_weights, write_digests
 from irc.plan.files import MANIFEST, WEIGHTS, read_file
+from irc.plan.in_notebook import InNotebook
 from irc.plan.json_text import corrupt
 from irc.plan.load import Code, LoadedPlan, load_plan
 from irc.plan.open_sizes import HostSize, QuotientSize, SizeCondition
@@ -79,7 +80,7 @@ class HostFacts:
 
 
 @dataclass(frozen=True)
-class HostPlan:
+class HostPlan(InNotebook):
     """A host program and the plans of its regions.
 
     Attributes:

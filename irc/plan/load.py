@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from irc.errors import IrcError
 from irc.plan import files, json_text
 from irc.plan.files import MANIFEST, PLAN
+from irc.plan.in_notebook import InNotebook
 from irc.plan.json_text import corrupt
 from irc.plan.schema import Plan, from_json
 from irc.plan.verify import verify_plan
@@ -23,7 +24,7 @@ MAX_HEADER_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class LoadedPlan:
+class LoadedPlan(InNotebook):
     """A verified plan and its files.
 
     Attributes:

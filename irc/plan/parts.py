@@ -22,6 +22,7 @@ from pathlib import Path
 from irc.dialects.placement import Mesh, Placement
 from irc.errors import IrcError
 from irc.plan import json_text
+from irc.plan.in_notebook import InNotebook
 from irc.plan.json_text import corrupt
 from irc.plan.load import Code, LoadedPlan
 from irc.plan.parts_facts import PartsFacts, schedule_digest
@@ -50,7 +51,7 @@ HANDED_ON = ("saved", "boundary")
 
 
 @dataclass(frozen=True)
-class PartsPlan:
+class PartsPlan(InNotebook):
     """A plan of several programs.
 
     Attributes:

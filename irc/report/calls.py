@@ -149,6 +149,10 @@ class ModuleReport:
 
     def _repr_html_(self) -> str:
         """Return the report as a notebook shows it."""
+        return self.html()
+
+    def html(self) -> str:
+        """Return the report as a piece of HTML."""
         parts = [f"<p><b>{html.escape(self._heading())}</b></p>"]
         for number, call in enumerate(self.calls, 1):
             kind = html.escape(f"Call {number}: {call.title}")

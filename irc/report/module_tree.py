@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from irc.plan.schema import Call, Copy, Kernels, Library, Plan, Start, Step, Wait, placement_of
-from irc.report.weights import NUMBER, Argument, merged_names
+from irc.report.weights import Argument, alike, merged_names
 from irc.simulate.labels import Labels
 from irc.simulate.plan import steps
 
@@ -174,13 +174,8 @@ def module_tree(
         name: of the root.
     """
     root = Module(name, "")
-    alike: dict[object, list[Argument]] = {}
-    for one in arguments:
-        if one.role in ROLES:
-            key = (NUMBER.sub("#", one.name), one.role, one.shape, one.dtype, one.placement)
-            alike.setdefault(key, []).append(one)
     merged: dict[str, str] = {}
-    for group in alike.values():
+    for group in alike(one for one in arguments if one.role in ROLES):
         names = merged_names([one.name for one in group])
         path, _, _ = names.rpartition(".")
         for one in group:
@@ -212,10 +207,15 @@ def _add_up(module: Module) -> None:
         module.all.add(child.all)
 
 
-def plan_arguments(plan: Plan) -> list[Argument]:
-    """Return the weights of a plan as its buffers say them, where there is no IR to ask."""
+def plan_arguments(plan: Plan, indices: Iterable[int] | None = None) -> list[Argument]:
+    """Return arguments or results of a plan as its buffers say them, where there is no IR to ask.
+
+    Args:
+        plan: of one program.
+        indices: of its buffers; by default the weights.
+    """
     found: list[Argument] = []
-    for index in plan.weights:
+    for index in plan.weights if indices is None else indices:
         buffer = plan.buffers[index]
         placement = placement_of(buffer)
         shape = tuple(

@@ -68,10 +68,6 @@ def entry_arguments(evidence: Evidence) -> list[Argument]:
 
 def argument_rows(evidence: Evidence) -> list[ArgumentRow]:
     """Return the arguments, alike ones in one row, in the order of the first of them."""
-    alike: dict[object, list[Argument]] = {}
-    for one in entry_arguments(evidence):
-        key = (NUMBER.sub("#", one.name), one.role, one.shape, one.dtype, one.placement)
-        alike.setdefault(key, []).append(one)
     return [
         ArgumentRow(
             merged_names([one.name for one in group]),
@@ -83,8 +79,17 @@ def argument_rows(evidence: Evidence) -> list[ArgumentRow]:
             dtensor(group[0].placement, evidence.mesh),
             sum(one.bytes_per_rank for one in group),
         )
-        for group in alike.values()
+        for group in alike(entry_arguments(evidence))
     ]
+
+
+def alike(found: Iterable[Argument]) -> list[list[Argument]]:
+    """Return arguments, together those that differ only in the numbers of their names."""
+    groups: dict[object, list[Argument]] = {}
+    for one in found:
+        key = (NUMBER.sub("#", one.name), one.role, one.shape, one.dtype, one.placement)
+        groups.setdefault(key, []).append(one)
+    return list(groups.values())
 
 
 def merged_names(names: Sequence[str]) -> str:

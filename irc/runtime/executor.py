@@ -10,13 +10,14 @@ import ctypes
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from irc.errors import InternalError, IrcError
+from irc.plan.in_notebook import shown_plan
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Kernels, touched
 from irc.runtime.actions import Run
@@ -77,6 +78,7 @@ class Executor:
                 help="run it with: irc run PLAN, or torchrun",
             )
         self.plan = plan
+        self._drawn = replace(loaded, texts={})
         self.rank = driver.rank
         self._driver = driver
         self._actions = driver.actions(loaded)
@@ -118,6 +120,10 @@ class Executor:
         )
         self._turn = threading.Lock() if distributed else None
         self._owns = owns
+
+    def _repr_html_(self) -> str:
+        """Return the plan as a notebook shows it."""
+        return shown_plan(self._drawn)
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run once and return the outputs, whole.

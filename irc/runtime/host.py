@@ -26,6 +26,7 @@ from irc.plan.digests import check_weights
 from irc.plan.files import WEIGHTS as WEIGHTS_FILE
 from irc.plan.host import PROGRAM, HostPlan
 from irc.plan.host_code import Library
+from irc.plan.in_notebook import shown_plan
 from irc.plan.json_text import corrupt
 from irc.plan.load import LoadedPlan
 from irc.runtime import library
@@ -96,6 +97,10 @@ class HostExecutor:
         code, arrays = host_code(module, plan.facts, weights)
         self._calls = HostCalls(code, arrays, self._regions)
         self._compiled = compiled
+
+    def _repr_html_(self) -> str:
+        """Return the plan as a notebook shows it."""
+        return shown_plan(self.plan)
 
     @property
     def stepped(self) -> Mapping[str, int]:

@@ -14,6 +14,7 @@ from irc.dialects.size import Dim, Relation, Size, deciding, floor_quotient, sym
 from irc.dialects.task import KernelOp
 from irc.dialects.text import dump, load
 from irc.errors import IrcError
+from irc.plan.in_notebook import shown_plan
 from irc.plan.load import LoadedPlan
 from irc.plan.open_sizes import QuotientSize, SizeCondition, dim_of, example_or
 from irc.plan.schema import Plan
@@ -42,7 +43,11 @@ class OpenExecutor:
             loaded.plan.backend, tensors, **options
         )
         self._executors = BySizes(self._bind)
-        self._latest = loaded.plan
+        self._latest, self._drawn = loaded.plan, loaded
+
+    def _repr_html_(self) -> str:
+        """Return the plan of the example as a notebook shows it."""
+        return shown_plan(self._drawn)
 
     @property
     def plan(self) -> Plan:

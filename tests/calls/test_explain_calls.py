@@ -254,7 +254,7 @@ def test_where_the_code_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert all(Path(each.path).is_file() and not each.is_read for each in call.cached)
 
 
-@pytest.mark.parametrize("given", [3, None, nn.Linear(2, 2), torch.relu, "model", nn.Linear])
+@pytest.mark.parametrize("given", [3, None, nn.Linear(2, 2), torch.relu, b"model", nn.Linear])
 def test_what_irc_has_not_compiled_is_refused(given: Any) -> None:
     with pytest.raises(IrcError, match=r"which irc.compile has not returned") as caught:
         irc.explain(given)

@@ -10,6 +10,7 @@ from irc.cluster.load import THIS_HOST, find_cluster, of_all_kinds
 from irc.cluster.topology import Cluster
 from irc.errors import IrcError
 from irc.plan.host import HostPlan
+from irc.plan.load import LoadedPlan
 from irc.plan.parts import PartsPlan
 from irc.plan.schema import Plan, placement_of
 from irc.plan.training import trained_by
@@ -86,14 +87,24 @@ def cluster_of(name: str) -> Cluster | None:
 
 def figures_of(evidence: Evidence) -> Figures:
     """Return the figures of a plan of one program."""
-    plan, time = evidence.plan, split(evidence.plan)
-    cluster = cluster_of(evidence.cluster)
+    return figures_of_one(evidence.loaded, evidence.cluster)
+
+
+def figures_of_one(loaded: LoadedPlan, cluster_name: str) -> Figures:
+    """Return the figures of a plan of one program, of which no IR is read.
+
+    Args:
+        loaded: the plan.
+        cluster_name: for which it is priced.
+    """
+    plan, time = loaded.plan, split(loaded.plan)
+    cluster = cluster_of(cluster_name)
     device = None if cluster is None else cluster.fit(plan.device_mesh).device
     return Figures(
         "one program",
-        evidence.loaded.hash,
+        loaded.hash,
         dict(plan.device_mesh.axes),
-        evidence.cluster,
+        cluster_name,
         device.name if device else "",
         device.memory_bytes if device else None,
         plan.backend,

@@ -18,17 +18,16 @@ def head(of: Figures, title: str, facts: list[tuple[str, Child]]) -> Element:
         facts: further names and what they are.
     """
     mesh = of.mesh_text
-    where = f"{counted(of.ranks, 'rank')}" + (f", {mesh}" if mesh else "")
     made = e(
         "header",
         e("p", "irc report", class_="kicker"),
         e("h1", title),
-        e("p", _sentence(of, where), class_="lead"),
+        e("p", sentence(of), class_="lead"),
         e("div", _figures(of), class_="figures"),
         id="plan",
     )
-    add(made, _time(of))
-    add(made, _memory(of))
+    add(made, time_figure(of))
+    add(made, memory_figure(of))
     rows: list[tuple[str, Child]] = [
         ("mesh", f"{mesh or 'one device'} ({counted(of.ranks, 'rank')})"),
         ("priced for", of.cluster + (f", devices {of.device}" if of.device else "")),
@@ -40,7 +39,9 @@ def head(of: Figures, title: str, facts: list[tuple[str, Child]]) -> Element:
     return made
 
 
-def _sentence(of: Figures, where: str) -> str:
+def sentence(of: Figures) -> str:
+    """Say in words what a plan is, and how long it takes."""
+    where = f"{counted(of.ranks, 'rank')}" + (f", {of.mesh_text}" if of.mesh else "")
     text = f"A plan of {of.what} for {where} of {of.cluster}."
     if of.seconds is None:
         return f"{text} Values of a call decide what runs, so its time is not predicted."
@@ -90,7 +91,7 @@ def _short(number: float) -> str:
     return f"{number:.3g}"
 
 
-def _time(of: Figures) -> Element | None:
+def time_figure(of: Figures) -> Element | None:
     """Draw what a call goes to."""
     if not of.seconds or of.compute_s is None or of.exposed_s is None:
         return None
@@ -108,7 +109,7 @@ def _time(of: Figures) -> Element | None:
     return e("figure", e("figcaption", f"Where a {of.unit} goes"), parts_bar(bars), key(names))
 
 
-def _memory(of: Figures) -> Element | None:
+def memory_figure(of: Figures) -> Element | None:
     """Draw what the fullest rank holds, against what its device has."""
     if not of.held_bytes:
         return None

@@ -83,7 +83,8 @@ def _picture(
         svg.append(e("text", text, x=LEFT - 10, y=shown + 4, class_="end"))
     for at_s in ticks(total_s):
         x = LEFT + at_s / total_s * columns
-        svg.append(e("text", seconds(at_s) if at_s else "0", x=x, y=12, class_="middle"))
+        anchor = "middle" if x < WIDTH - RIGHT - 20 else "end"
+        svg.append(e("text", seconds(at_s) if at_s else "0", x=x, y=12, class_=anchor))
     names = [("arena", "comes and goes"), ("weight", "held all the time")]
     return e("figure", scrolling(svg, "Bytes of a rank over time"), key(names))
 

@@ -16,7 +16,7 @@ from irc.report.html.head import head
 from irc.report.html.kernels import kernels_section, ran
 from irc.report.html.memory import memory_section
 from irc.report.html.placements import placements_section
-from irc.report.html.spans import Row
+from irc.report.html.schedule import schedule_rows
 from irc.report.html.timeline import rows_of, timeline_section
 from irc.report.module_tree import Module, Taken, module_tree, plan_arguments, taken_by
 from irc.report.parts import PartFacts, PartsFactsReport, gather_parts, runs_of
@@ -27,7 +27,6 @@ from irc.simulate.parts import contention_of, held_at, predict_step
 from irc.simulate.parts_trace import step_trace
 from irc.simulate.plan import Contention, steps
 from irc.simulate.schedule import Simulation, stream_of
-from irc.simulate.schedule_trace import schedule_trace
 
 SHOWN = 60
 MOST_TEXT = 20_000
@@ -193,16 +192,17 @@ def _timeline(plan: PartsPlan, simulated: Simulation, cluster: Cluster) -> Eleme
     alike = len(plan.ranks[0])
     note = f"One of {alike} ranks of each place in the pipeline is drawn." if alike > 1 else ""
     if sum(runs * len(steps(loaded.plan)) for loaded, runs in _functions(plan)) > MOST_OPENED:
-        events = list(schedule_trace(simulated).events)
-        names = {place: f"rank {ranks[0]}" for place, ranks in enumerate(plan.ranks)}
+        rows = schedule_rows(plan, simulated)
         note += " The functions of stages are drawn whole, without the kernels in them."
     else:
         names = {ranks[0]: f"rank {ranks[0]}" for ranks in plan.ranks}
         events = [e for e in step_trace(plan, simulated, cluster).events if e.rank in names]
-    events.sort(key=lambda event: event.rank)
-    rows: list[Row] = []
-    for rank, own in groupby(events, key=lambda event: event.rank):
-        rows += rows_of(own, names[rank])
+        events.sort(key=lambda event: event.rank)
+        rows = [
+            row
+            for rank, own in groupby(events, key=lambda event: event.rank)
+            for row in rows_of(own, names[rank])
+        ]
     return timeline_section(rows, simulated.seconds, "step", note=note.strip())
 
 

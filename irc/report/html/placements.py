@@ -50,10 +50,10 @@ def _mesh(mesh: Mesh, roles: Mapping[str, str]) -> Element:
     facts = table(("axis", "size", "what it is for"), rows, label="Axes of the mesh")
     if mesh.num_ranks > MOST_DRAWN or len(mesh.axes) > 3:
         return facts
-    return e("div", facts, _ranks(mesh), class_="beside")
+    return e("div", facts, ranks_picture(mesh), class_="beside")
 
 
-def _ranks(mesh: Mesh) -> Element:
+def ranks_picture(mesh: Mesh) -> Element:
     """Draw the ranks: the last axis to the right, the one before it down, the first as blocks."""
     axes = [size for _, size in mesh.axes]
     blocks, rows, columns = ([1, 1, 1, *axes])[-3:]
@@ -153,7 +153,7 @@ def _weights(rows: Sequence[Weights], mesh: Mesh) -> Element:
         (
             e("div", code(row.names), _notations(row.first.placement, mesh)),
             code(f"{row.first.dtype}{list(row.first.shape)}"),
-            *(_placed(row, axis, mesh) for axis in mesh.names),
+            *placed_on(row.first.placement, len(row.first.shape), mesh),
             size(row.num_bytes),
         )
         for row in rows
@@ -161,17 +161,15 @@ def _weights(rows: Sequence[Weights], mesh: Mesh) -> Element:
     return table(heads, cells, right=right, label="Weights and how they lie")
 
 
-def _placed(row: Weights, axis: str, mesh: Mesh) -> Element:
-    placement = row.first.placement
-    placed = Broadcast() if placement is None or axis not in placement.names else placement[axis]
-    ndim = len(row.first.shape)
-    return e(
-        "span",
-        picture(placed, ndim, mesh.size(axis)),
-        " ",
-        code(part_text(placed)),
-        class_="placed",
-    )
+def placed_on(placement: Placement | None, ndim: int, mesh: Mesh) -> list[Element]:
+    """Return for each axis of a mesh how it holds a tensor of so many dims."""
+    held = {} if placement is None else dict(placement.axes)
+    cells: list[Element] = []
+    for axis, ranks in mesh.axes:
+        placed = held.get(axis, Broadcast())
+        shown = picture(placed, ndim, ranks)
+        cells.append(e("span", shown, " ", code(part_text(placed)), class_="placed"))
+    return cells
 
 
 def _notations(placement: Placement | None, mesh: Mesh) -> Element | None:

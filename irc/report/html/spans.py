@@ -17,12 +17,14 @@ class Span:
         begin_s, end_s: when it is.
         kind: the class of its colour.
         title: what it is; of several, how many they are.
+        text: that stands on it where there is room.
     """
 
     begin_s: float
     end_s: float
     kind: str
     title: str
+    text: str = ""
 
 
 @dataclass(frozen=True)

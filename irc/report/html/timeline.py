@@ -35,12 +35,13 @@ NAMES = {
 }  # fmt: skip
 
 
-def rows_of(events: Iterable[TraceEvent], prefix: str = "") -> list[Row]:
+def rows_of(events: Iterable[TraceEvent], prefix: str = "", *, numbered: bool = False) -> list[Row]:
     """Return a row for each track of a rank.
 
     Args:
         events: of one rank.
         prefix: the name of its row of compute, above its others; empty where one rank is drawn.
+        numbered: the number of a micro-batch stands on what computes it.
     """
     tracks: dict[str, list[TraceEvent]] = {}
     for event in events:
@@ -49,11 +50,12 @@ def rows_of(events: Iterable[TraceEvent], prefix: str = "") -> list[Row]:
     rows: list[Row] = []
     for track in sorted(tracks, key=track_order):
         own = sorted(tracks[track], key=lambda event: event.begin_s)
-        rows.append(Row(prefix if prefix and track == COMPUTE else track, tuple(map(_span, own))))
+        name = prefix if prefix and track == COMPUTE else track
+        rows.append(Row(name, tuple(_span(event, numbered=numbered) for event in own)))
     return rows
 
 
-def _span(event: TraceEvent) -> Span:
+def _span(event: TraceEvent, *, numbered: bool) -> Span:
     kind = PHASES[event.phase] if event.kind == KERNEL else KINDS.get(event.kind, "comm")
     said = f"{event.label.name} {seconds(event.seconds)}"
     if event.kind in KINDS and event.kind != BUBBLE:
@@ -64,7 +66,9 @@ def _span(event: TraceEvent) -> Span:
         said += f", {size(event.label.num_bytes)}"
     if event.label.line:
         said += f", {event.label.line}"
-    return Span(event.begin_s, event.end_s, kind, said)
+    number = event.where.micro_batch if numbered and event.kind == KERNEL else None
+    text = "" if number is None else str(number)
+    return Span(event.begin_s, event.end_s, kind, said, text)
 
 
 def drawn(rows: Sequence[Row], total_s: float, label: str, most: int = MOST_SPANS) -> Element:
@@ -81,16 +85,21 @@ def drawn(rows: Sequence[Row], total_s: float, label: str, most: int = MOST_SPAN
             e("rect", x=LEFT, y=y, width=WIDTH - LEFT - RIGHT, height=height, class_="track")
         )
         for span in row.spans:
+            x, width = LEFT + span.begin_s * scale, (span.end_s - span.begin_s) * scale
             svg.append(
-                e("rect", e("title", span.title), x=LEFT + span.begin_s * scale, y=y,
-                  width=max((span.end_s - span.begin_s) * scale, 0.4), height=height,
+                e("rect", e("title", span.title), x=x, y=y, width=max(width, 0.4), height=height,
                   class_=span.kind)
             )  # fmt: skip
+            if span.text and width > 7 * len(span.text) + 4:
+                middle = {"x": x + width / 2, "y": y + height / 2 + 4}
+                svg.append(e("text", span.text, **middle, class_="inside"))
         y += height + (6 if main else 4)
     for at in ticks(total_s):
         x = LEFT + at * scale
         svg.append(e("line", x1=x, x2=x, y1=18, y2=y, class_="tick"))
-        svg.append(e("text", seconds(at) if at else "0", x=x, y=12, class_="middle"))
+        # The last one would stand over the edge.
+        anchor = "middle" if x < WIDTH - RIGHT - 20 else "end"
+        svg.append(e("text", seconds(at) if at else "0", x=x, y=12, class_=anchor))
     svg.set("viewBox", f"0 0 {WIDTH} {y + 4}")
     kinds = dict.fromkeys(span.kind for row in rows for span in row.spans)
     single = not {"backward", "update"} & set(kinds)

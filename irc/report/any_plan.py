@@ -1,0 +1,70 @@
+"""A plan of any kind: its folder read, explained, and as text that a notebook draws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self, TypeAlias
+
+from irc.plan.host import HostPlan, is_host, load_host
+from irc.plan.load import LoadedPlan, load_plan
+from irc.plan.parts import PartsPlan
+from irc.plan.parts_files import is_parts, load_parts
+
+AnyPlan: TypeAlias = LoadedPlan | PartsPlan | HostPlan
+"""Of one program; of several, in stages; of a host program and its regions."""
+
+
+class PlanText(str):
+    """What is said of a plan in a folder: text, and in a notebook a picture of the plan."""
+
+    folder: Path
+
+    def __new__(cls, text: str, folder: str | Path = "") -> Self:
+        """Return the text.
+
+        Args:
+            text: what is said.
+            folder: of the plan.
+        """
+        made = super().__new__(cls, text)
+        made.folder = Path(folder).absolute()
+        return made
+
+    def _repr_html_(self) -> str:
+        """Return the plan as a notebook shows it."""
+        from irc.report.html.notebook import in_notebook, plan_html
+
+        return in_notebook(lambda: plan_html(read_plan(self.folder)), self)
+
+
+def read_plan(folder: str | Path) -> AnyPlan:
+    """Read a plan of any kind.
+
+    Raises:
+        IrcError: ``plan-missing``, ``plan-version`` or ``plan-corrupt``.
+    """
+    if is_host(folder):
+        return load_host(folder)
+    return load_parts(folder) if is_parts(folder) else load_plan(folder)
+
+
+def explain_folder(folder: str | Path) -> PlanText:
+    """Say of a plan of any kind what ``irc explain plan`` says.
+
+    Raises:
+        IrcError: ``plan-missing``, ``plan-version`` or ``plan-corrupt``.
+    """
+    match read_plan(folder):
+        case HostPlan() as plan:
+            from irc.report.host import explain_host  # torch, which the others do without
+
+            text = explain_host(plan, str(folder))
+        case PartsPlan() as plan:
+            from irc.report.parts import explain_parts
+
+            text = explain_parts(plan)
+        case _:
+            from irc.report.explain import explain_plan
+
+            text = explain_plan(folder)
+    return PlanText(text, folder)
