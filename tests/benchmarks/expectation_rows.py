@@ -1,7 +1,8 @@
 """What people expect of a tool such as irc: one row each, with a command that proves it.
 
 A command runs in a folder that holds `FILES` and what `PREPARED` makes there: ``plan`` (four ranks,
-a call), ``tensor`` (weights in parts), ``steps`` (training in two stages), ``model.onnx``.
+a call), ``tensor`` (weights in parts), ``steps`` (training in two stages), ``model.onnx``,
+``onnx`` (the plan of it).
 """
 
 from __future__ import annotations
@@ -170,6 +171,7 @@ PREPARED = (
     " --pins '\"*.weight\" = [tensor = S(0)]'",
     "irc compile net.py:train -o steps --train --loss net.py:loss --mesh pipe=2 --micro-batches 4",
     "python write_onnx.py",
+    "irc compile model.onnx -o onnx",
 )
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from irc.exports import export_plan
+from tests.report.pages import write_plans
 
 PAIR = "*up.weight = [tensor = S(0)]; *down.weight = [tensor = S(1)]"
 """Column then row: the sum that is left takes an all-reduce."""
@@ -90,3 +91,11 @@ def transformers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         given = (tokens,)
         export_plan(module.eval(), given, out=made[name], mesh=mesh, cluster="demo-gpus", pins=pins)
     return made
+
+
+@pytest.fixture(scope="session")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a plan of each kind, for pages."""
+    folder = tmp_path_factory.mktemp("kinds")
+    write_plans(folder)
+    return folder

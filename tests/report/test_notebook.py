@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,33 +16,20 @@ from torch import nn
 
 import irc
 from irc.errors import IrcError
-from irc.exports import compile_file
 from irc.plan.load import load_plan
 from irc.report.any_plan import read_plan
 from irc.report.html.notebook import plan_html
 from irc.report.table import seconds
-from tests.models.host_models import loop_model
-from tests.report.test_html import Net, Page
+from tests.report.pages import Net, Page
 
 
-@pytest.fixture(scope="module")
-def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def plans(kinds: Path) -> Path:
     """Return a folder with a plan of each kind."""
-    folder, x = tmp_path_factory.mktemp("plans"), torch.ones(8, 16)
-    options: dict[str, Any] = {"native": "none", "cluster": "demo-gpus"}
-    irc.export_plan(Net(), (x,), out=folder / "one", native="none")
-    pins = '"*.weight" = [tensor = S(0)]'
-    irc.export_plan(Net(), (x,), out=folder / "split", mesh="tensor=2", pins=pins, **options)
-    irc.export_plan(
-        nn.Sequential(Net(), Net()), (x, x), out=folder / "steps", loss=F.mse_loss,
-        optimizer="adamw", mesh="pipe=2,data=2", micro_batches=4, **options,
-    )  # fmt: skip
-    (folder / "loop.onnx").write_bytes(loop_model().SerializeToString())
-    compile_file(str(folder / "loop.onnx"), str(folder / "host"), native="none")
-    return folder
+    return kinds
 
 
-@pytest.mark.parametrize("kind", ["one", "split", "steps", "host"])
+@pytest.mark.parametrize("kind", ["one", "plan", "steps", "host"])
 def test_every_kind_of_plan_is_a_piece_of_a_page(plans: Path, kind: str) -> None:
     shown = plan_html(read_plan(plans / kind))
     page = Page(shown)
@@ -63,7 +49,7 @@ def test_rules_of_the_piece_hold_inside_of_it_alone(plans: Path) -> None:
 
 
 def test_what_a_plan_says(plans: Path) -> None:
-    loaded = load_plan(plans / "split")
+    loaded = load_plan(plans / "plan")
     page = Page(plan_html(loaded))
     assert loaded.plan.predicted_s is not None
     assert seconds(loaded.plan.predicted_s) in page.text
@@ -76,10 +62,10 @@ def test_what_a_plan_says(plans: Path) -> None:
 
 def test_stages_have_their_schedule(plans: Path) -> None:
     shown = plan_html(read_plan(plans / "steps"))
-    assert "<title>3B " in shown or "<title>1B3" in shown or "micro-batch 3" in shown
-    assert shown.count('class="inside"') == 16  # F and B of four micro-batches on two ranks
+    assert "<title>1B " in shown
+    assert shown.count('class="inside"') == 8  # F and B of two micro-batches on two ranks
     assert ">rank 0</text>" in shown and ">rank 2</text>" in shown
-    assert "1f1b, micro-batches: 4" in Page(shown).text
+    assert "1f1b, micro-batches: 2" in Page(shown).text
 
 
 def test_what_runs_a_plan_shows_it(plans: Path) -> None:
@@ -124,7 +110,7 @@ def test_a_plan_is_shown_without_torch(plans: Path) -> None:
     code = (
         "import sys\n"
         "from irc.report.any_plan import explain_folder\n"
-        "for kind in ('one', 'split', 'steps'):\n"
+        "for kind in ('one', 'plan', 'steps'):\n"
         f"    assert '<table' in explain_folder({str(plans)!r} + '/' + kind)._repr_html_()\n"
         "print({'torch', 'onnx'} & sys.modules.keys())"
     )
