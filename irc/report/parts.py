@@ -20,6 +20,7 @@ from irc.report.streams import StreamFacts, streams_of, streams_table
 from irc.report.table import counted, pairs, percent, seconds, size, table
 from irc.search.by_function import FunctionSeconds
 from irc.simulate.parts import predict_step
+from irc.simulate.schedule import Simulation
 
 LAYER = re.compile(r"(.*?\.\d+)(?:\.|$)")
 """A name up to its first number: the layer of a list of them."""
@@ -125,10 +126,26 @@ class PartsFactsReport:
     streams: tuple[StreamFacts, ...] = ()
 
 
-def gather_parts(plan: PartsPlan) -> PartsFactsReport:
-    """Collect the facts of a plan."""
+def simulated_step(plan: PartsPlan) -> Simulation:
+    """Simulate a step of a plan on the cluster that it is priced for.
+
+    Raises:
+        IrcError: ``cluster-unknown`` or ``file-missing``: of its cluster nothing is known here.
+    """
     cluster = plan.parts[0]["F"].plan.cluster or THIS_HOST
-    simulated = predict_step(plan, find_cluster(cluster).fit(plan.mesh))
+    return predict_step(plan, find_cluster(cluster).fit(plan.mesh))
+
+
+def gather_parts(plan: PartsPlan, step: Simulation | None = None) -> PartsFactsReport:
+    """Collect the facts of a plan.
+
+    Args:
+        plan: in stages.
+        step: what :func:`simulated_step` returns of it, where that is known already: of many
+            stages it takes seconds.
+    """
+    cluster = plan.parts[0]["F"].plan.cluster or THIS_HOST
+    simulated = simulated_step(plan) if step is None else step
     idle, divided = [simulated.bubble(place) for place in range(len(plan.ranks))], _divided(plan)
     return PartsFactsReport(
         plan.hash,

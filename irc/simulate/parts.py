@@ -141,8 +141,17 @@ class Held:
 
 def held_at(plan: PartsPlan, place: int) -> Held:
     """Return what a rank at a place of the pipe axis holds."""
-    parts, held = plan.parts_at(place), set[str]()
+    return _held_at(plan, place, slot_bytes(plan))
+
+
+def all_held(plan: PartsPlan) -> list[Held]:
+    """Return what a rank holds at each place of the pipe axis, in order."""
     sizes = slot_bytes(plan)
+    return [_held_at(plan, place, sizes) for place in range(len(plan.ranks))]
+
+
+def _held_at(plan: PartsPlan, place: int, sizes: Mapping[tuple[int, str], float]) -> Held:
+    parts, held = plan.parts_at(place), set[str]()
     return Held(
         sum(_weights(plan, part, held) for _, part in sorted(parts.items())),
         {key: (count, sizes[key]) for key, count in plan.tapes[place].slots.items()},

@@ -6,8 +6,9 @@ from irc.cluster.topology import Cluster
 from irc.plan.parts import MICRO_BATCH_KINDS, SMALLER_KINDS, PartsPlan
 from irc.plan.schema import Plan
 from irc.search.judge import Verdict
-from irc.simulate.parts import contention_of, held_at, predict_step
+from irc.simulate.parts import all_held, contention_of, predict_step
 from irc.simulate.plan import Contention, predict
+from irc.simulate.schedule import Simulation
 
 
 def verdict_of(plan: Plan, cluster: Cluster) -> Verdict:
@@ -21,9 +22,17 @@ def verdict_of(plan: Plan, cluster: Cluster) -> Verdict:
     return Verdict(found.seconds, held, exposed_s=max(0.0, found.seconds - busy))
 
 
-def verdict_of_parts(plan: PartsPlan, cluster: Cluster) -> Verdict:
-    """Return what the simulator says of a plan of several programs."""
-    found = predict_step(plan, cluster)
+def verdict_of_parts(
+    plan: PartsPlan, cluster: Cluster, simulated: Simulation | None = None
+) -> Verdict:
+    """Return what the simulator says of a plan of several programs.
+
+    Args:
+        plan: of several programs.
+        cluster: whose devices are the ranks, in order.
+        simulated: its step there, where that is known already.
+    """
+    found = predict_step(plan, cluster) if simulated is None else simulated
     contention, exposed = contention_of(plan, cluster), list[float]()
     for place in range(len(plan.ranks)):
         total = 0.0
@@ -36,5 +45,5 @@ def verdict_of_parts(plan: PartsPlan, cluster: Cluster) -> Verdict:
         exposed.append(total)
     places = range(len(plan.ranks))
     bubbles = [max(0.0, found.bubble(rank)) for rank in places]
-    held = max(held_at(plan, place).num_bytes() for place in places)
+    held = max(each.num_bytes() for each in all_held(plan))
     return Verdict(found.seconds, held, sum(bubbles) / len(bubbles), sum(exposed) / len(exposed))

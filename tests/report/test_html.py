@@ -3,12 +3,16 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import irc
 from irc.cli import main
+from irc.plan.parts import PartsPlan
 from irc.report.table import seconds
+from irc.simulate.parts import predict_step
+from irc.simulate.schedule import Simulation
 from tests.report.pages import Page
 
 SECTIONS = {
@@ -116,3 +120,17 @@ def test_wrong_places(plans: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_python_has_it(plans: Path) -> None:
     path = irc.write_report(plans / "plan", plans / "by_python.html")
     assert path.read_text(encoding="utf-8") == written(plans, "plan")
+
+
+def test_a_step_is_simulated_once(plans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a plan of many stages it takes seconds."""
+    calls: list[object] = []
+
+    def counted_step(plan: PartsPlan, *more: Any) -> Simulation:
+        calls.append(plan)
+        return predict_step(plan, *more)
+
+    monkeypatch.setattr("irc.report.parts.predict_step", counted_step)
+    monkeypatch.setattr("irc.simulate.verdicts.predict_step", counted_step)
+    written(plans, "steps")
+    assert len(calls) == 1

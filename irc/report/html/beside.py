@@ -10,7 +10,7 @@ from irc.plan.parts_files import is_parts, load_parts
 from irc.report.evidence import Evidence
 from irc.report.html.element import Element, section, table
 from irc.report.html.figures import Figures, figures_of, figures_of_host, figures_of_parts
-from irc.report.parts import gather_parts
+from irc.report.parts import gather_parts, simulated_step
 from irc.report.table import percent, seconds, size
 
 ROWS: tuple[tuple[str, Callable[[Figures], float | None], Callable[[float], str]], ...] = (
@@ -30,7 +30,8 @@ def figures_of_folder(folder: str | Path) -> Figures:
         return figures_of_host(load_host(folder))
     if is_parts(folder):
         plan = load_parts(folder)
-        return figures_of_parts(plan, gather_parts(plan))
+        step = simulated_step(plan)
+        return figures_of_parts(plan, gather_parts(plan, step), step)
     return figures_of(Evidence.of(folder))
 
 

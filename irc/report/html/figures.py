@@ -18,7 +18,8 @@ from irc.report.evidence import Evidence
 from irc.report.parts import PartsFactsReport
 from irc.report.summary import weight_bytes
 from irc.report.timing import Split, split
-from irc.simulate.parts import held_at
+from irc.simulate.parts import all_held
+from irc.simulate.schedule import Simulation
 from irc.simulate.verdicts import verdict_of_parts
 
 
@@ -154,14 +155,13 @@ def items_of(plan: Plan) -> tuple[int, str] | None:
     return (batches[0], "samples") if batches else None
 
 
-def figures_of_parts(plan: PartsPlan, facts: PartsFactsReport) -> Figures:
-    """Return the figures of a plan of several programs."""
+def figures_of_parts(plan: PartsPlan, facts: PartsFactsReport, step: Simulation) -> Figures:
+    """Return the figures of a plan of several programs, of which a step is simulated."""
     name = next(iter(plan.parts[0].values())).plan.cluster or THIS_HOST
     found = cluster_of(name)
     cluster = None if found is None else found.fit(plan.mesh)
-    verdict = None if cluster is None else verdict_of_parts(plan, cluster)
-    held = max((held_at(plan, place) for place in range(len(plan.ranks))),
-               key=lambda each: each.num_bytes())  # fmt: skip
+    verdict = None if cluster is None else verdict_of_parts(plan, cluster, step)
+    held = max(all_held(plan), key=lambda each: each.num_bytes())
     memory = [
         ("weights and states", int(held.weights)),
         ("registers", int(sum(count * size for count, size in held.registers.values()))),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
 
-from irc.cluster.load import THIS_HOST, find_cluster
+from irc.cluster.load import THIS_HOST
 from irc.dialects.placement import Mesh
 from irc.plan.host import HostPlan
 from irc.plan.load import LoadedPlan
@@ -26,12 +26,12 @@ from irc.report.html.placements import placed_on, ranks_picture
 from irc.report.html.schedule import schedule_rows
 from irc.report.html.timeline import drawn
 from irc.report.module_tree import ROLES, plan_arguments
-from irc.report.parts import gather_parts
+from irc.report.parts import gather_parts, simulated_step
 from irc.report.sizes import open_line
 from irc.report.table import counted, size
 from irc.report.weights import Argument, alike, merged_names
-from irc.simulate.parts import predict_step
 from irc.simulate.plan import steps
+from irc.simulate.schedule import Simulation
 
 SHOWN = {"input": 6, "weight": 14, "output": 6}
 """Rows of the table of placements, by what they are of."""
@@ -118,7 +118,8 @@ def _of_one(loaded: LoadedPlan) -> list[Child]:
 
 
 def _of_parts(plan: PartsPlan) -> list[Child]:
-    facts = gather_parts(plan)
+    step = simulated_step(plan)
+    facts = gather_parts(plan, step)
     weights = {
         one.name: one
         for part in plan.parts
@@ -133,14 +134,12 @@ def _of_parts(plan: PartsPlan) -> list[Child]:
         ("kernels", f"{kernels} for {plan.backend}, in {counted(len(plan.parts), 'stage')}"),
         ("schedule", f"{facts.schedule}, micro-batches: {facts.micro_batches}"),
     ]
-    figures = figures_of_parts(plan, facts)
-    return [*_head(figures, rows), _schedule(plan), _placements(plan.part_mesh, arguments)]
+    figures = figures_of_parts(plan, facts, step)
+    return [*_head(figures, rows), _schedule(plan, step), _placements(plan.part_mesh, arguments)]
 
 
-def _schedule(plan: PartsPlan) -> Element:
+def _schedule(plan: PartsPlan, simulated: Simulation) -> Element:
     """Draw what one rank of each place in the pipeline does, as predicted."""
-    cluster = find_cluster(plan.parts[0]["F"].plan.cluster or THIS_HOST)
-    simulated = predict_step(plan, cluster.fit(plan.mesh))
     rows = schedule_rows(plan, simulated, links=False)
     picture = drawn(rows, simulated.seconds, "Schedule of a step", MOST_SPANS)
     is_open = len(plan.ranks) <= OPEN_STAGES

@@ -19,11 +19,11 @@ from irc.report.html.placements import placements_section
 from irc.report.html.schedule import schedule_rows
 from irc.report.html.timeline import rows_of, timeline_section
 from irc.report.module_tree import Module, Taken, module_tree, plan_arguments, taken_by
-from irc.report.parts import PartFacts, PartsFactsReport, gather_parts, runs_of
+from irc.report.parts import PartFacts, PartsFactsReport, gather_parts, runs_of, simulated_step
 from irc.report.table import counted, percent, seconds, size
 from irc.report.weights import Argument
 from irc.simulate.held import held_bytes
-from irc.simulate.parts import contention_of, held_at, predict_step
+from irc.simulate.parts import contention_of, held_at
 from irc.simulate.parts_trace import step_trace
 from irc.simulate.plan import Contention, steps
 from irc.simulate.schedule import Simulation, stream_of
@@ -44,8 +44,9 @@ def parts_sections(plan: PartsPlan, title: str) -> list[Element]:
     Raises:
         IrcError: ``cluster-unknown`` or ``file-missing``: of its cluster nothing is known here.
     """
-    facts = gather_parts(plan)
-    figures = figures_of_parts(plan, facts)
+    step = simulated_step(plan)
+    facts = gather_parts(plan, step)
+    figures = figures_of_parts(plan, facts, step)
     cluster = cluster_of(of_all_kinds(next(iter(plan.parts[0].values())).plan.cluster))
     runs = list(_functions(plan))
     contention = contention_of(plan, cluster.fit(plan.mesh)) if cluster else Contention()
@@ -59,10 +60,8 @@ def parts_sections(plan: PartsPlan, title: str) -> list[Element]:
         collectives_section(line_traffic([(f.plan, n) for f, n in runs], contention), "step"),
     ]
     if cluster is not None:
-        fitted = cluster.fit(plan.mesh)
-        simulated = predict_step(plan, fitted)
-        sections.insert(2, _timeline(plan, simulated, fitted))
-        sections.insert(5, _memory_over_time(plan, simulated, figures.capacity))
+        sections.insert(2, _timeline(plan, step, cluster.fit(plan.mesh)))
+        sections.insert(5, _memory_over_time(plan, step, figures.capacity))
     return sections
 
 
