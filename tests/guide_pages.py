@@ -148,7 +148,7 @@ def run_python(program: str, arguments: list[str]) -> tuple[int, str]:
     """
     launchers = {"python": [], "torchrun": ["-m", "torch.distributed.run", "--standalone"]}
     assert program in launchers, f"a page runs irc, python and torchrun, not {program}"
-    path = os.pathsep.join([str(ROOT), str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join(filter(None, [str(ROOT), str(Path.cwd()), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, *launchers[program], *arguments],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},

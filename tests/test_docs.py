@@ -89,7 +89,7 @@ def test_guide_page_runs_as_it_stands(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # pyright: ignore[reportUnknownMemberType]
     run_page(page.read_text(encoding="utf-8"), tmp_path)
 
 
@@ -99,7 +99,7 @@ def test_guide_page_runs_with_its_slow_blocks(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # pyright: ignore[reportUnknownMemberType]
     run_page(page.read_text(encoding="utf-8"), tmp_path, slow=True)
 
 
