@@ -14,6 +14,7 @@ from xdsl.ir import Attribute, Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from irc.dialects.flow import (
+    CUT,
     BroadcastOp,
     ConstantOp,
     ExternOp,
@@ -178,8 +179,10 @@ def transpose_in_order(op: FlowOp) -> Rewrite:
 
 
 def slice_of_all(op: FlowOp) -> Rewrite:
-    """``x[0:n:1]`` in all dims is ``x``."""
+    """``x[0:n:1]`` in all dims is ``x``; a cut that leaves all by chance stays one."""
     attrs = op.plain
+    if CUT in op.attributes:
+        return None
     untouched = not any(attrs["starts"]) and all(step == 1 for step in attrs["steps"])
     return op.inputs[0] if untouched and op.inputs[0].type == op.outputs[0].type else None
 

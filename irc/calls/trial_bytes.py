@@ -107,8 +107,10 @@ def _scratch(op: FlowOp) -> int:
         # In float64 the windows of all positions are copied into the rows of a matrix.
         x, w = (tensor(v).static_shape() for v in op.inputs[:2])
         (out,) = (tensor(v).static_shape() for v in op.outputs)
-        places = max(prod(out[2:]), prod(x[2:]))  # transposed ones scatter from their inputs
-        return WIDE_BYTES * x[0] * max(x[1], out[1]) * prod(w[2:]) * places
+        channels, places = x[1], prod(out[2:])
+        if op.flipped is not None:  # transposed ones scatter from their inputs
+            channels, places = max(x[1], out[1]), max(places, prod(x[2:]))
+        return WIDE_BYTES * x[0] * channels * prod(w[2:]) * places
     return 0
 
 

@@ -467,6 +467,11 @@ class PadOp(FlowOp):
     value = prop_def(FloatAttr)
 
 
+CUT = "cut"
+"""The attribute of a slice to a size that a trace names. Where that happens to be the whole dim, at
+some sizes, the slice is kept, so that plans for all sizes have the same steps."""
+
+
 @flow_op
 class TakeOp(FlowOp):
     """``result[a.., i.., b..] = table[a.., indices[i..], b..]``, the index at ``dim``: embedding.

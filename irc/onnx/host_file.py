@@ -34,7 +34,7 @@ from irc.frontends.onnx.trace import (
     trace,
 )
 from irc.interpret.dynamic import WEIGHTS
-from irc.onnx.open_file import examples, first_of, needs_numbers
+from irc.onnx.open_file import examples, first_of, needs_numbers, signals
 from irc.onnx.open_model import HINTS, LAST, at_values
 from irc.onnx.outline import Region, outline
 from irc.pipeline import Options, make_plan
@@ -128,7 +128,7 @@ def _traced(
     problems: list[IrcError] = []
     tied: OpenProgram | None = None
     # Last, all equal: a state beside the data has the batch in another dim.
-    for hints in [*examples(places), dict.fromkeys(places, 2)] if places else [{}]:
+    for hints in [*examples(places, signals(source)), dict.fromkeys(places, 2)] if places else [{}]:
         try:
             found = trace(source, hints, given=sizes, dynamic=True, bodies=True)
         except IrcError as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import onnx
 
 from irc.calls.open_check import differs
 from irc.calls.open_export import OpenExport, OpenFacts, export_open
@@ -21,8 +23,10 @@ from irc.program import Program
 STEP = 32
 """Examples of sizes other than batches are multiples of it: images are halved so often."""
 FEW = 8
-SIGNAL = 4800
+SIGNAL = 16000
 """Signals are longer: of 16,000 samples a second, say, cut into frames of 400."""
+MAX_PLANNED = 3
+"""Near so many examples plans are made: that takes half a minute for a large model."""
 
 
 def open_file(
@@ -50,7 +54,8 @@ def open_file(
     if lonely or not places or len(stated) != len(inputs):
         return None
     problems: list[IrcError] = []
-    for hints in examples(places):
+    planned = 0
+    for hints in examples(places, signals(source)):
         try:
             traced = trace(source, hints, given=sizes)
         except IrcError as error:
@@ -62,10 +67,14 @@ def open_file(
         try:
             return _exported(traced, options)
         except IrcError as error:
-            if "index-out-of-range" not in error.codes:
+            if not {"index-out-of-range", "size-unbound"} & set(error.codes):
                 raise
-            # A table of positions, say, that is shorter than the example: shapes do not tell.
+            # A table of positions, say, that is shorter than the example: shapes do not tell. Or
+            # plans near an example that is small decide otherwise than those of larger ones.
             problems.append(error)
+            planned += 1
+            if planned == MAX_PLANNED:
+                break
     raise first_of(problems, [place.name for place in places.values()])
 
 
@@ -89,11 +98,27 @@ def first_of(problems: Sequence[IrcError], names: Sequence[str] = ()) -> IrcErro
     return found
 
 
-def examples(places: Mapping[str, Place]) -> Iterator[dict[str, int]]:
-    """Yield numbers for sizes: different ones, then equal ones where they may have to be."""
+def signals(source: Source) -> frozenset[str]:
+    """Return the inputs that may be signals: real numbers, one row for each of a batch."""
+    floating = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16}
+    given = ((each.name, each.type.tensor_type) for each in source.model.graph.input)
+    return frozenset(n for n, t in given if t.elem_type in floating and len(t.shape.dim) == 2)
+
+
+def examples(places: Mapping[str, Place], long: Collection[str] = ()) -> Iterator[dict[str, int]]:
+    """Yield numbers for sizes: different ones, then equal ones where they may have to be.
+
+    Args:
+        places: where each size is read.
+        long: inputs that may be signals. A plan is good for up to 8 times its example, so that
+            these are tried as long ones first.
+    """
     batches = [name for name, place in places.items() if place.dim == 0]
     others = [name for name in places if name not in batches]
-    for step in (STEP, FEW, SIGNAL):  # the second for tables that are shorter
+    steps = (STEP, FEW, SIGNAL)  # the second for tables that are shorter
+    if any(places[name].input in long for name in others):
+        steps = (SIGNAL, STEP, FEW)
+    for step in steps:
         yield {
             **dict.fromkeys(batches, 2),
             **{name: step * i for i, name in enumerate(others, 2)},
@@ -102,7 +127,7 @@ def examples(places: Mapping[str, Place]) -> Iterator[dict[str, int]]:
         **{name: i for i, name in enumerate(batches, 2)},
         **{name: STEP * i for i, name in enumerate(others, 2)},
     }
-    for step in (STEP, FEW, SIGNAL):
+    for step in steps:
         yield {**dict.fromkeys(batches, 2), **dict.fromkeys(others, 2 * step)}
 
 

@@ -178,7 +178,7 @@ def convert_eye(node: Node) -> SSAValue:
 
 def convert_range(node: Node) -> SSAValue:
     """``start + i * delta``; the bounds may be named sizes, and must not depend on inputs."""
-    start, stop, step = (node.dims(i)[0] if node.dtype()[0] == "i" else None for i in range(3))
+    start, stop, step = (_whole(node, i) for i in range(3))
     if start is None or stop is None or step is None:
         first, last, delta = (float(node.number(i)) for i in range(3))
         if not (delta and isfinite(first) and isfinite(last)):
@@ -203,6 +203,17 @@ def convert_range(node: Node) -> SSAValue:
     if start != 0:
         places = b.pointwise("add", places, node.owner.size(start, "i64"))
     return b.cast(places, node.dtype())
+
+
+def _whole(node: Node, operand: int) -> Dim | None:
+    """Return a bound of a range as a size; None for a number that is not whole.
+
+    Exporters cast sizes to float32 and count with those.
+    """
+    array = node.known(operand).reshape(-1)
+    if array.dtype != object and node.dtype()[0] != "i":
+        return int(array[0]) if array.size and float(array[0]).is_integer() else None
+    return node.dims(operand)[0]
 
 
 def convert_constant(node: Node) -> Value:

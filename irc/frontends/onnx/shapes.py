@@ -1,14 +1,15 @@
-"""Converters of ops that move elements: reshape, slice, pad, tile and their relatives."""
+"""Converters of ops that move elements: reshape, slice, tile and their relatives."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import ConcatOp, IotaOp, PadOp, SliceOp, TakeOp, TransposeOp, tensor
-from irc.dialects.size import Dim, Size, decided, divide, product, terms_of
+from irc.dialects.flow import CUT, ConcatOp, IotaOp, SliceOp, TakeOp, TransposeOp, tensor
+from irc.dialects.size import Dim, Size, decided, divide, is_traced, product, terms_of
 from irc.dialects.types import Shape, TensorType
 from irc.errors import IrcError
 from irc.frontends.onnx.elementwise import Converter, scalar
@@ -55,7 +56,10 @@ def steps_of(node: Node, x: SSAValue, dim: int, start: Dim, count: Dim, step: in
         places = b.pointwise("mul", places, b.scalar(step, "i64"))
     if start != 0:
         places = b.pointwise("add", places, node.owner.size(start, "i64"))
-    return b.op(TakeOp, [x, places], dim=dim)
+    found = b.op(TakeOp, [x, places], dim=dim)
+    if isinstance(found.owner, TakeOp) and is_traced():
+        found.owner.attributes[CUT] = UnitAttr()
+    return found
 
 
 def reverse(node: Node, x: SSAValue, dim: int) -> SSAValue:
@@ -204,16 +208,41 @@ def slice_dim(node: Node, x: SSAValue, dim: int, start: Dim, stop: Dim, step: in
         if (first, last, step) == (0, size, 1):
             return x
         return cut(node, x, dim, min(first, size), max(last, min(first, size)), step)
-    if step == -1 and start in (-1, size - 1) and isinstance(stop, int) and stop <= -FAR:
-        return reverse(node, x, dim)
-    if step != 1:
-        raise NeedsSize(size_names([size, start, stop]))
+    if step < 0:
+        first, last = inside_from_behind(start, size), inside_from_behind(stop, size)
+        return steps_of(node, x, dim, first, steps_between(last, first, -step), step)
     first, last = inside(start, size), inside(stop, size)
-    if (first, last) == (0, size):
+    if (first, last, step) == (0, size, 1):
         return x
-    if isinstance(first, int) and last == size:
+    if step == 1 and isinstance(first, int) and last == size:
         return cut(node, x, dim, first, -1)
-    return steps_of(node, x, dim, first, last - first, 1)
+    return steps_of(node, x, dim, first, steps_between(first, last, step), step)
+
+
+def steps_between(first: Dim, last: Dim, step: int) -> Dim:
+    """Return how many steps of a slice lie before ``last``; none where it is not after ``first``.
+
+    Raises:
+        NeedsSize: where names do not allow to tell.
+    """
+    length = last - first
+    if decided("<", length):
+        return 0
+    if step == 1:
+        return length
+    if isinstance(length, int):
+        return -(-length // step)
+    if not is_traced():
+        raise NeedsSize(size_names([length]))
+    return (length + (step - 1)) // step
+
+
+def inside_from_behind(bound: Dim, size: Dim) -> Dim:
+    """Cut a bound of a slice that runs backwards to ``-1..size - 1``, as `inside` does."""
+    if isinstance(bound, int) and bound == -1:
+        return size - 1
+    far = isinstance(bound, int) and abs(bound) >= FAR
+    return inside(bound if far else bound + 1, size) - 1
 
 
 def inside(bound: Dim, size: Dim) -> Dim:
@@ -237,63 +266,6 @@ def inside(bound: Dim, size: Dim) -> Dim:
     # Polynomials with no negative term are not negative; `5 - S` is for the user to keep.
     negative = [c for _, c in terms_of(difference) if c < 0]
     return size if negative and len(negative) == len(terms_of(difference)) else bound
-
-
-def convert_pad(node: Node) -> SSAValue:
-    """Constant padding is flow's; the other modes are a choice of indices along each dim."""
-    mode, ndim = node.attr("mode", "constant"), node.ndim()
-    pads = list(node.attr("pads") or []) or node.ints(1)
-    axes = list(range(ndim))
-    if node.has(3):
-        axes = [check_axis(a, ndim) for a in node.ints(3)]
-    if len(pads) != 2 * len(axes):
-        raise IrcError("onnx-invalid", f"{len(pads)} pads for {len(axes)} dims")
-    low, high = [0] * ndim, [0] * ndim
-    for i, axis in enumerate(axes):
-        low[axis], high[axis] = int(pads[i]), int(pads[i + len(axes)])
-    node.owner.check_volume([d + a + c for d, a, c in zip(node.shape(), low, high, strict=True)])
-    if mode == "constant":
-        return pad_constant(node, low, high)
-    x = node[0]
-    for dim in range(ndim):
-        if low[dim] or high[dim]:
-            (size,) = static([node.shape()[dim]])
-            node.owner.check_table(low[dim] + size + high[dim])
-            places = np.arange(-low[dim], size + high[dim])
-            x = node.b.op(TakeOp, [x, node.owner.constant(mirror(places, size, mode))], dim=dim)
-    return x
-
-
-def mirror(places: np.ndarray, size: int, mode: str) -> np.ndarray:
-    """Return which element stands at each place outside a dim."""
-    if size == 0:
-        raise Unsupported(f"padding an empty dim by '{mode}'")
-    if mode == "edge":
-        return places.clip(0, size - 1)
-    if mode == "wrap":
-        return places % size
-    if mode != "reflect":
-        raise Unsupported(f"padding by '{mode}'")
-    period = max(2 * size - 2, 1)
-    places = places % period
-    return np.where(places < size, places, period - places)
-
-
-def pad_constant(node: Node, low: list[int], high: list[int]) -> SSAValue:
-    """Pad by a number; one that is not finite or comes at run time replaces the zeros after."""
-    b, x = node.b, node[0]
-    if not any(low) and not any(high):
-        return x
-    amounts = {"low": tuple(low), "high": tuple(high)}
-    operand = node.operand(2) if node.has(2) else None
-    if operand is None or operand.known is not None:
-        value = float(node.attr("value", 0.0) if operand is None else node.number(2))
-        if abs(value) < FAR or node.dtype()[0] == "f":
-            return b.op(PadOp, [x], **amounts, value=value)
-    inner = b.constant([1], node.shape(), "i1")
-    seen = b.op(PadOp, [inner], **amounts, value=0.0)
-    padded = b.op(PadOp, [x], **amounts, value=0.0)
-    return b.pointwise("where", seen, padded, b.reshape(node[2], ()))
 
 
 def convert_depth_to_space(node: Node) -> SSAValue:
@@ -362,7 +334,6 @@ CONVERTERS: Mapping[str, Converter] = {
     "DepthToSpace": convert_depth_to_space,
     "Expand": convert_expand,
     "Flatten": convert_flatten,
-    "Pad": convert_pad,
     "Reshape": convert_reshape,
     "Shape": convert_shape,
     "Size": convert_size,

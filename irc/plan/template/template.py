@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import TypeAlias, cast
 
 from xdsl.dialects.builtin import ModuleOp
 
@@ -125,8 +125,9 @@ class PlanTemplate:
         Where it is, the template is good up to there.
         """
         found = evaluate(self._common, Numbers(witness.values))
+        allowed = [kernel.in_place for kernel in self._common.plan.kernels]
         try:
-            unify([found, _compared(witness)], Fitter([{}, {}]))
+            unify([found, _compared(_only_allowing(witness, allowed))], Fitter([{}, {}]))
             for template, kernel in zip(self.kernels, witness.kernels, strict=True):
                 if not agrees(template, kernel, witness.values):
                     raise DifferentError((kernel.sym_name.data, "mapping"), ())
@@ -246,7 +247,8 @@ def plan_template(witnesses: Sequence[Witness], backend: str = "cpu") -> PlanTem
         DifferentError: with the first place where they differ in more than numbers, or by numbers
             that are no polynomials.
     """
-    *used, held_back = witnesses
+    allowed = _allowed_by_all(witnesses)
+    *used, held_back = [_only_allowing(witness, allowed) for witness in witnesses]
     fitter = Fitter([witness.values for witness in used])
     common = unify([_compared(witness) for witness in used], fitter)
     kernels = tuple(
@@ -267,6 +269,33 @@ def plan_template(witnesses: Sequence[Witness], backend: str = "cpu") -> PlanTem
     if (reason := made.agrees(held_back)) is not None:
         raise DifferentError((reason,), ("a polynomial", "the plan held back"))
     return made
+
+
+_Pairs: TypeAlias = tuple[tuple[int, int], ...]
+"""An input and an output of a kernel that may be one buffer."""
+
+
+def _allowed_by_all(witnesses: Sequence[Witness]) -> list[_Pairs]:
+    """Return for each kernel what may be one buffer at all sizes, not where two happen to be equal.
+
+    Of witnesses that have as many kernels; else it does not matter.
+    """
+    columns = zip(*(witness.plan.kernels for witness in witnesses), strict=False)
+    return [
+        tuple(pair for pair in column[0].in_place if all(pair in k.in_place for k in column))
+        for column in columns
+    ]
+
+
+def _only_allowing(witness: Witness, allowed: Sequence[_Pairs]) -> Witness:
+    """Return a witness whose kernels may write over no more than these of their inputs."""
+    pairs = zip(witness.plan.kernels, allowed, strict=False)
+    less = [
+        replace(kernel, in_place=tuple(pair for pair in kernel.in_place if pair in kept))
+        for kernel, kept in pairs
+    ]
+    kernels = (*less, *witness.plan.kernels[len(less) :])
+    return replace(witness, plan=replace(witness.plan, kernels=kernels))
 
 
 def _compared(witness: Witness) -> _Form:

@@ -149,3 +149,52 @@ def test_what_no_size_allows_is_an_error() -> None:
                      stored="float[4,2] w = {1,2,3,4,5,6,7,8}")  # fmt: skip
     with pytest.raises(IrcError):
         traced(model, B=3)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
+def test_pads_of_an_open_dim_with_its_own_elements(mode: str) -> None:
+    text = f'p = Constant <value_ints = [0, 3, 0, 2]> ()\ny = Pad <mode = "{mode}"> (x, p)'
+    model = model_of(text, "float[B,N] x", "float[B,M] y", opset=19)
+    found = traced(model, B=2, N=8)
+    assert not found.fixed
+    for n in (4, 5, 9):
+        agrees(model, found, {"B": 3, "N": n})
+
+
+def test_pads_up_to_a_length() -> None:
+    model = model_of(
+        "n = Shape <start = 1> (x)\nmore = Sub (all, n)\np = Concat <axis = 0> (none, more)\n"
+        "y = Pad (x, p)",
+        "float[B,N] x", "float[B,12] y", stored="int64[1] all = {12}, int64[3] none = {0, 0, 0}",
+    )  # fmt: skip
+    found = traced(model, B=2, N=8)
+    assert not found.fixed
+    for n in (3, 12):
+        agrees(model, found, {"B": 3, "N": n})
+
+
+@pytest.mark.parametrize(
+    "bounds", [(3, -(2**63), -1), (-1, -(2**63), -1), (-2, 1, -2), (1, 2**63 - 1, 3), (0, -1, 2)]
+)
+def test_slices_of_an_open_dim_by_steps(bounds: tuple[int, int, int]) -> None:
+    start, stop, step = bounds
+    model = model_of(
+        "y = Slice (x, s, e, a, t)", "float[B,N] x", "float[B,M] y",
+        stored=f"int64[1] s = {{{start}}}, int64[1] e = {{{stop}}}, int64[1] a = {{1}},"
+        f" int64[1] t = {{{step}}}",
+    )  # fmt: skip
+    found = traced(model, B=2, N=8)
+    assert not found.fixed
+    for n in (6, 7, 13):
+        agrees(model, found, {"B": 3, "N": n})
+
+
+def test_a_range_of_floats_up_to_an_open_size() -> None:
+    model = model_of(
+        "n = Shape <start = 1> (x)\nf = Cast <to = 1> (n)\ns = Squeeze (f)\n"
+        "r = Range (zero, s, one)\ny = Add (x, r)",
+        "float[B,N] x", "float[B,N] y", stored="float zero = {0}, float one = {1}",
+    )  # fmt: skip
+    found = traced(model, B=2, N=8)
+    assert not found.fixed
+    agrees(model, found, {"B": 3, "N": 5})
