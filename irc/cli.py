@@ -12,6 +12,7 @@ from typing import Any, NoReturn, Protocol
 
 from irc import __version__
 from irc.commands import (
+    bug_report,
     check,
     cluster,
     compare,
@@ -25,6 +26,8 @@ from irc.commands import (
     list,
     opt,
     plan,
+    reduce,
+    replay,
     report,
     run,
     schedule,
@@ -67,6 +70,9 @@ COMMANDS: dict[str, Command] = {
     "simulate": simulate,
     "compare": compare,
     "cluster": cluster,
+    "replay": replay,
+    "reduce": reduce,
+    "bug-report": bug_report,
     "completion": completion,
 }
 
@@ -111,7 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--traceback" in arguments:
             raise
         more = "\n".join(f"  more: irc explain error {code}" for code in error.codes)
-        print(f"{error.render()}\n{more}", file=sys.stderr)
+        left = "".join(f"\n  help: {note}" for note in _reproducers(error))
+        print(f"{error.render()}{left}\n{more}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -127,11 +134,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             "internal",
             f"{type(error).__name__}: {error}",
             because="this is a bug in irc, not in your model",
-            help="run it again with --traceback, and report what that prints",
+            help="\n".join(
+                ["run it again with --traceback, and report what that prints", *_reproducers(error)]
+            ),
         )
         print(bug.render(), file=sys.stderr)
         return bug.exit_code
     return status
+
+
+def _reproducers(error: Exception) -> Sequence[str]:
+    # Where no pass has run none is left, and xDSL is not imported to say so.
+    reproducer = sys.modules.get("irc.pipeline.reproducer")
+    return () if reproducer is None else reproducer.notes_of(error)
 
 
 def _dispatch(arguments: Sequence[str]) -> int:

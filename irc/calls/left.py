@@ -15,6 +15,7 @@ from torch._dynamo.exc import RestartAnalysis
 
 from irc.errors import IrcError
 from irc.pipeline import Options
+from irc.pipeline.reproducer import notes_of
 from irc.record import FallBack
 
 CODES = frozenset({"capture-failed", "op-unsupported"})
@@ -109,8 +110,13 @@ def left_text(what: str, error: Exception) -> str:
         "internal",
         f"torch runs {what}, on which irc fails: {type(error).__name__}: {error}",
         because="this is a bug in irc, not in your program; its results are torch's",
-        remedy="report it with the traceback that options={'fullgraph': True}, or"
-        " irc.compile(..., fullgraph=True), raises",
+        remedy="\n".join(
+            [
+                "report it with the traceback that options={'fullgraph': True}, or"
+                " irc.compile(..., fullgraph=True), raises",
+                *notes_of(error),
+            ]
+        ),
     )
 
 

@@ -12,10 +12,11 @@ from irc.backends.launch.render import launch_files
 from irc.cluster.load import THIS_HOST, find_cluster
 from irc.cost.actions import ActionCost
 from irc.dialects.printer import Texts
-from irc.dialects.task import KernelOp
 from irc.pipeline.default import passes_by_part
+from irc.pipeline.failure import Stage, kernels_of
 from irc.pipeline.memory import MEMORY, PLACING
 from irc.pipeline.options import Options
+from irc.pipeline.reproducer import is_crash, leave
 from irc.pipeline.run import OnStage, run_passes
 from irc.pipeline.training import check_vjp
 from irc.plan.build import build_plan
@@ -124,8 +125,14 @@ def planned(
         ranges: of inputs that are indices.
     """
     backend = find_backend(options.backend)
-    kernels = [op for op in module.body.block.ops if isinstance(op, KernelOp)]
-    sources = {} if _has_no_files(options) else backend.emit_plan_sources(kernels)
+    sources: dict[str, str] = {}
+    if not _has_no_files(options):
+        try:
+            sources = backend.emit_plan_sources(kernels_of(module))
+        except Exception as error:
+            if is_crash(error):
+                leave(error, module, Stage(backend=options.backend))
+            raise
     cost = ActionCost(
         module, options.cluster, options.mesh, sources.values(), within=options.within
     )

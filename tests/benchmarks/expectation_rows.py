@@ -163,7 +163,42 @@ MATRIX = "\n".join(
     ]
 )
 
-FILES = {"net.py": NET, "uses.py": TORCH, "write_onnx.py": ONNX, "node.txt": MATRIX}
+CRASHES = """
+import sys
+
+from xdsl.dialects.builtin import StringAttr
+
+from irc.passes.fuse import FusePass
+from irc.reproduce import onnx_failure
+
+fuse = FusePass.apply
+
+
+def planted(self, ctx, op):
+    if any(each.properties.get("fn") == StringAttr("relu") for each in op.walk()):
+        raise KeyError("planted")
+    fuse(self, ctx, op)
+
+
+FusePass.apply = planted
+onnx_failure.SERVE = (
+    "import irc.frontends.onnx.elementwise as e; d = dict(e.UNARY); d['Relu'] = 'abs'; e.UNARY = d;"
+    + onnx_failure.SERVE
+)
+
+if __name__ == "__main__":
+    from irc.cli import main
+
+    sys.exit(main())
+"""
+
+FILES = {
+    "crashes.py": CRASHES,
+    "net.py": NET,
+    "uses.py": TORCH,
+    "write_onnx.py": ONNX,
+    "node.txt": MATRIX,
+}
 
 PREPARED = (
     "irc compile net.py:build -o plan --mesh data=2,tensor=2 --cluster 4xH100",
@@ -302,12 +337,27 @@ TERMINAL = (
 )  # fmt: skip
 
 BROKEN = (
-    Row("a crash that can be run again", "irc replay --help", r"(?i)reproducer"),
-    Row("a failing program made small", "irc reduce --help", r"(?i)smal|reduc"),
+    Row(
+        "a crash that can be run again",
+        "rm -rf left; IRC_REPRODUCERS=left python crashes.py opt plan/ir/00-capture.mlir -p fuse"
+        " ; python crashes.py replay left/*",
+        r"in the same way",
+        1,
+    ),
+    Row(
+        "a failing program made small",
+        "python crashes.py reduce plan/ir/00-capture.mlir -p fuse -o small.mlir",
+        r"ops +5 -> 1 ",
+    ),
+    Row(
+        "an ONNX file that fails made small",
+        "python crashes.py reduce model.onnx -o small.onnx",
+        r"ops +\d+ -> 1 ",
+    ),
     Row(
         "a report of a bug without names",
-        "irc bug-report -o bug.zip && python -m zipfile -l bug.zip",
-        r"versions|environment",
+        "rm -f bug.zip && irc bug-report -o bug.zip && python -m zipfile -l bug.zip",
+        r"environment\.json",
     ),
     Row("a plug-in that breaks harms no other", "irc list passes", r"fuse"),
 )

@@ -23,7 +23,7 @@ def sort_nodes(graph: onnx.GraphProto) -> None:
             sort_nodes(body)
     made = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
     before = [
-        {made[name] for name in _reads(node) if made.get(name, i) != i}
+        {made[name] for name in reads(node) if made.get(name, i) != i}
         for i, node in enumerate(graph.node)
     ]
     if all(other < i for i, others in enumerate(before) for other in others):
@@ -57,12 +57,12 @@ def _bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         yield from attribute.graphs
 
 
-def _reads(node: onnx.NodeProto) -> Iterator[str]:
+def reads(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the names that a node reads, and those that its bodies read from around them."""
     yield from node.input
     for body in _bodies(node):
         own = {given.name for given in body.input} | {t.name for t in body.initializer}
         own |= {name for inner in body.node for name in inner.output}
         for inner in body.node:
-            yield from (name for name in _reads(inner) if name not in own)
+            yield from (name for name in reads(inner) if name not in own)
         yield from (out.name for out in body.output if out.name not in own)
