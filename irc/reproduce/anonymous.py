@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp, StringAttr
 from xdsl.ir import Attribute
@@ -115,7 +116,8 @@ def _rename(module: ModuleOp, names: Mapping[str, str]) -> None:
                 return StringAttr("unknown")
             return attr if key in WORDS else StringAttr(names.get(attr.data, attr.data))
         if isinstance(attr, ArrayAttr):
-            return ArrayAttr([renamed(key, each) for each in attr.data])
+            parts = cast("ArrayAttr[Attribute]", attr).data
+            return ArrayAttr([renamed(key, each) for each in parts])
         if isinstance(attr, DictionaryAttr):
             return DictionaryAttr({name: renamed(name, each) for name, each in attr.data.items()})
         return attr
