@@ -96,8 +96,12 @@ class Entry:
         """
         if not is_crash(error):
             return
+        try:
+            stage = Stage(str(self._passes[number].spec()), compares=self._compares)
+        except Exception:  # an option of a plug-in's pass that is no text
+            error.add_note("no reproducer was left: the pass has options that cannot be written")
+            return
         before = self._before(number)
-        stage = Stage(str(self._passes[number].spec()), compares=self._compares)
         leave(error, before or self._changed, stage, is_exact=before is not None)
 
     def _before(self, number: int) -> ModuleOp | None:
