@@ -177,7 +177,9 @@ class Watch:
         with contextlib.suppress(RuntimeError, ValueError):
             while not self._ended.wait(INTERVAL_S):
                 if self._store.check([LOST]):
-                    self._end(self._store.get(LOST).decode("utf-8", "replace"))
+                    # Longer than the rank that has found it out, which ends the stopped one.
+                    said = self._store.get(LOST).decode("utf-8", "replace")
+                    self._end(said, 2.5 * INTERVAL_S)
                 if not self._places and not self._meet():
                     continue
                 self._look_here()
@@ -260,15 +262,16 @@ class Watch:
 
     def _lose(self, what: str, place: Mapping[str, Any] | None) -> NoReturn:
         self._store.set(LOST, what)
-        if place is not None:
-            # A stopped process would keep its launcher waiting: it takes no other signal.
-            with contextlib.suppress(OSError):
-                os.kill(place["pid"], signal.SIGKILL)
-        # The others look once a second, and are to say the same.
-        time.sleep(1.5 * INTERVAL_S)
-        self._end(what)
+        self._end(what, 1.5 * INTERVAL_S, place)
 
-    def _end(self, what: str) -> NoReturn:
+    def _end(self, what: str, wait_s: float, place: Mapping[str, Any] | None = None) -> NoReturn:
+        """End the process, once all ranks have said why: a launcher ends them when the first ends.
+
+        Args:
+            what: one has written.
+            wait_s: for the others, which look once a second.
+            place: of a rank that is stopped, which is ended too.
+        """
         if self._ended.is_set():
             sys.exit()
         error = cause(what, own_pending())
@@ -276,6 +279,11 @@ class Watch:
         try:
             _tell(error)
             sys.stdout.flush()
+            time.sleep(wait_s)
+            if place is not None:
+                # A stopped process would keep its launcher waiting: it takes no other signal.
+                with contextlib.suppress(OSError):
+                    os.kill(place["pid"], signal.SIGKILL)
         finally:
             os._exit(error.exit_code)
 
