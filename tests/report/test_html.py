@@ -134,3 +134,13 @@ def test_a_step_is_simulated_once(plans: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("irc.simulate.verdicts.predict_step", counted_step)
     written(plans, "steps")
     assert len(calls) == 1
+
+
+def test_weights_that_lie_otherwise_stand_along_the_modules(plans: Path) -> None:
+    beside = written(plans, "plan", "--beside", str(plans / "one")).partition('id="beside"')[2]
+    text = Page(f"<section>{beside.partition('</section>')[0].partition('>')[2]}</section>").text
+    assert "4 of 4 weights of both lie otherwise" in text
+    assert "whole, on one device" in text and "tensor  S(0)" in text
+    assert "<b>up & on</b>.weight" in text and "4.0 KiB" in text and "2.0 KiB" in text
+    same = written(plans, "plan", "--beside", str(plans / "plan"))
+    assert "Nothing: 4 weights of both lie alike." in same

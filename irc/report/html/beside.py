@@ -1,4 +1,4 @@
-"""Another plan beside this one: the figures of both."""
+"""Another plan beside this one: the figures of both, and which weights lie otherwise."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from irc.plan.parts_files import is_parts, load_parts
 from irc.report.evidence import Evidence
 from irc.report.html.element import Element, section, table
 from irc.report.html.figures import Figures, figures_of, figures_of_host, figures_of_parts
+from irc.report.html.placements_beside import laid_in, placements_beside
 from irc.report.parts import gather_parts, simulated_step
 from irc.report.table import percent, seconds, size
 
@@ -55,9 +56,11 @@ def beside_section(folder: str | Path, other: str | Path) -> Element:
             rows.append((name, *("" if x is None else said(x) for x in (a, b)), ratio))
     lead = (
         f"{names[0]} and {names[1]}; the last column is the second by the first."
-        " irc diff says what differs in placements."
+        " irc diff says what differs in ops and kernels."
     )
     heads = ("", names[0], names[1], "ratio")
     return section(
-        "beside", "Beside another plan", lead, table(heads, rows, right="lrrr", label="Both plans")
-    )
+        "beside", "Beside another plan", lead,
+        table(heads, rows, right="lrrr", label="Both plans"),
+        placements_beside(laid_in(folder), laid_in(other), names),
+    )  # fmt: skip
