@@ -199,6 +199,9 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
         commands[name] = subparsers.add_parser(name, help=command.HELP, description=command.HELP)
         _add_traceback(commands[name], default=argparse.SUPPRESS)
         command.add_arguments(commands[name])
+        own = commands[name].epilog or ""
+        if "Exit codes" not in own:
+            commands[name].epilog = f"{own} {_EPILOG}".strip()
     return parser, commands
 
 

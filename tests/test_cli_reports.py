@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from irc.cli import main
+from irc.cli import COMMANDS, main
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +63,33 @@ def test_explain_and_diff_print_answers(plan: Path, capsys: pytest.CaptureFixtur
     assert "PLAN" in output_of(capsys, "export", str(plan), "--format", "parallelize-module")
     assert output_of(capsys, "diff", str(plan), str(plan)) == "the plans are the same\n"
     assert json.loads(output_of(capsys, "diff", str(plan), str(plan), "--json"))["same"]
+
+
+def test_json_is_all_that_is_printed(
+    model: Path, plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    out = str(tmp_path / "again")
+    facts = json.loads(output_of(capsys, "compile", str(model), "-o", out, "--json"))
+    assert facts == json.loads(output_of(capsys, "explain", "plan", out, "--json"))
+    assert facts["backend"] == "cpu"
+    call = json.loads(output_of(capsys, "simulate", str(plan), "--json"))
+    assert (call["ranks"], call["mesh"]) == (2, "tensor=2")
+    busy = {each["name"]: each["busy_s"] for each in call["streams"]}
+    assert {"compute", "link tensor"} <= busy.keys()
+    assert max(busy.values()) <= call["seconds"] <= sum(busy.values()) * (1 + 1e-9)
+    passes = json.loads(output_of(capsys, "list", "passes", "--json"))
+    assert "fuse" in {each["name"] for each in passes}
+    assert all(set(each) == {"name", "about"} for each in passes)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_says_its_exit_codes(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert " ".join(capsys.readouterr().out.split()).count("Exit codes: 0") == 1
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", metavar="DIR", required=True, help="the folder for the plan"
     )
+    parser.add_argument(
+        "--json", action="store_true", help="print what irc explain plan DIR --json says"
+    )
     parser.add_argument("--mesh", metavar="AXES", help="the mesh, such as data=2,tensor=2")
     parser.add_argument(
         "--backend", metavar="NAME", default="cpu", help="what writes the kernels (default: cpu)"
@@ -155,15 +158,23 @@ def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compile, and print a summary of the plan."""
-    if args.sign_key is None:
-        print(_compiled(args))
-        return 0
-    from irc.plan.signature import sign, signing_key
+    key, signer = None, ""
+    if args.sign_key is not None:
+        from irc.plan.signature import sign, signing_key
 
-    key = signing_key(Path(args.sign_key))  # before the long work
-    print(_compiled(args))
-    signer, _ = sign(Path(args.output), key)
-    print(f"{'signed by':<12}{signer}")
+        key = signing_key(Path(args.sign_key))  # before the long work
+        summary = _compiled(args)
+        signer, _ = sign(Path(args.output), key)
+    else:
+        summary = _compiled(args)
+    if args.json:
+        from irc.report.any_plan import explain_folder
+
+        print(explain_folder(args.output, as_json=True))
+        return 0
+    print(summary)
+    if signer:
+        print(f"{'signed by':<12}{signer}")
     return 0
 
 

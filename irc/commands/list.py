@@ -9,11 +9,18 @@ HELP = "list the passes, errors, backends or ops that irc knows"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `irc list`."""
     parser.add_argument("kind", choices=[*KINDS], help="what to list")
+    parser.add_argument("--json", action="store_true", help="print a list of names and words")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one name a line, with a few words about it."""
+    """Print one name a line, with a few words about it, or all as JSON."""
     rows = [*KINDS[args.kind]()]
+    if args.json:
+        import json
+
+        facts = [{"name": name, "about": " ".join(words.split())} for name, words in rows]
+        print(json.dumps(facts, indent=1))
+        return 0
     width = max((len(name) for name, _ in rows), default=0)
     for name, words in rows:
         print(f"{name:{width}}  {words}".rstrip())

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from irc.simulate.schedule import Simulation
     from irc.trace.form import Trace
 
 HELP = "predict a call or step of a plan, action by action"
@@ -19,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what goes between them (default: the cluster that it is for)")  # fmt: skip
     add("--trace", metavar="FILE", help="write what each rank does there, for Perfetto and irc "
         "compare: Chrome trace events, packed where the name ends in .gz")  # fmt: skip
+    add("--json", action="store_true", help="print times in seconds, memory in bytes")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,11 +55,23 @@ def _one(args: argparse.Namespace) -> int:
     plan = loaded.plan
     cluster = find_cluster(plan.cluster or THIS_HOST)
     found = predict(plan, contention=Contention.of(cluster, plan.device_mesh))
-    print(f"ranks           {found.ranks}{f', {plan.mesh}' if plan.mesh else ''}")
-    print(f"call            {found.seconds * 1e3:.4g} ms")
-    for stream, seconds in found.timeline.busy(found.actions).items():
-        print(f"{stream:14}  {seconds * 1e3:.4g} ms")
-    print(f"arena at most   {shown_bytes(found.peak_bytes)}")
+    busy = found.timeline.busy(found.actions)
+    if args.json:
+        _print_json(
+            {
+                "mesh": plan.mesh,
+                "ranks": found.ranks,
+                "seconds": found.seconds,
+                "streams": [{"name": name, "busy_s": each} for name, each in busy.items()],
+                "arena_bytes": found.peak_bytes,
+            }
+        )
+    else:
+        print(f"ranks           {found.ranks}{f', {plan.mesh}' if plan.mesh else ''}")
+        print(f"call            {found.seconds * 1e3:.4g} ms")
+        for stream, seconds in busy.items():
+            print(f"{stream:14}  {seconds * 1e3:.4g} ms")
+        print(f"arena at most   {shown_bytes(found.peak_bytes)}")
     if args.trace:
         _write(args.trace, call_trace(plan, found, loaded.hash))
     return 0
@@ -73,14 +89,48 @@ def _parts(args: argparse.Namespace) -> int:
     own = next((f.plan.cluster for part in plan.parts for f in part.values()), "")
     cluster = find_cluster(args.cluster or own or THIS_HOST).fit(plan.mesh)
     found = predict_step(plan, cluster)
-    print(f"ranks           {plan.mesh.num_ranks}, {plan.mesh}")
-    print(f"stages          {plan.schedule.num_stages}, {plan.num_micro_batches} micro-batches")
-    print(f"step            {found.seconds * 1e3:.4g} ms")
-    print(table(found))
-    print("\n".join(streams_table(streams_of(found), found.seconds)))
+    if args.json:
+        _print_json(
+            {
+                "mesh": f"{plan.mesh}",
+                "ranks": plan.mesh.num_ranks,
+                "stages": plan.schedule.num_stages,
+                "micro_batches": plan.num_micro_batches,
+                "seconds": found.seconds,
+                "streams": [asdict(each) for each in streams_of(found)],
+                "classes": _classes(found),
+            }
+        )
+    else:
+        print(f"ranks           {plan.mesh.num_ranks}, {plan.mesh}")
+        print(f"stages          {plan.schedule.num_stages}, {plan.num_micro_batches} micro-batches")
+        print(f"step            {found.seconds * 1e3:.4g} ms")
+        print(table(found))
+        print("\n".join(streams_table(streams_of(found), found.seconds)))
     if args.trace:
         _write(args.trace, step_trace(plan, found, cluster))
     return 0
+
+
+def _classes(found: Simulation) -> list[dict[str, object]]:
+    """Return for each class of ranks that are alike how long it idles, and its memory."""
+    return [
+        {
+            "rank": rank,
+            "columns": column.count,
+            "idle": found.bubble(rank, number),
+            "peak_bytes": found.peak_bytes(rank, number),
+            "reserved_bytes": found.reserved_bytes(rank, number),
+        }
+        for rank in range(len(found.schedule.ranks))
+        for number, column in enumerate(found.columns)
+    ]
+
+
+def _print_json(facts: Mapping[str, object]) -> None:
+    import json
+
+    print(json.dumps(facts, indent=1))
 
 
 def _write(path: str, trace: Trace) -> None:

@@ -48,8 +48,12 @@ def read_plan(folder: str | Path) -> AnyPlan:
     return load_parts(folder) if is_parts(folder) else load_plan(folder)
 
 
-def explain_folder(folder: str | Path) -> PlanText:
+def explain_folder(folder: str | Path, *, as_json: bool = False) -> PlanText:
     """Say of a plan of any kind what ``irc explain plan`` says.
+
+    Args:
+        folder: of the plan.
+        as_json: as ``irc explain plan --json`` says it.
 
     Raises:
         IrcError: ``plan-missing``, ``plan-version`` or ``plan-corrupt``.
@@ -58,13 +62,13 @@ def explain_folder(folder: str | Path) -> PlanText:
         case HostPlan() as plan:
             from irc.report.host import explain_host  # torch, which the others do without
 
-            text = explain_host(plan, str(folder))
+            text = explain_host(plan, str(folder), as_json=as_json)
         case PartsPlan() as plan:
             from irc.report.parts import explain_parts
 
-            text = explain_parts(plan)
+            text = explain_parts(plan, as_json=as_json)
         case _:
             from irc.report.explain import explain_plan
 
-            text = explain_plan(folder)
+            text = explain_plan(folder, as_json=as_json)
     return PlanText(text, folder)
