@@ -28,13 +28,16 @@ def no_converter(proto: onnx.NodeProto, where: str = "") -> IrcError:
 
 def unbound(owner: Importer, names: frozenset[str], message: str) -> IrcError:
     """Return the error that sizes are needed as numbers, with the option that gives them."""
-    known = owner.sizes.names(names)
+    known, own = owner.sizes.names(names), owner.sizes.own(names)
     owner.sizes.need(names, message, owner.b.loc)
+    computed = [name for name in known if name not in own]
     return IrcError(
         "size-unbound",
         f"{message}: {', '.join(known)}",
         owner.b.loc,
-        help="give it a number: " + " ".join(f"--size {printable(name)}=1" for name in known),
+        because=[f"the model computes {', '.join(computed)}"] if computed else (),
+        help=("give one or more of them numbers: " if computed else "give it a number: ")
+        + " ".join(f"--size {printable(name)}=1" for name in own),
     )
 
 

@@ -114,6 +114,7 @@ class Importer(FunctionValues):
         scope: Scope = ChainMap()
         for given in graph.input:
             scope[given.name] = input_value(self, given)
+        self.sizes.inputs_are_read()
         for tensor in self.source.stored:
             scope[tensor.name] = self._stored(tensor)
         self.convert(graph, scope, "node")

@@ -34,6 +34,7 @@ class SizeTable:
     def __init__(self, sizes: Mapping[str, int] | None = None) -> None:
         self._given = dict(sizes or {})
         self._names: dict[str, str] = {}
+        self._stated: set[str] = set()
         for name, number in self._given.items():
             if isinstance(number, bool) or not 0 <= number < 1 << 40:
                 raise IrcError("option-value", f"size {name}={number} is not a size")
@@ -66,6 +67,15 @@ class SizeTable:
         """Return the names by which the user knows these symbols."""
         original = {sym: name for name, sym in self._names.items()}
         return sorted(original.get(name, name) for name in found)
+
+    def inputs_are_read(self) -> None:
+        """Take note that names from here on are of sizes that the model computes."""
+        self._stated = set(self._names)
+
+    def own(self, found: frozenset[str]) -> list[str]:
+        """Return the names that give these symbols numbers: all, where the model computes one."""
+        known = self.names(found)
+        return known if set(known) <= self._stated else sorted(self._stated)
 
     def need(self, names: frozenset[str], reason: str, where: str) -> None:
         """Take note that symbols are needed as numbers; here the user is told, and gives them."""

@@ -9,6 +9,7 @@ from irc.dialects.builder import arguments, entry
 from irc.dialects.flow import tensor
 from irc.errors import IrcError
 from irc.frontends.onnx import load_onnx
+from irc.frontends.onnx.sizes import SizeTable
 from tests.frontends.onnx.compare import check, model_of, op_counts, run
 from tests.models.onnx_models import example_inputs, mlp, resnet, transformer
 
@@ -72,6 +73,16 @@ def test_a_size_that_must_be_a_number_is_named_in_the_error() -> None:
     assert "--size width=1" in caught.value.help
     assert "(MaxPool)" in caught.value.where
     assert shapes(load_onnx(model, {"width": 9})) == {"x": ["B", "3", "9"]}
+
+
+def test_a_size_that_the_model_computes_is_not_one_to_give_a_number() -> None:
+    table = SizeTable()
+    assert str(table.dim("N", "x_0")) == "N"
+    table.dim("batch size", "x_1")
+    table.inputs_are_read()
+    assert str(table.dim("", "slice_1")) == "slice_1"
+    assert table.own(frozenset({"N"})) == ["N"]
+    assert table.own(frozenset({"N", "slice_1"})) == ["N", "batch size"]
 
 
 def test_an_unknown_size_is_answered_with_the_known_ones() -> None:
