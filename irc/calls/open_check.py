@@ -32,7 +32,12 @@ def differs(loaded: LoadedPlan, program: Program, store: Store | None = None) ->
         if "index-out-of-range" not in error.codes:
             raise
     # Indices that are computed show no table: 0 is in any, 1 is not where a size is 1.
-    return _difference(loaded, program, store, 0)
+    try:
+        return _difference(loaded, program, store, 0)
+    except IrcError as error:
+        if "index-out-of-range" not in error.codes:
+            raise
+        return f"it refuses what the program may compute: {error.message}"
 
 
 def _difference(

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
+from xdsl.utils.exceptions import VerifyException
+
 from irc.calls.noted import Watch, note_graph
 from irc.calls.open_template import OpenTemplate, Values, Work
 from irc.calls.trial_bytes import FEW_BYTES, refusal, trial_bytes
@@ -196,7 +198,7 @@ class OpenPlans:
             return None
         try:
             seen = [self._witness(each) for each in chosen]
-        except (IrcError, InternalError) as error:
+        except (IrcError, InternalError, VerifyException) as error:
             self._failed = True
             self.work.note(str(error))
             return None
@@ -264,7 +266,10 @@ class OpenPlans:
             full = self._sizes.extended(chosen)
             if not self._sizes.admits(chosen) or any(full[name] < n for name, n in low.items()):
                 continue
-            loaded, program = compiled.at(full), self.program_at(chosen)
+            try:
+                loaded, program = compiled.at(full), self.program_at(chosen)
+            except (IrcError, VerifyException) as error:
+                return f"there is no program where {_said(chosen)}: {error}"
             found = Trial(chosen, loaded, program, trial_bytes(loaded.plan, program.module))
             if best is None or found.num_bytes < best.num_bytes:
                 best = found

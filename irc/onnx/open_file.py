@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx
@@ -54,8 +55,12 @@ def open_file(
     if lonely or not places or len(stated) != len(inputs):
         return None
     problems: list[IrcError] = []
-    planned = 0
+    planned: Counter[bool] = Counter()
     for hints in examples(places, signals(source)):
+        # Sizes that are tied are another program: those have their own attempts.
+        tied = len(set(hints.values())) < len(hints)
+        if planned[tied] == MAX_PLANNED:
+            continue
         try:
             traced = trace(source, hints, given=sizes)
         except IrcError as error:
@@ -72,9 +77,7 @@ def open_file(
             # A table of positions, say, that is shorter than the example: shapes do not tell. Or
             # plans near an example that is small decide otherwise than those of larger ones.
             problems.append(error)
-            planned += 1
-            if planned == MAX_PLANNED:
-                break
+            planned[tied] += 1
     raise first_of(problems, [place.name for place in places.values()])
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from math import isnan
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -234,6 +235,18 @@ def test_witnesses_are_admitted_and_apart() -> None:
     assert len(found) == 5 and all(v["S"] % 8 == 0 and v["S"] != 128 for v in found)
     assert len({v["S"] for v in found}) == len({v["B"] for v in found}) == 5
     assert witnesses({"S": 7}, lambda v: v["S"] == 7) == []
+
+
+def test_no_size_follows_from_another_at_the_witnesses() -> None:
+    """13 + 47 = 17 + 43 = 19 + 41 = 23 + 37 = 29 + 31: a length would be read off the batch."""
+    found = witnesses({"B": 1, "N": 50, "M": 50}, lambda v: v["M"] < v["N"] and v["B"] < v["M"])
+    sums = {v["B"] + v["M"] for v in found}
+    assert len(found) == 5 and len(sums) > 1
+    for a, b in (("B", "N"), ("B", "M"), ("N", "M")):
+        points = np.array([[1, v[a], v[b]] for v in found])
+        assert np.linalg.matrix_rank(points) == 3
+    # Where one does follow, there are witnesses all the same.
+    assert len(witnesses({"A": 9, "B": 10}, lambda v: v["B"] == v["A"] + 1)) == 5
 
 
 @pytest.mark.parametrize("step", [1, 3000, 1 << 14, 7919])

@@ -195,7 +195,7 @@ def convert_range(node: Node) -> SSAValue:
         if found is None:
             static([start, stop, step])
             raise Unsupported("a range whose size is not known")
-        count = found
+        count = 0 if decided("<", found) else found
     b = node.b
     places = iota(node, [count], 0)
     if step != 1:

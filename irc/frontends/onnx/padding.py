@@ -8,7 +8,7 @@ import numpy as np
 from xdsl.ir import SSAValue
 
 from irc.dialects.flow import PadOp, TakeOp, tensor
-from irc.dialects.size import Dim, Size, is_traced
+from irc.dialects.size import Dim, Size, decided, is_traced
 from irc.errors import IrcError
 from irc.frontends.onnx.elementwise import Converter, scalar
 from irc.frontends.onnx.node import NeedsSize, Node, Unsupported, check_axis, size_names
@@ -67,7 +67,10 @@ def _places(node: Node, size: Dim, low: Dim, high: Dim, mode: str) -> SSAValue:
 
 def places_around(node: Node, size: Dim, low: Dim, high: Dim) -> SSAValue:
     """Return ``-low .. size + high``: negative before a dim, ``size`` and more behind it; i64."""
-    places = iota(node, [low + size + high], 0)
+    padded = low + size + high
+    if decided("<", padded):  # cuts off more than there is
+        raise Unsupported(f"padding a dim of {size} to {padded}")
+    places = iota(node, [padded], 0)
     return node.b.pointwise("sub", places, node.owner.size(low, "i64"))
 
 

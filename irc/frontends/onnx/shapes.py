@@ -198,6 +198,8 @@ def slice_dim(node: Node, x: SSAValue, dim: int, start: Dim, stop: Dim, step: in
     """Slice one dim with numpy's meaning of the bounds, any of which may hold names."""
     size = tensor(x).shape[dim]
     if isinstance(size, int) and isinstance(start, int) and isinstance(stop, int):
+        if step < 0 and start < -size:
+            start = -size  # as in _from_behind
         # Bounds past the front mean the front; slice() takes them as they are.
         first, last, step = slice(start, None if step < 0 and stop < -size else stop, step).indices(
             size
@@ -209,7 +211,7 @@ def slice_dim(node: Node, x: SSAValue, dim: int, start: Dim, stop: Dim, step: in
             return x
         return cut(node, x, dim, min(first, size), max(last, min(first, size)), step)
     if step < 0:
-        first, last = inside_from_behind(start, size), inside_from_behind(stop, size)
+        first, last = _from_behind(start, size, 0), _from_behind(stop, size, -1)
         return steps_of(node, x, dim, first, steps_between(last, first, -step), step)
     first, last = inside(start, size), inside(stop, size)
     if (first, last, step) == (0, size, 1):
@@ -237,35 +239,46 @@ def steps_between(first: Dim, last: Dim, step: int) -> Dim:
     return (length + (step - 1)) // step
 
 
-def inside_from_behind(bound: Dim, size: Dim) -> Dim:
-    """Cut a bound of a slice that runs backwards to ``-1..size - 1``, as `inside` does."""
-    if isinstance(bound, int) and bound == -1:
-        return size - 1
-    far = isinstance(bound, int) and abs(bound) >= FAR
-    return inside(bound if far else bound + 1, size) - 1
+def _from_behind(bound: Dim, size: Dim, low: int) -> Dim:
+    """Cut a bound of a slice that runs backwards to ``low..size - 1``, as `inside` does.
+
+    A slice that begins before the front begins there, as the specification of Slice says; numpy's
+    would be empty.
+    """
+    if isinstance(bound, int) and abs(bound) >= FAR:
+        return size - 1 if bound > 0 else low
+    return _between(_from_front(bound, size), low, size - 1)
 
 
 def inside(bound: Dim, size: Dim) -> Dim:
     """Cut a bound to ``0..size``, as far as names allow to tell."""
-    if isinstance(bound, int):
-        if bound >= FAR:
-            return size
-        if bound < 0:
-            bound = 0 if bound <= -FAR else bound + size
-        elif bound and isinstance(size, Size) and bound not in (0, 1):
-            # `[:2]` of a dim S is 2 long only if S is.
-            below = decided("<", size - bound)
-            if below is None:
-                raise NeedsSize(size_names([size]))
-            return size if below else bound
-    if isinstance(bound, Size) and decided("<", bound):
-        return 0
-    difference = size - bound
+    if isinstance(bound, int) and abs(bound) >= FAR:
+        return size if bound > 0 else 0
+    return _between(_from_front(bound, size), 0, size)
+
+
+def _from_front(bound: Dim, size: Dim) -> Dim:
+    """Return a bound that counts from the end, as negative ones do, counted from the front."""
+    negative = decided("<", bound)
+    # What is a sum of negative terms is negative, or 0, which is the front: a number tells.
+    if negative is None and all(count < 0 for _, count in terms_of(bound)):
+        raise NeedsSize(size_names([bound]))
+    return bound + size if negative else bound
+
+
+def _between(bound: Dim, low: int, high: Dim) -> Dim:
+    """Cut a bound to what lies between a number and a size."""
+    if decided("<", bound - low):
+        return low
+    difference = high - bound
     if (beyond := decided("<", difference)) is not None:
-        return size if beyond else bound
+        return high if beyond else bound
+    if isinstance(bound, int) and bound not in (0, 1):
+        # `[:2]` of a dim S is 2 long only if S is.
+        raise NeedsSize(size_names([high]))
     # Polynomials with no negative term are not negative; `5 - S` is for the user to keep.
     negative = [c for _, c in terms_of(difference) if c < 0]
-    return size if negative and len(negative) == len(terms_of(difference)) else bound
+    return high if negative and len(negative) == len(terms_of(difference)) else bound
 
 
 def convert_depth_to_space(node: Node) -> SSAValue:

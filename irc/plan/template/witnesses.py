@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import isqrt
 
 COUNT = 4
@@ -47,10 +47,16 @@ def witnesses(
     found: list[dict[str, int]] = []
     taken: set[int] = set()
     used: dict[str, set[int]] = {name: set() for name in first}
+
+    def apart(values: Mapping[str, int]) -> bool:
+        return admitted(values) and _are_apart([extended(v) for v in (*found, values)])
+
+    def apart_and_alike(values: Mapping[str, int]) -> bool:
+        return _is_alike(values, first) and apart(values)
+
     for _ in range(count):
-        values = _next(choices, used, taken, lambda v: _is_alike(v, first) and admitted(v))
-        if values is None:
-            values = _next(choices, used, taken, admitted)
+        wishes = (apart_and_alike, apart, admitted)
+        values = next(filter(None, (_next(choices, used, taken, wish) for wish in wishes)), None)
         if values is None:
             break
         found.append(values)
@@ -58,6 +64,25 @@ def witnesses(
             used[name].add(value)
         taken.update(values.values())
     return found
+
+
+def _are_apart(assignments: Sequence[Mapping[str, int]]) -> bool:
+    """True where no size follows from another by a line through all assignments.
+
+    A number of a plan that is one of them would be read as the other: primes that rise beside
+    primes that fall have equal sums for a while (13 + 47 = 17 + 43 = 19 + 41 = 23 + 37 = 29 + 31).
+    """
+    if len(assignments) < 3:
+        return True
+    first, second, *others = assignments
+    return all(
+        any(
+            (other[a] - first[a]) * (second[b] - first[b])
+            != (other[b] - first[b]) * (second[a] - first[a])
+            for other in others
+        )
+        for a, b in combinations(first, 2)
+    )
 
 
 def _is_alike(values: Mapping[str, int], first: Mapping[str, int]) -> bool:
