@@ -21,6 +21,7 @@ from irc.calls.trial_bytes import FEW_BYTES, refusal, trial_bytes
 from irc.dialects.task import KernelOp
 from irc.errors import InternalError, IrcError
 from irc.pipeline import Options, lower, run_passes
+from irc.pipeline.reproducer import sources_of
 from irc.plan.build import build_plan
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Plan
@@ -307,7 +308,7 @@ class OpenPlans:
         run_passes(witness.module, [builtin_pass("plan-memory")()])
         plan = build_plan(witness.module, backend=self._options.backend)
         self._note(plan, witness.kernels, "")
-        sources = find_backend(self._options.backend).emit_plan_sources(witness.kernels)
+        sources = sources_of(witness.module, self._options.backend)
         self.work.emitted += len(sources)
         return LoadedPlan(plan, {f"kernels/{n}": t.encode() for n, t in sources.items()}, b"")
 

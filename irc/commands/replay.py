@@ -11,7 +11,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `irc replay`."""
     parser.epilog = (
         "A crash inside irc leaves a reproducer, and its message names the folder. "
-        "IRC_REPRODUCERS=off leaves none, IRC_REPRODUCERS=DIR says where; the newest 8 are kept. "
+        "IRC_REPRODUCERS=off leaves none, IRC_REPRODUCERS=DIR says where; the newest 8 are kept, "
+        "and those of the last ten minutes. "
         "Exit codes: 0 it does not fail in the same way, 1 it does, 2 the folder is none."
     )
     parser.add_argument("folder", metavar="DIR", help="the folder that the message has named")

@@ -13,10 +13,9 @@ from irc.cluster.load import THIS_HOST, find_cluster
 from irc.cost.actions import ActionCost
 from irc.dialects.printer import Texts
 from irc.pipeline.default import passes_by_part
-from irc.pipeline.failure import Stage, kernels_of
 from irc.pipeline.memory import MEMORY, PLACING
 from irc.pipeline.options import Options
-from irc.pipeline.reproducer import is_crash, leave
+from irc.pipeline.reproducer import sources_of
 from irc.pipeline.run import OnStage, run_passes
 from irc.pipeline.training import check_vjp
 from irc.plan.build import build_plan
@@ -25,7 +24,6 @@ from irc.plan.load import LoadedPlan
 from irc.plan.ranges import input_ranges
 from irc.plan.save import make_plan as bundle
 from irc.plan.schema import Plan
-from irc.plugin import find_backend
 from irc.program import Program
 from irc.sharding.chunk_pins import PASS as CHUNKING
 from irc.sharding.chunk_pins import known_names
@@ -124,15 +122,7 @@ def planned(
         options: what the user chose.
         ranges: of inputs that are indices.
     """
-    backend = find_backend(options.backend)
-    sources: dict[str, str] = {}
-    if not _has_no_files(options):
-        try:
-            sources = backend.emit_plan_sources(kernels_of(module))
-        except Exception as error:
-            if is_crash(error):
-                leave(error, module, Stage(backend=options.backend))
-            raise
+    sources = {} if _has_no_files(options) else sources_of(module, options.backend)
     cost = ActionCost(
         module, options.cluster, options.mesh, sources.values(), within=options.within
     )

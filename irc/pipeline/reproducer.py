@@ -2,7 +2,8 @@
 
 ``irc replay FOLDER`` runs it again, ``irc reduce FOLDER`` makes it small, ``irc bug-report`` takes
 it along. ``IRC_REPRODUCERS`` is ``off``, or a folder to have them in; by default they are in
-``reproducers`` of the cache (:func:`irc.cluster.cache.cache_root`). The newest 8 are kept. Files:
+``reproducers`` of the cache (:func:`irc.cluster.cache.cache_root`). The newest 8 are kept, and all
+of the last ten minutes. Files:
 
 * ``program.mlir``: the program at the entry of what failed. Literals of the program are in it;
   parameters and buffers, which are no part of the text, are not.
@@ -34,11 +35,14 @@ from irc.cluster.cache import private_folder
 from irc.dialects.text import dump, load
 from irc.errors import IrcError
 from irc.pipeline.apply import apply_passes
-from irc.pipeline.failure import OF_PASSES, Failure, Stage
+from irc.pipeline.failure import OF_PASSES, Failure, Stage, kernels_of
+from irc.plugin import find_backend
 
 VARIABLE = "IRC_REPRODUCERS"
 OFF = "off"
 KEPT = 8
+YOUNG_S = 600.0
+"""No folder is removed before it is so old."""
 FORMAT = 1
 PROGRAM, FACTS, TRACEBACK = "program.mlir", "reproducer.json", "traceback.txt"
 PACKAGES = ("irc-compiler", "torch", "onnx", "xdsl", "numpy", "llvmlite")
@@ -139,13 +143,32 @@ def leave(error: Exception, module: ModuleOp, stage: Stage, *, is_exact: bool = 
         error.add_note(f"no reproducer was left: {type(problem).__name__}: {why}")
 
 
+def sources_of(module: ModuleOp, backend: str) -> dict[str, str]:
+    """Return the sources of a module's kernels by file; a backend that crashes leaves a reproducer.
+
+    Args:
+        module: level task.
+        backend: by name.
+    """
+    try:
+        return find_backend(backend).emit_plan_sources(kernels_of(module))
+    except Exception as error:
+        if is_crash(error):
+            leave(error, module, Stage(backend=backend))
+        raise
+
+
 def notes_of(error: BaseException) -> list[str]:
     """Return what :func:`leave` noted on an exception, or on those that led to it."""
     notes: list[str] = []
     current: BaseException | None = error
-    while current is not None:
+    seen: set[int] = set()
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
         notes += getattr(current, "__notes__", [])
-        current = current.__cause__ or current.__context__
+        current = current.__cause__ or (
+            None if current.__suppress_context__ else current.__context__
+        )
     return [note for note in dict.fromkeys(notes) if "irc replay" in note or "reproducer" in note]
 
 
@@ -204,13 +227,24 @@ def _write(error: Exception, module: ModuleOp, stage: Stage, is_exact: bool) -> 
     prefix = f"{time.strftime('%Y%m%d-%H%M%S')}-{what}-"
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
     write(reproducer, folder)
-    ours = [p for p in root.iterdir() if NAME.match(p.name) and (p / FACTS).is_file()]
-    for old in sorted(ours, key=lambda p: p.stat().st_mtime_ns)[:-KEPT]:
-        shutil.rmtree(old)
+    with suppress(OSError):
+        _keep_newest(root)
     now = reproducer.replayed()
     if now is not None and now.is_like(reproducer.failure):
         return f"irc replay '{folder}' fails in the same way"
     return f"reproducer: '{folder}' holds the program, and does not fail in the same way by itself"
+
+
+def _keep_newest(root: Path) -> None:
+    """Remove the oldest, none of which is of the last minutes: other ranks may have named those."""
+    ages: dict[Path, float] = {}
+    for path in root.iterdir():
+        if NAME.match(path.name):
+            with suppress(OSError):  # another process has removed it
+                ages[path] = time.time() - path.stat().st_mtime
+    for old in sorted(ages, key=lambda path: ages[path])[KEPT:]:
+        if ages[old] > YOUNG_S:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def write(reproducer: Reproducer, folder: Path) -> None:

@@ -28,7 +28,16 @@ def reduce_onnx(path: Path, out: Path | None, seconds: float) -> Small:
         IrcError: ``reduce-nothing`` where irc computes what others do; ``not-onnx``,
             ``file-missing``, ``onnx-version``, ``output-write``.
     """
-    model = contained(read_model(path))
+    source = read_model(path)
+    stored = {tensor.name for tensor in source.model.graph.initializer}
+    for given in source.model.graph.input:
+        if given.name not in stored and not _is_drawn(given.type):
+            raise IrcError(
+                "option-value",
+                f"input '{given.name}' is no tensor of numbers, and others are not drawn",
+                help="irc compile says whether irc takes the file",
+            )
+    model = contained(source)
     sort_nodes(model.graph)
     with Apart() as apart:
         failure = apart.failure(model)
@@ -47,6 +56,11 @@ def reduce_onnx(path: Path, out: Path | None, seconds: float) -> Small:
     again = f"irc reduce {out}" if last.kind == DIFFERS else f"irc compile {out} -o plan"
     note = f"{after[1]} of {before[1]} bytes of weights are in it"
     return Small(out, last, before[0], after[0], smallest.tries, smallest.is_minimal, again, note)
+
+
+def _is_drawn(kind: onnx.TypeProto) -> bool:
+    element = kind.tensor_type.elem_type
+    return kind.HasField("tensor_type") and element != onnx.TensorProto.STRING
 
 
 def contained(source: Source) -> onnx.ModelProto:

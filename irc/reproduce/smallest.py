@@ -53,12 +53,12 @@ class Smallest(Generic[Subject]):
             Whether it is now the smallest.
 
         Raises:
-            OutOfTimeError: before it is tried.
+            OutOfTimeError: before it is tried; what is tried may take longer.
         """
-        if candidate is None or self._size(candidate) >= self._size(self.subject):
-            return False
         if time.monotonic() > self._end:
             raise OutOfTimeError
+        if candidate is None or self._size(candidate) >= self._size(self.subject):
+            return False
         self.tries += 1
         if not self._fails(candidate):
             return False

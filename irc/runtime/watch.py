@@ -277,14 +277,15 @@ class Watch:
         error = cause(what, own_pending())
         # The main thread is inside a collective, where no exception reaches it.
         try:
-            _tell(error)
-            sys.stdout.flush()
+            with contextlib.suppress(OSError, ValueError):  # whoever read what it says is gone
+                _tell(error)
+                sys.stdout.flush()
             time.sleep(wait_s)
-            if place is not None:
-                # A stopped process would keep its launcher waiting: it takes no other signal.
+        finally:
+            # A stopped process would keep its launcher waiting: it takes no other signal.
+            if place is not None and state_of(place) == STOPPED:
                 with contextlib.suppress(OSError):
                     os.kill(place["pid"], signal.SIGKILL)
-        finally:
             os._exit(error.exit_code)
 
 

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from irc.cli import main
 from irc.cluster import process
@@ -143,3 +144,27 @@ def test_s18_irc_run_listens_on_loopback_alone(
     ids = {command[command.index("--rdzv-id") + 1] for command in commands}
     assert len(ids) == 2
     assert all(command[command.index("--local-addr") + 1] == "127.0.0.1" for command in commands)
+
+
+@pytest.mark.parametrize(("state", "is_ended"), [(process.STOPPED, True), ("S", False)])
+def test_a_stopped_rank_is_ended_although_nobody_reads(
+    state: str, is_ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its launcher waits for it; one that goes on by then is left alone."""
+    said: list[str] = []
+
+    def tell(error: IrcError) -> None:
+        said.append(error.message)
+        raise BrokenPipeError
+
+    def leave(status: int) -> None:
+        raise SystemExit(status)
+
+    monkeypatch.setattr(watch, "_tell", tell)
+    monkeypatch.setattr(watch, "state_of", lambda place: state)
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(os, "kill", lambda pid, number: said.append(f"{pid} gets {int(number)}"))
+    looks = watch.Watch(dist.HashStore(), 0, 2, 1.0)
+    with pytest.raises(SystemExit):
+        looks._lose("rank 1 is stopped", {"pid": 7, "start": "0"})
+    assert said == ["rank 1 is stopped", *(["7 gets 9"] if is_ended else [])]

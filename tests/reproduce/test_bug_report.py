@@ -10,10 +10,15 @@ import pytest
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 
+import irc
 from irc.cli import main
+from irc.dialects.builder import functions
+from irc.dialects.text import load
 from irc.passes.canonicalize import CanonicalizePass
-from irc.pipeline.reproducer import PROGRAM, VARIABLE
-from irc.reproduce.anonymous import without_names
+from irc.pipeline.failure import Failure, Stage
+from irc.pipeline.reproducer import PROGRAM, VARIABLE, Reproducer, files_of
+from irc.reproduce.anonymous import anonymous
+from irc.reproduce.private_text import without_names
 
 TEXT = """
 builtin.module attributes {irc.note = "{\\22split\\22:\\22acme.secret_tower.weight\\22}"} {
@@ -92,12 +97,87 @@ def test_without_a_crash_it_is_the_machine_alone(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "clean"),
     [
-        ("at /mnt/data/own folder/x.bin now", "at <path> now"),
+        ("at /mnt/data/own_folder/x.bin now", "at <path> now"),
         ("C:\\Users\\ada\\net.py", "<path>"),
         ("cannot read '/srv/own plan v2.txt'", "cannot read '<path>'"),
         ("ada@acme.example said", "<path> said"),
         ("[3, 5] / 2 and/or 1e-5", "[3, 5] / 2 and/or 1e-5"),
+        ("no op flow.pointwise in irc.passes.fuse", "no op flow.pointwise in irc.passes.fuse"),
     ],
 )
 def test_paths_and_addresses(text: str, clean: str) -> None:
     assert without_names(text) == clean
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "models/secret.onnx",
+        "~/secret.py",
+        "~secret/x",
+        "/secret.txt",
+        "/secret",
+        "C:\\secret.txt",
+        "hf:secretorg/model",
+        "s3://secret/x?y=secret",
+        "10.1.2.3:8080",
+        "/home/ada/my, project/secret.py",
+        "/opt/a/b=secret/c",
+        "it's /home/secret/x isn't",
+        "secret-model.safetensors",
+        "no file '/a b/secret c'",
+    ],
+)
+def test_places_of_every_form(text: str) -> None:
+    clean = without_names(f"error: {text}, and more")
+    assert "secret" not in clean and "10.1" not in clean
+    assert clean.startswith("error: ") and "<path>" in clean
+
+
+PROGRAM_OF_SECRETS = """
+builtin.module attributes {irc.cluster = "/home/ada/acme.toml",
+    irc.notes = "{\\22acmeweight\\22: 1}"} {
+  func.func @acme_layer(%p: !flow.tensor<[acmebatch, 5], f32>)
+      -> !flow.tensor<[acmebatch, 5], f32> {
+    %y = flow.extern(%p) {loc = "a.py:1", id = "acme_tower/n1", target = "acmelib::acmeop",
+        arguments = "[[{\\22operand\\22: 0}, \\22/ada/acme\\22], {\\22acmekey\\22: \\22acme\\22}]"}
+        : (!flow.tensor<[acmebatch, 5], f32>) -> !flow.tensor<[acmebatch, 5], f32>
+    func.return %y : !flow.tensor<[acmebatch, 5], f32>
+  }
+  func.func @forward(
+      %acmevalue: !flow.tensor<[acmebatch, 5], f32> {role = "input", name = "acmeweight"})
+      -> !flow.tensor<[acmebatch, 5], f32> {
+    %z = func.call @acme_layer(%acmevalue) {loc = "a.py:2", id = "n0"}
+        : (!flow.tensor<[acmebatch, 5], f32>) -> !flow.tensor<[acmebatch, 5], f32>
+    func.return %z : !flow.tensor<[acmebatch, 5], f32>
+  }
+}
+"""
+
+TRACEBACK_OF_SECRETS = """Traceback (most recent call last):
+  File "{irc}", line 3, in apply
+    y = 1|2
+  File "/home/ada/work/torch/acme_model/net.py", line 9, in acme_forward
+    raise AcmeError("acme")
+acmepkg.errors.AcmeError: acmeweight of models/acme.onnx
+"""
+
+
+def test_names_of_sizes_functions_ops_and_texts() -> None:
+    where = str(Path(irc.__file__).parent / "pipeline" / "apply.py")
+    clean = anonymous(
+        Reproducer(
+            PROGRAM_OF_SECRETS,
+            Stage('rewrite{rules="/home/ada/acme.rules"}'),
+            Failure("AcmeError", "acmepkg.errors:acme", "acmeweight of models/acme.onnx"),
+            True,
+            {},
+            TRACEBACK_OF_SECRETS.replace("{irc}", where),
+        )
+    )
+    for name, text in files_of(clean).items():
+        assert "acme" not in text.lower() and "ada" not in text, name
+    assert "y = 1|2" in clean.traceback and '"irc/pipeline/apply.py", line 3' in clean.traceback
+    module = load(clean.program)
+    assert [*functions(module)] == ["f0", "forward"]
+    assert "[s0, 5]" in clean.program and "own::op" in clean.program

@@ -17,7 +17,7 @@ from irc.cli import main
 from irc.errors import IrcError
 from irc.passes.canonicalize import CanonicalizePass
 from irc.passes.fuse import FusePass
-from irc.pipeline.reproducer import FACTS, KEPT, PROGRAM, TRACEBACK, VARIABLE
+from irc.pipeline.reproducer import FACTS, KEPT, PROGRAM, TRACEBACK, VARIABLE, notes_of
 
 TEXT = """
 builtin.module {
@@ -127,10 +127,30 @@ def test_newest_are_kept_and_nothing_else_is_removed(
 ) -> None:
     monkeypatch.setattr(CanonicalizePass, "apply", crash)
     (other := Path(program).parent / "left" / "thesis").mkdir(parents=True)
+    os.utime(other, (0, 0))
     for _ in range(KEPT + 2):
         assert main(["opt", program, "-p", "canonicalize"]) == 70
+    assert len(left(program)) == KEPT + 3  # all of them are new
+    for folder in left(program):
+        os.utime(folder, (0, 0))
+    assert main(["opt", program, "-p", "canonicalize"]) == 70
     assert other.is_dir()
     assert len(left(program)) == KEPT + 1
+
+
+def test_causes_that_go_round_end() -> None:
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__, second.__cause__ = second, first
+    second.add_note("irc replay 'x' fails in the same way")
+    assert notes_of(first) == ["irc replay 'x' fails in the same way"]
+    handled = ValueError("handled")
+    handled.add_note("no reproducer was left")
+    with pytest.raises(KeyError) as caught:
+        try:
+            raise handled
+        except ValueError:
+            raise KeyError("other") from None
+    assert notes_of(caught.value) == []
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root writes all")
