@@ -849,6 +849,15 @@ PAGES = (
         fix="irc.compile(model, dynamic={'ids': {0: 'batch', 1: 'tokens'}})   (or dynamic=True)",
     ),
     ErrorPage(
+        code="reduce-nothing",
+        title="nothing fails that could be made small",
+        exit_code=2,
+        what="The program or the ONNX file compiles, and computes what it should.",
+        why="A smaller one is to fail in the same way, and nothing fails here.",
+        example="irc reduce small.mlir -p canonicalize",
+        fix="irc reduce small.mlir -p fuse --differs   (compares results, too)",
+    ),
+    ErrorPage(
         code="rehearsal-layers",
         title="no layers can be left out of a rehearsal",
         exit_code=3,
@@ -884,15 +893,6 @@ PAGES = (
         why="Each rank goes on from its own copy, so that the run trains several models.",
         example="irc.compile_step(model, mesh='data=2', check_every=100)",
         fix="go on from the last checkpoint; a rank that differs again has a machine that errs",
-    ),
-    ErrorPage(
-        code="reduce-nothing",
-        title="nothing fails that could be made small",
-        exit_code=2,
-        what="The program or the ONNX file compiles, and computes what it should.",
-        why="A smaller one is to fail in the same way, and nothing fails here.",
-        example="irc reduce small.mlir -p canonicalize",
-        fix="irc reduce small.mlir -p fuse --differs   (compares results, too)",
     ),
     ErrorPage(
         code="reproducer-invalid",
