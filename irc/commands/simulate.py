@@ -54,26 +54,26 @@ def _one(args: argparse.Namespace) -> int:
     loaded = load_plan(args.plan)
     plan = loaded.plan
     cluster = find_cluster(plan.cluster or THIS_HOST)
-    found = predict(plan, contention=Contention.of(cluster, plan.device_mesh))
-    busy = found.timeline.busy(found.actions)
+    call = predict(plan, contention=Contention.of(cluster, plan.device_mesh))
+    busy = call.timeline.busy(call.actions)
     if args.json:
         _print_json(
             {
                 "mesh": plan.mesh,
-                "ranks": found.ranks,
-                "seconds": found.seconds,
+                "ranks": call.ranks,
+                "seconds": call.seconds,
                 "streams": [{"name": name, "busy_s": each} for name, each in busy.items()],
-                "arena_bytes": found.peak_bytes,
+                "arena_bytes": call.peak_bytes,
             }
         )
     else:
-        print(f"ranks           {found.ranks}{f', {plan.mesh}' if plan.mesh else ''}")
-        print(f"call            {found.seconds * 1e3:.4g} ms")
+        print(f"ranks           {call.ranks}{f', {plan.mesh}' if plan.mesh else ''}")
+        print(f"call            {call.seconds * 1e3:.4g} ms")
         for stream, seconds in busy.items():
             print(f"{stream:14}  {seconds * 1e3:.4g} ms")
-        print(f"arena at most   {shown_bytes(found.peak_bytes)}")
+        print(f"arena at most   {shown_bytes(call.peak_bytes)}")
     if args.trace:
-        _write(args.trace, call_trace(plan, found, loaded.hash))
+        _write(args.trace, call_trace(plan, call, loaded.hash))
     return 0
 
 
@@ -88,7 +88,7 @@ def _parts(args: argparse.Namespace) -> int:
     plan = load_parts(args.plan)
     own = next((f.plan.cluster for part in plan.parts for f in part.values()), "")
     cluster = find_cluster(args.cluster or own or THIS_HOST).fit(plan.mesh)
-    found = predict_step(plan, cluster)
+    step = predict_step(plan, cluster)
     if args.json:
         _print_json(
             {
@@ -96,34 +96,34 @@ def _parts(args: argparse.Namespace) -> int:
                 "ranks": plan.mesh.num_ranks,
                 "stages": plan.schedule.num_stages,
                 "micro_batches": plan.num_micro_batches,
-                "seconds": found.seconds,
-                "streams": [asdict(each) for each in streams_of(found)],
-                "classes": _classes(found),
+                "seconds": step.seconds,
+                "streams": [asdict(each) for each in streams_of(step)],
+                "classes": _classes(step),
             }
         )
     else:
         print(f"ranks           {plan.mesh.num_ranks}, {plan.mesh}")
         print(f"stages          {plan.schedule.num_stages}, {plan.num_micro_batches} micro-batches")
-        print(f"step            {found.seconds * 1e3:.4g} ms")
-        print(table(found))
-        print("\n".join(streams_table(streams_of(found), found.seconds)))
+        print(f"step            {step.seconds * 1e3:.4g} ms")
+        print(table(step))
+        print("\n".join(streams_table(streams_of(step), step.seconds)))
     if args.trace:
-        _write(args.trace, step_trace(plan, found, cluster))
+        _write(args.trace, step_trace(plan, step, cluster))
     return 0
 
 
-def _classes(found: Simulation) -> list[dict[str, object]]:
+def _classes(step: Simulation) -> list[dict[str, object]]:
     """Return for each class of ranks that are alike how long it idles, and its memory."""
     return [
         {
             "rank": rank,
             "columns": column.count,
-            "idle": found.bubble(rank, number),
-            "peak_bytes": found.peak_bytes(rank, number),
-            "reserved_bytes": found.reserved_bytes(rank, number),
+            "idle": step.bubble(rank, number),
+            "peak_bytes": step.peak_bytes(rank, number),
+            "reserved_bytes": step.reserved_bytes(rank, number),
         }
-        for rank in range(len(found.schedule.ranks))
-        for number, column in enumerate(found.columns)
+        for rank in range(len(step.schedule.ranks))
+        for number, column in enumerate(step.columns)
     ]
 
 

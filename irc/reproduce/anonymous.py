@@ -83,8 +83,8 @@ def _own_names(module: ModuleOp) -> dict[str, str]:
 
 def _own_op(target: str) -> str:
     """Return what calls a user's op by name, "" for an op of a library."""
-    found = OWN_OP.match(target)
-    return found[0] if found is not None and found[1] not in LIBRARIES else ""
+    match = OWN_OP.match(target)
+    return match[0] if match is not None and match[1] not in LIBRARIES else ""
 
 
 def _own_sizes(text: str) -> dict[str, str]:

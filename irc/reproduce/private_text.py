@@ -79,12 +79,12 @@ def of_packages(traceback: str, names: Mapping[str, str]) -> str:
     Their lines are public; of what the exception says :func:`without_names` is left.
     """
     parts, place, dropped = list[str](), 0, False
-    for found in FRAME.finditer(traceback):
-        parts.append(_said(traceback[place : found.start()], names))
-        place = found.end()
-        known = _in_package(found[1])
+    for match in FRAME.finditer(traceback):
+        parts.append(_said(traceback[place : match.start()], names))
+        place = match.end()
+        known = _in_package(match[1])
         if known:
-            parts.append(f'  File "{known}", line {found[2]}, in {found[3]}\n{found[4]}')
+            parts.append(f'  File "{known}", line {match[2]}, in {match[3]}\n{match[4]}')
         elif not dropped:
             parts.append("  (frames of other code)\n")
         dropped = not known

@@ -326,8 +326,8 @@ def resized(text: str, size: int, less: int) -> ModuleOp | None:
     """
     number = re.compile(rf"(?<![\w.@%-]){size}(?![\w.])")
     strings = list(LITERALS.finditer(text))
-    ends = [0, *(found.end() for found in strings)]
-    starts = [*(found.start() for found in strings), len(text)]
+    ends = [0, *(match.end() for match in strings)]
+    starts = [*(match.start() for match in strings), len(text)]
     parts: list[str] = []
     for index, (end, start) in enumerate(zip(ends, starts, strict=True)):
         parts.append(number.sub(str(less), text[end:start]))
