@@ -14,6 +14,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr
 
@@ -420,7 +421,9 @@ class _Reader:
                     (value, Result("state", target if held is None else self.first[id(held)]))
                 )
             elif spec.kind is OutputKind.USER_INPUT_MUTATION:
-                states.append((value, Result("state", self.inputs[str(spec.target)])))
+                name = self.inputs[str(spec.target)]
+                self._check_size(self.nodes[str(spec.target)], value, name)
+                states.append((value, Result("state", name)))
             elif spec.kind is OutputKind.TOKEN:
                 # No leaf takes it; as a result it keeps what has an effect in the program.
                 tokens.append((value, Result("output", spec.arg.name)))
@@ -433,6 +436,25 @@ class _Reader:
             (value, Result("output", name)) for (value, _), name in zip(values, names, strict=True)
         ]
         return leaves, [*outputs, *tokens, *states]
+
+    def _check_size(self, given: Node, written: Node, name: str) -> None:
+        """Refuse an argument that the module leaves with another size, as ``out=`` may.
+
+        Raises:
+            IrcError: ``capture-failed``.
+        """
+        before, after = given.meta["val"].shape, written.meta["val"].shape
+        if len(before) == len(after) and all(
+            statically_known_true(a == b) for a, b in zip(before, after, strict=True)
+        ):
+            return
+        raise IrcError(
+            "capture-failed",
+            f"the argument '{name}' of sizes {tuple(before)} is resized to {tuple(after)}",
+            location(written),
+            because="a program writes into the memory of its arguments, which has their sizes",
+            help="pass a tensor of the result's sizes as out=",
+        )
 
     def example(self) -> Any:
         """Return a value of the structure that the module returns."""

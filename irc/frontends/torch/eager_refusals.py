@@ -154,10 +154,28 @@ def _answer_to(
         return _asked(call, args, kwargs, sized=plain in SIZED)
     if name.startswith("__") or not _is_torchs(function):
         return None
+    if kwargs.get("out") is not None:
+        return _answer_with_out(call, args, kwargs)
     answer = _asked(call, args, kwargs, sized=True)
     # No kernel for these element types: all else may come of what the stand-ins hold.
     is_of_dtypes = isinstance(answer, Exception) and any(word in f"{answer}" for word in OF_DTYPES)
     return answer if is_of_dtypes or isinstance(answer, NotImplementedError) else None
+
+
+def _answer_with_out(
+    call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Answer | None:
+    """Return what eager gives where a call writes to ``out``; None where ``out`` is not the cause.
+
+    Kernels refuse the element types of ``out`` each in words of its own; and they may refuse what
+    the stand-ins hold. What is refused with ``out`` and answered without it is refused for it.
+    """
+    answer = _asked(call, args, kwargs, sized=True, usual=True)
+    if not isinstance(answer, Exception):
+        return answer
+    others = {name: value for name, value in kwargs.items() if name != "out"}
+    is_of_out = isinstance(_asked(call, args, others, sized=True, usual=True), tuple)
+    return answer if is_of_out else None
 
 
 OF_DTYPES = ("dtype", "scalar type", "can't be cast")
@@ -221,9 +239,14 @@ def as_eager_takes(
 
 
 def _asked(
-    call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, sized: bool
+    call: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    sized: bool,
+    usual: bool = False,
 ) -> Answer | None:
-    if sized and _is_usual(args, kwargs):
+    if sized and not usual and _is_usual(args, kwargs):
         return None
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     kinds = tuple(_kind(leaf, sized) for leaf in leaves)
