@@ -102,7 +102,7 @@ def test_every_command_says_its_exit_codes(
         ("explain plan PLAN --op n0 --why-not B,B", 2, "mesh-mismatch", "lists 2 axes"),
         ("explain plan PLAN --opp n0", 2, "option-unknown", "did you mean '--op'?"),
         ("explain error mesh-syntax --op n0", 2, "option-value", "--op is for plans"),
-        ("explain pass fuse --json", 2, "option-value", "--json is for plans"),
+        ("explain pass fuse --sizes", 2, "option-value", "--sizes is for plans"),
         ("export PLAN", 2, "option-value", "--format"),
         ("export PLAN --format toml", 2, "option-value", "torchtitan"),
         ("export nowhere --format json", 2, "plan-missing", "nowhere"),

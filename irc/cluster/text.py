@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from irc.cluster.device import Device
 from irc.cluster.gpus import GB
@@ -37,6 +39,16 @@ def to_toml(cluster: Cluster, comments: tuple[str, ...] = ()) -> str:
     if asked := [f"{key} = {_quoted(value)}" for key, value in cluster.launching]:
         lines += ["[launch]", *asked, ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def as_facts(cluster: Cluster) -> dict[str, Any]:
+    """Return what the file of a cluster says, by its own keys.
+
+    >>> from irc.cluster.load import find_cluster
+    >>> as_facts(find_cluster("8xH100"))["device"]["name"]
+    'H100-80GB-SXM'
+    """
+    return tomllib.loads(to_toml(cluster))
 
 
 def _device(device: Device) -> Iterator[str]:

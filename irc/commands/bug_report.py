@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from irc.commands.json_output import add_json_option, print_json
+
 HELP = "collect versions, hardware and a crash in one archive, without weights and names"
 
 
@@ -21,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="a crash to take along: names of tensors, files and people are taken out of it",
     )
+    add_json_option(parser, "where the archive is, and what is in it")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,7 +31,9 @@ def run(args: argparse.Namespace) -> int:
     from irc.reproduce.bug import write_report
 
     folder = Path(args.reproducer) if args.reproducer else None
-    for line in write_report(Path(args.output), folder):
-        print(line)
-    print(f"written {args.output}: look at it before you send it")
+    archive = write_report(Path(args.output), folder)
+    if args.json:
+        print_json(archive)
+    else:
+        print(archive)
     return 0

@@ -1,9 +1,11 @@
 """`irc cluster`: what machines plans are made for, and what this one is."""
 
 import argparse
+import sys
 from typing import TYPE_CHECKING, Any
 
 from irc.commands import cluster_order
+from irc.commands.json_output import add_json_option, print_json
 from irc.commands.tune import ANYWAY
 from irc.errors import IrcError
 
@@ -44,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cluster_order.add_arguments(parser)
     parser.add_argument("--quick", action="store_true", help="calibrate: take less than 20 s")
     parser.add_argument("--anyway", action="store_true", help=f"calibrate: {ANYWAY}")
+    add_json_option(parser, "what is said; a cluster by the keys of its file,")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,8 +71,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(args: argparse.Namespace) -> int:
     from irc.cluster.load import example, find_cluster
-    from irc.cluster.presets import KINDS, PRESETS
-    from irc.cluster.text import describe, to_toml
+    from irc.cluster.text import as_facts, describe, to_toml
+
+    for name in ("toml", "example"):
+        if args.json and getattr(args, name):
+            raise IrcError(
+                "option-value", f"--{name} prints a file, and --json JSON", help="choose one"
+            )
 
     if args.example:
         if args.output is not None or args.name is not None:
@@ -86,27 +94,63 @@ def _show(args: argparse.Namespace) -> int:
                     "option-value", f"--{name} is about one cluster, and none is named",
                     help=f"name one: irc cluster show 8xH100 --{name}",
                 )  # fmt: skip
-        for name in PRESETS:
-            print(describe(find_cluster(name)).partition("\n")[0])
-        print(f"also NODESxDEVICESxKIND, such as 64x8xH100; kinds: {', '.join(KINDS)}")
-        return 0
+        return _show_all(args)
     cluster = find_cluster(args.name)
-    if args.output is not None:
-        _write_file(args.output, to_toml(cluster))
-    else:
-        print(to_toml(cluster) if args.toml else describe(cluster))
+    mesh = None
     if args.mesh:
-        from irc.cost.show import axis_table
         from irc.sharding.mesh import parse_mesh
 
-        print(axis_table(cluster, parse_mesh(args.mesh)))
+        mesh = parse_mesh(args.mesh)
+    if args.output is not None:
+        _write_file(args, to_toml(cluster))
+    if args.json:
+        from irc.cost.show import axis_costs
+
+        axes = {} if mesh is None else {"axes": axis_costs(cluster, mesh)}
+        print_json({**as_facts(cluster), **axes})
+        return 0
+    if args.output is None:
+        print(to_toml(cluster) if args.toml else describe(cluster))
+    if mesh is not None:
+        from irc.cost.show import axis_table
+
+        print(axis_table(cluster, mesh))
+    return 0
+
+
+def _show_all(args: argparse.Namespace) -> int:
+    from irc.cluster.load import find_cluster
+    from irc.cluster.presets import KINDS, PRESETS
+    from irc.cluster.text import describe
+
+    clusters = {name: find_cluster(name) for name in PRESETS}
+    if args.json:
+        known = [{"name": name, "devices": each.num_devices} for name, each in clusters.items()]
+        print_json({"clusters": known, "kinds": [*KINDS]})
+        return 0
+    for cluster in clusters.values():
+        print(describe(cluster).partition("\n")[0])
+    print(f"also NODESxDEVICESxKIND, such as 64x8xH100; kinds: {', '.join(KINDS)}")
     return 0
 
 
 def _order(args: argparse.Namespace) -> int:
-    text = cluster_order.order(args)
+    from irc.cluster.text import as_facts, to_toml
+
+    found = cluster_order.order(args)
+    if args.json:
+        print_json(
+            {
+                "devices": found.devices,
+                "seconds": found.seconds,
+                "unordered_s": found.unordered_s,
+                "cluster": as_facts(found.cluster),
+            }
+        )
+    else:
+        print(found)
     if args.output is not None:
-        _write_file(args.output, text)
+        _write_file(args, to_toml(found.cluster, (found.note,)))
     return 0
 
 
@@ -114,7 +158,7 @@ def _import(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from irc.cluster.imports.build import import_cluster
-    from irc.cluster.text import to_toml
+    from irc.cluster.text import as_facts, to_toml
 
     if args.nodes is not None and args.nodes < 1:
         raise IrcError("option-value", f"--nodes is {args.nodes}; it must be 1 or more")
@@ -126,17 +170,23 @@ def _import(args: argparse.Namespace) -> int:
     stem = "imported" if args.output is None else Path(args.output).stem
     got = import_cluster(args.names, kind=args.kind or "", nodes=args.nodes, name=stem)
     text = to_toml(got.cluster, got.notes)
-    if args.output is None:
+    if args.json:
+        print_json({**as_facts(got.cluster), "notes": got.notes})
+    elif args.output is None:
         print(text, end="")
-    else:
-        _write_file(args.output, text)
+    if args.output is not None:
+        _write_file(args, text)
     return 0
 
 
 def _detect(args: argparse.Namespace) -> int:
     from irc.tune.detect import detect
 
-    print(detect())
+    machine = detect()
+    if args.json:
+        print_json(machine)
+    else:
+        print(machine)
     return 0
 
 
@@ -168,6 +218,17 @@ def _interference(args: argparse.Namespace) -> int:
     table = fitted(points)
     errors = sorted(abs(table.seconds(p.alone) / p.together - 1) for p in points)
     mean = sum(errors) / len(errors)
+    if args.json:
+        print_json(
+            {
+                "measurements": len(points),
+                "mean_error": mean,
+                "largest_error": errors[-1],
+                "limit": MOST,
+                "interference": [*table.slower.values()],
+            }
+        )
+        return 0
     print(f"# Fits {len(points)} measurements of several kinds at a time, {mean:.1%} off in the")
     print(f"# mean and {errors[-1]:.1%} at worst; to stand in [device] of a cluster file.")
     if any(MOST in row.values() for row in table.slower.values()):
@@ -190,32 +251,43 @@ def _write(found: "Calibration", args: argparse.Namespace, *, install: bool) -> 
     from irc.cluster.cache import CALIBRATED, write_text
     from irc.cluster.text import to_toml
 
-    print(found)
+    if args.json:
+        print_json(found.facts())
+    else:
+        print(found)
     if not args.anyway:
         found.others.check("this calibration is")
     output: str | None = args.output
     text = to_toml(found.cluster, ("Measured by `irc cluster calibrate`.",))
     if output is None and not install:
-        print(f"\n{text}")
+        if not args.json:
+            print(f"\n{text}")
         return 0
+    if not args.json:
+        print()
     if output is None:
         path = write_text(CALIBRATED, text)
-        print(f"\nwritten to {path}: this is now the cluster 'this-host'")
+        _say(args, f"written to {path}: this is now the cluster 'this-host'")
         return 0
-    print()
-    _write_file(output, text)
+    _write_file(args, text)
     return 0
 
 
-def _write_file(output: str, text: str) -> None:
+def _say(args: argparse.Namespace, line: str) -> None:
+    """Say what was done: beside JSON on the standard error."""
+    print(line, file=sys.stderr if args.json else sys.stdout)
+
+
+def _write_file(args: argparse.Namespace, text: str) -> None:
     from pathlib import Path
 
+    output: str = args.output
     try:
         Path(output).write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise IrcError("output-write", f"cannot write '{output}': {reason}") from error
-    print(f"written to {output}: use it as --cluster {output}")
+    _say(args, f"written to {output}: use it as --cluster {output}")
 
 
 TAKEN_BY = {

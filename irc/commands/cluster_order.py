@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from irc.errors import IrcError
 
 if TYPE_CHECKING:
+    from irc.cluster.topology import Cluster
     from irc.dialects.placement import Mesh
 
 UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "B": 1.0, "": 1.0}
@@ -24,15 +26,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def order(args: argparse.Namespace) -> str:
-    """Print the best order of a cluster's devices, and return the cluster in it as TOML.
+@dataclass(frozen=True)
+class Ordered:
+    """The best order of a cluster's devices for a mesh.
+
+    Attributes:
+        devices: the device of each rank.
+        seconds: that the traffic of a step takes so.
+        unordered_s: the same in the order of devices.
+        cluster: in that order.
+        name: of the cluster before.
+    """
+
+    devices: tuple[int, ...]
+    seconds: float
+    unordered_s: float
+    cluster: Cluster
+    name: str
+
+    def __str__(self) -> str:
+        return (
+            f"ranks 0 to {len(self.devices) - 1} on devices {', '.join(map(str, self.devices))}\n"
+            f"traffic of a step {self.seconds * 1e3:.4g} ms, {self.unordered_s * 1e3:.4g} ms in the"
+            " order of devices"
+        )
+
+    @property
+    def note(self) -> str:
+        """What stands on top of its file."""
+        devices = ", ".join(map(str, self.devices))
+        return f"Rank by rank, the devices {devices} of {self.name}: irc cluster order."
+
+
+def order(args: argparse.Namespace) -> Ordered:
+    """Return the best order of a cluster's devices.
 
     Raises:
         IrcError: ``option-value``; ``mesh-mismatch`` for a mesh of more ranks than devices.
     """
     from irc.cluster.load import find_cluster
     from irc.cluster.rank_order import OrderCost, best_order, in_order, require_graph
-    from irc.cluster.text import to_toml
     from irc.sharding.mesh import parse_mesh
 
     if args.name is None or not args.mesh:
@@ -47,11 +80,7 @@ def order(args: argparse.Namespace) -> str:
     cost = OrderCost(graph, mesh, _traffic(args.traffic, mesh))
     chosen = best_order(cost)
     before, after = cost.of(range(mesh.num_ranks))[0], cost.of(chosen)[0]
-    devices = ", ".join(map(str, chosen))
-    print(f"ranks 0 to {mesh.num_ranks - 1} on devices {devices}")
-    print(f"traffic of a step {after * 1e3:.4g} ms, {before * 1e3:.4g} ms in the order of devices")
-    note = f"Rank by rank, the devices {devices} of {cluster.name}: irc cluster order."
-    return to_toml(in_order(cluster, chosen), (note,))
+    return Ordered(tuple(chosen), after, before, in_order(cluster, chosen), cluster.name)
 
 
 def _traffic(text: str | None, mesh: Mesh) -> Mapping[str, float]:

@@ -2,10 +2,15 @@
 
 # pyright: basic
 import argparse
+import sys
 import time
+from contextlib import redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+
+from irc.commands.json_output import add_json_option, print_json
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +28,36 @@ SMALL_CLUSTER = "demo-gpus"
 MEGATRON = "*.up.weight = [tensor = S(0)]; *.down.weight = [tensor = S(1)]"
 """Four samples on four devices are best split by sample; these pins show the other way."""
 
+
+@dataclass(frozen=True)
+class Outcome:
+    """A model that was compiled and run.
+
+    Attributes:
+        model: its name.
+        mesh: that it ran on.
+        processes: that ran it.
+        compile_s: seconds to compile it.
+        call_s: seconds of a call or step, of the slowest process.
+        error: relative to eager's magnitude.
+        ok: whether its numbers are right.
+    """
+
+    model: str
+    mesh: str
+    processes: int
+    compile_s: float
+    call_s: float
+    error: float
+    ok: bool
+
+    def cells(self) -> tuple[str, ...]:
+        """Return a row of the table."""
+        times = f"{self.compile_s:.1f} s", f"{self.call_s * 1e3:.1f} ms"
+        verdict = "OK" if self.ok else "FAIL"
+        return self.model, self.mesh, f"{self.processes}", *times, f"{self.error:.1e}", verdict
+
+
 HEADS = ("model", "mesh", "processes", "compile", "call", "error to eager", "")
 WIDTHS = (16, 16, 0, 8, 10, 0, 4)
 
@@ -32,35 +67,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep", metavar="DIR", help="keep the models' plans there (default: a temporary folder)"
     )
+    add_json_option(parser, "each model, its times and its error")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the demonstration; 1 where a number differs from eager's."""
     if args.keep:
         Path(args.keep).mkdir(parents=True, exist_ok=True)
-        return run_demo(Path(args.keep))
+        return _shown(args, Path(args.keep))
     with TemporaryDirectory() as folder:
-        return run_demo(Path(folder))
+        return _shown(args, Path(folder))
 
 
-def run_demo(folder: Path) -> int:
-    """Compile, run and compare both models; prints one table and returns the exit status."""
+def _shown(args: argparse.Namespace, folder: Path) -> int:
+    # What is said meanwhile stands beside the JSON, not in it.
+    with redirect_stdout(sys.stderr if args.json else sys.stdout):
+        outcomes = run_demo(folder)
+    if args.json:
+        print_json(outcomes)
+    else:
+        print()
+        for row in (HEADS, *(each.cells() for each in outcomes)):
+            cells = zip(row, HEADS, WIDTHS, strict=True)
+            print("  ".join(f"{cell:<{max(len(head), width)}}" for cell, head, width in cells))
+    return 0 if all(each.ok for each in outcomes) else 1
+
+
+def run_demo(folder: Path) -> list[Outcome]:
+    """Compile, run and compare the models, saying so."""
     from irc.commands.demo_onnx import write_perceptron
 
     model = folder / "perceptron.onnx"
     write_perceptron(model)
     cases = (("gpt", "data=2,tensor=2"), ("gpt", "tensor=4"), (model.name, "data=2,tensor=2"))
-    rows = [_case(folder, model, name, mesh) for name, mesh in cases]
-    rows.append(_training_case(folder, "data=2,tensor=2"))
-    print()
-    for row in (HEADS, *rows):
-        cells = zip(row, HEADS, WIDTHS, strict=True)
-        print("  ".join(f"{cell:<{max(len(head), width)}}" for cell, head, width in cells))
-    return 0 if all(row[-1] == "OK" for row in rows) else 1
+    outcomes = [_case(folder, model, name, mesh) for name, mesh in cases]
+    return [*outcomes, _training_case(folder, "data=2,tensor=2")]
 
 
-def _case(folder: Path, model: Path, name: str, mesh: str) -> tuple[str, ...]:
-    """Compile and run one model on one mesh, saying so; return its row of the table."""
+def _case(folder: Path, model: Path, name: str, mesh: str) -> Outcome:
+    """Compile and run one model on one mesh, saying so."""
     plan = folder / f"plan-{name.partition('.')[0]}-{mesh.replace(',', '-').replace('=', '')}"
     print(f"compiling {name} for {mesh} ...", flush=True)
     start = time.perf_counter()
@@ -71,19 +116,12 @@ def _case(folder: Path, model: Path, name: str, mesh: str) -> tuple[str, ...]:
     inputs, expected = _gpt_eagerly() if name == "gpt" else _file_eagerly(model)
     report, error = _run(plan, inputs, expected)
     print(_indented(str(report)))
-    return (
-        name,
-        mesh,
-        str(len(report.seconds)),
-        f"{seconds:.1f} s",
-        f"{max(report.seconds) * 1e3:.1f} ms",
-        f"{error:.1e}",
-        "OK" if report.ok and error < 1e-4 else "FAIL",
-    )
+    ok = report.ok and error < 1e-4
+    return Outcome(name, mesh, len(report.seconds), seconds, max(report.seconds), error, ok)
 
 
-def _training_case(folder: Path, mesh: str) -> tuple[str, ...]:
-    """Compile some steps of training a smaller GPT, run them; return their row of the table."""
+def _training_case(folder: Path, mesh: str) -> Outcome:
+    """Compile some steps of training a smaller GPT, run them, saying so."""
     from irc.runtime.launch import run_plan
 
     plan = folder / "plan-gpt-training"
@@ -96,15 +134,8 @@ def _training_case(folder: Path, mesh: str) -> tuple[str, ...]:
     report = run_plan(plan)
     print(_indented(str(report)))
     assert report.comparison is not None
-    return (
-        "gpt, training",
-        mesh,
-        str(len(report.seconds)),
-        f"{seconds:.1f} s",
-        f"{max(report.seconds) * 1e3:.1f} ms",
-        f"{report.comparison.relative:.1e}",
-        "OK" if report.ok else "FAIL",
-    )
+    processes, call_s, error = len(report.seconds), max(report.seconds), report.comparison.relative
+    return Outcome("gpt, training", mesh, processes, seconds, call_s, error, report.ok)
 
 
 def _compile_training(plan: Path, mesh: str) -> str:

@@ -2,8 +2,10 @@
 
 import argparse
 import inspect
+from collections.abc import Mapping
 from importlib import import_module
 
+from irc.commands.json_output import add_json_option, print_json
 from irc.errors import IrcError, did_you_mean
 
 HELP = "explain a pass, an error, a plan, whose code is run, or what IRC_LOGS prints"
@@ -50,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="of a plan: which collectives compute hides, and at which ones it waits",
     )
-    parser.add_argument("--json", action="store_true", help="of a plan: all facts as JSON")
+    add_json_option(parser, "all facts")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,7 +64,11 @@ def run(args: argparse.Namespace) -> int:
             help="irc explain trust or logs; irc explain pass NAME, error CODE or plan PLAN",
         )
     if args.kind in TOPICS:
-        print(inspect.cleandoc(import_module(TOPICS[args.kind]).__doc__ or ""))
+        text = inspect.cleandoc(import_module(TOPICS[args.kind]).__doc__ or "")
+        if args.json:
+            print_json({"name": args.kind, "about": text})
+        else:
+            print(text)
         return 0
     if args.kind == "plan":
         text = _plan(args).rstrip()
@@ -73,20 +79,35 @@ def run(args: argparse.Namespace) -> int:
         print(text)
         return 0
     for name, option in OF_PLANS.items():
-        if getattr(args, name) not in (None, False, ""):
+        if name != "json" and getattr(args, name) not in (None, False, ""):
             raise IrcError(
                 "option-value", f"{option} is for plans, not for '{args.kind} {args.name}'"
             )
-    print(KINDS[args.kind](args.name).rstrip())
+    text, facts = KINDS[args.kind](args.name)
+    if args.json:
+        print_json(facts)
+    else:
+        print(text.rstrip())
     return 0
 
 
-def _pass(name: str) -> str:
+def _pass(name: str) -> tuple[str, Mapping[str, object]]:
     from xdsl.passes import get_pass_option_infos
 
     from irc.plugin import find_pass
 
     cls = find_pass(name)
+    about = inspect.cleandoc(cls.__doc__ or "")
+    infos = get_pass_option_infos(cls)
+    facts: dict[str, object] = {
+        "name": name,
+        "about": about,
+        "level": getattr(cls, "level", None),
+        "options": [
+            {"name": each.name, "type": f"{each.expected_type}", "default": each.default_value}
+            for each in infos
+        ],
+    }
     after = getattr(cls, "after", None)
     place = f"Level: {getattr(cls, 'level', '?')}" + (f", after {after}" if after else "")
     if also := getattr(cls, "also_on", ()):
@@ -94,13 +115,13 @@ def _pass(name: str) -> str:
     options = [
         f"  {option.name}: {option.expected_type}"
         + (f" = {option.default_value}" if option.default_value is not None else "")
-        for option in get_pass_option_infos(cls)
+        for option in infos
     ]
-    lines = [name, "", inspect.cleandoc(cls.__doc__ or ""), "", place, "Options:"]
-    return "\n".join([*lines, *(options or ["  none"])])
+    lines = [name, "", about, "", place, "Options:"]
+    return "\n".join([*lines, *(options or ["  none"])]), facts
 
 
-def _error(code: str) -> str:
+def _error(code: str) -> tuple[str, Mapping[str, object]]:
     from irc.error_pages import REGISTRY
 
     if code not in REGISTRY:
@@ -109,7 +130,8 @@ def _error(code: str) -> str:
             f"no error has the code '{code}'",
             help=did_you_mean(code, REGISTRY) or "irc list errors names them all",
         )
-    return REGISTRY[code].render()
+    page = REGISTRY[code]
+    return page.render(), page._asdict()
 
 
 def _plan(args: argparse.Namespace) -> str:

@@ -3,23 +3,22 @@
 import argparse
 from collections.abc import Callable, Iterable
 
+from irc.commands.json_output import add_json_option, print_json
+
 HELP = "list the passes, errors, backends or ops that irc knows"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `irc list`."""
     parser.add_argument("kind", choices=[*KINDS], help="what to list")
-    parser.add_argument("--json", action="store_true", help="print a list of names and words")
+    add_json_option(parser, "a list of names and words")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print one name a line, with a few words about it, or all as JSON."""
     rows = [*KINDS[args.kind]()]
     if args.json:
-        import json
-
-        facts = [{"name": name, "about": " ".join(words.split())} for name, words in rows]
-        print(json.dumps(facts, indent=1))
+        print_json([{"name": name, "about": " ".join(words.split())} for name, words in rows])
         return 0
     width = max((len(name) for name, _ in rows), default=0)
     for name, words in rows:

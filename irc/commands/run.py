@@ -3,6 +3,7 @@
 import argparse
 
 from irc.commands.code_options import add_code_options
+from irc.commands.json_output import add_json_option, print_json
 
 HELP = "run a plan on this machine"
 
@@ -62,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--verify", action="store_true", help="compare weights with their digests, again if need be"
     )
+    add_json_option(parser, "what ran; of a rehearsal times of each action too,")
     _add_rehearsal(parser)
     add_code_options(parser)
 
@@ -88,12 +90,9 @@ def _add_rehearsal(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--micro-batches", metavar="N", type=int, help="run N of a step's (default: all)"
     )
-    group.add_argument(
-        "--json", action="store_true", help="print everything as JSON, times of each action too"
-    )
 
 
-REHEARSED = ("rank", "layers", "micro_batches", "json")
+REHEARSED = ("rank", "layers", "micro_batches")
 """Options of a rehearsal alone."""
 TOGETHER = ("inputs", "nproc", "outputs", "steps", "check", "size", "verify", "no_compare")
 """Options of a run of all ranks alone."""
@@ -101,8 +100,6 @@ TOGETHER = ("inputs", "nproc", "outputs", "steps", "check", "size", "verify", "n
 
 def _rehearse(args: argparse.Namespace) -> int:
     """Rehearse one rank, print what it took, and return 1 where that is more than predicted."""
-    import json
-
     from irc.calls.rehearse import rehearse_plan
     from irc.errors import IrcError
 
@@ -124,12 +121,17 @@ def _rehearse(args: argparse.Namespace) -> int:
         imports=args.imports,
         trace=args.trace,
     )
-    print(json.dumps(report.as_json(), indent=1) if args.json else report)
+    if args.json:
+        print_json(report.as_json())
+    else:
+        print(report)
     return report.exit_code
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the plan, print what it reports, and return 1 where its numbers are wrong."""
+    from dataclasses import asdict
+
     from irc.errors import IrcError
     from irc.plan.open_sizes import parse_sizes
     from irc.runtime.launch import run_plan
@@ -165,5 +167,8 @@ def run(args: argparse.Namespace) -> int:
         trace=args.trace,
         links=args.links,
     )
-    print(report)
+    if args.json:
+        print_json({"ok": report.ok, **asdict(report)})
+    else:
+        print(report)
     return report.exit_code

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from irc.commands import schedule_simulate
+from irc.commands.json_output import add_json_option, print_json
 
 if TYPE_CHECKING:
     from irc.schedule.actions import Schedule
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "its last action, not the whole")  # fmt: skip
     add("--exact", action="store_true", help="search: compare all orders, of a pipeline with one "
         "stage a rank and at most 36 actions (F, I and W of each micro-batch)")  # fmt: skip
+    add_json_option(parser, "list, show, search, simulate: what is said")
     schedule_simulate.add_arguments(parser)
 
 
@@ -64,6 +66,7 @@ TAKEN_BY = {
     "weight_share": ("search", "simulate"),
     "span": ("search",),
     "exact": ("search",),
+    "json": ("list", "show", "search", "simulate"),
     **dict.fromkeys(schedule_simulate.TAKES, ("simulate",)),
 }
 """The actions that take each argument."""
@@ -89,20 +92,30 @@ def run(args: argparse.Namespace) -> int:
     return ACTIONS[args.action](args)
 
 
-def _list(_: argparse.Namespace) -> int:
+def _list(args: argparse.Namespace) -> int:
     from irc.schedule.named import BUILTIN, generator, schedule_names
 
+    rows: list[tuple[str, str]] = []
     for name in schedule_names():
         if name in BUILTIN:
             words = (generator(name).__doc__ or "").strip().partition("\n")[0]
         else:
             words = "[plug-in]"
+        rows.append((name, words))
+    rows += VOCABULARIES
+    if args.json:
+        print_json([{"name": name, "about": words} for name, words in rows])
+        return 0
+    for name, words in rows:
         print(f"{name:14}  {words}")
-    print(
-        f"{'vocab-1:NAME':14}  Weave in a vocabulary that all ranks share: S and T, two barriers.\n"
-        f"{'vocab-2:NAME':14}  The same with one barrier: the last backward waits for S alone."
-    )
     return 0
+
+
+VOCABULARIES = (
+    ("vocab-1:NAME", "Weave in a vocabulary that all ranks share: S and T, two barriers."),
+    ("vocab-2:NAME", "The same with one barrier: the last backward waits for S alone."),
+)
+"""What goes before the name of any other schedule."""
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -112,6 +125,9 @@ def _show(args: argparse.Namespace) -> int:
     timeline = _played(args)
     schedule = timeline.schedule
     held = peaks(schedule)
+    if args.json:
+        print_json({**_facts(timeline), "activations": held})
+        return 0
     print(as_text(timeline, width=max(args.width or 100, 24)))
     print(f"stages          {schedule.num_stages} on {len(schedule.ranks)} ranks")
     print(f"micro-batches   {schedule.num_micro_batches}")
@@ -121,6 +137,21 @@ def _show(args: argparse.Namespace) -> int:
     print(f"bubble          {timeline.makespan_bubble:.2%} ({timeline.bubble:.2%} of the rank's)")
     print(f"activations     {' '.join(f'{each:g}' for each in held)} of a rank's stages, at most")
     return 0
+
+
+def _facts(timeline: Timeline) -> dict[str, object]:
+    """Return what there is to say of a schedule that was played, times in the unit of --times."""
+    schedule = timeline.schedule
+    return {
+        "stages": schedule.num_stages,
+        "ranks": len(schedule.ranks),
+        "micro_batches": schedule.num_micro_batches,
+        "makespan": timeline.makespan,
+        "longest_rank": timeline.span,
+        "busiest_rank": timeline.work,
+        "bubble": timeline.makespan_bubble,
+        "bubble_of_rank": timeline.bubble,
+    }
 
 
 def _draw(args: argparse.Namespace) -> int:
@@ -164,19 +195,32 @@ def _search(args: argparse.Namespace) -> int:
         weight_share=share,
         objective="span" if args.span else "makespan",
     )
-    if args.to and not args.output:
+    if args.to and not args.output and not args.json:
         return write(_text(choice.schedule, args), None)
     if args.output:
         write(_text(choice.schedule, args), args.output)
     timeline = choice.timeline
-    held = max(peaks(choice.schedule, weight_share=share, chunks=chunks))
+    held = peaks(choice.schedule, weight_share=share, chunks=chunks)
+    best = choice.named
+    if args.json:
+        print_json(
+            {
+                "chosen": choice.origin,
+                "tried": choice.tried,
+                **_facts(timeline),
+                "activations": held,
+                "best_by_name": None if best is None else
+                {"name": best.schedule.name, **_facts(best)},
+                "schedule": _text(choice.schedule, args),
+            }
+        )  # fmt: skip
+        return 0
     print(f"chosen          {choice.origin}, of {choice.tried} schedules")
     print(f"makespan        {timeline.makespan:g}")
     print(f"longest rank    {timeline.span:g}")
     print(f"bubble          {timeline.makespan_bubble:.2%} ({timeline.bubble:.2%} of the rank's)")
-    print(f"activations     {held:g} at most")
-    if choice.named is not None:
-        best = choice.named
+    print(f"activations     {max(held):g} at most")
+    if best is not None:
         print(
             f"best by name    {best.schedule.name}: {best.makespan:g}, longest rank {best.span:g}"
         )
@@ -192,8 +236,14 @@ def _exact(args: argparse.Namespace, ranks: int, micro_batches: int) -> int:
             raise _bad("--exact", f"with {name}", "it has one stage a rank, and shortens the whole")
     times = _times(args, ranks, 1)
     timeline = exact(times, ranks=ranks, micro_batches=micro_batches, memory=args.memory)
+    text = _text(timeline.schedule, args)
+    if args.output or (args.to and not args.json):
+        write(text, args.output)
+    if args.json:
+        print_json({"chosen": "exact", **_facts(timeline), "schedule": text})
+        return 0
     if args.output or args.to:
-        return write(_text(timeline.schedule, args), args.output)
+        return 0
     print(f"makespan        {timeline.makespan:g}, the least of all orders")
     return 0
 

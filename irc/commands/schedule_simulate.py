@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from irc.commands.json_output import print_json
+
 if TYPE_CHECKING:
     from irc.schedule.actions import Schedule
     from irc.schedule.timeline import Times
@@ -57,7 +59,19 @@ def run(args: argparse.Namespace, schedule: Schedule, times: Times) -> int:
     from irc.simulate.schedule import simulate_schedule
 
     found = simulate_schedule(schedule, _costs(args, schedule, times), _columns(args, schedule))
-    _print(found, args)
+    if args.json:
+        print_json(
+            {
+                "ranks": len(schedule.ranks) * _mesh(args).num_ranks,
+                "mesh": args.mesh or "",
+                "stages": schedule.num_stages,
+                "micro_batches": schedule.num_micro_batches,
+                "step": found.seconds,
+                "classes": classes(found),
+            }
+        )
+    else:
+        _print(found, args)
     if args.trace:
         from irc.simulate.schedule_trace import schedule_trace
         from irc.trace.write import to_json, write_trace
@@ -154,6 +168,21 @@ def table(found: Simulation, saved: str = "") -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = (zip(row, widths, strict=True) for row in rows)
     return "\n".join("  ".join(f"{cell:>{width}}" for cell, width in line) for line in lines)
+
+
+def classes(step: Simulation) -> list[dict[str, object]]:
+    """Return for each class of ranks that are alike how long it idles, and its memory."""
+    return [
+        {
+            "rank": rank,
+            "columns": column.count,
+            "idle": step.bubble(rank, number),
+            "peak_bytes": step.peak_bytes(rank, number),
+            "reserved_bytes": step.reserved_bytes(rank, number),
+        }
+        for rank in range(len(step.schedule.ranks))
+        for number, column in enumerate(step.columns)
+    ]
 
 
 def _classes(found: Simulation) -> str:

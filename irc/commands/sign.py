@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from irc.commands.json_output import add_json_option, print_json
+
 HELP = "sign a plan with a key, so that others can trust it"
 
 
@@ -15,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", metavar="PLAN", nargs="?", help="the folder of a plan")
     parser.add_argument("--key", metavar="FILE", help="an Ed25519 private key, PEM")
     parser.add_argument("--new-key", metavar="FILE", help="write a new private key there")
+    add_json_option(parser, "the public key, and how many folders were signed")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -29,8 +32,15 @@ def run(args: argparse.Namespace) -> int:
             help="irc sign --new-key FILE, then irc sign PLAN --key FILE",
         )
     if args.new_key is not None:
-        print(new_key(Path(args.new_key)))
+        key = new_key(Path(args.new_key))
+        if args.json:
+            print_json({"key": key, "signed": 0})
+        else:
+            print(key)
         return 0
     key, signed = sign(Path(args.plan), signing_key(Path(args.key)))
+    if args.json:
+        print_json({"key": key, "signed": signed})
+        return 0
     print(f"signed {signed} folder{'s' * (signed != 1)} with {key}")
     return 0

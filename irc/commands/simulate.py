@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from irc.commands.json_output import add_json_option, print_json
+
 if TYPE_CHECKING:
-    from irc.simulate.schedule import Simulation
     from irc.trace.form import Trace
 
 HELP = "predict a call or step of a plan, action by action"
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what goes between them (default: the cluster that it is for)")  # fmt: skip
     add("--trace", metavar="FILE", help="write what each rank does there, for Perfetto and irc "
         "compare: Chrome trace events, packed where the name ends in .gz")  # fmt: skip
-    add("--json", action="store_true", help="print times in seconds, memory in bytes")
+    add_json_option(parser, "times in seconds, memory in bytes,")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,7 +57,7 @@ def _one(args: argparse.Namespace) -> int:
     call = predict(plan, contention=Contention.of(cluster, plan.device_mesh))
     busy = call.timeline.busy(call.actions)
     if args.json:
-        _print_json(
+        print_json(
             {
                 "mesh": plan.mesh,
                 "ranks": call.ranks,
@@ -79,7 +79,7 @@ def _one(args: argparse.Namespace) -> int:
 
 def _parts(args: argparse.Namespace) -> int:
     from irc.cluster.load import THIS_HOST, find_cluster
-    from irc.commands.schedule_simulate import table
+    from irc.commands.schedule_simulate import classes, table
     from irc.plan.parts_files import load_parts
     from irc.report.streams import streams_of, streams_table
     from irc.simulate.parts import predict_step
@@ -90,7 +90,7 @@ def _parts(args: argparse.Namespace) -> int:
     cluster = find_cluster(args.cluster or own or THIS_HOST).fit(plan.mesh)
     step = predict_step(plan, cluster)
     if args.json:
-        _print_json(
+        print_json(
             {
                 "mesh": f"{plan.mesh}",
                 "ranks": plan.mesh.num_ranks,
@@ -98,7 +98,7 @@ def _parts(args: argparse.Namespace) -> int:
                 "micro_batches": plan.num_micro_batches,
                 "seconds": step.seconds,
                 "streams": [asdict(each) for each in streams_of(step)],
-                "classes": _classes(step),
+                "classes": classes(step),
             }
         )
     else:
@@ -110,27 +110,6 @@ def _parts(args: argparse.Namespace) -> int:
     if args.trace:
         _write(args.trace, step_trace(plan, step, cluster))
     return 0
-
-
-def _classes(step: Simulation) -> list[dict[str, object]]:
-    """Return for each class of ranks that are alike how long it idles, and its memory."""
-    return [
-        {
-            "rank": rank,
-            "columns": column.count,
-            "idle": step.bubble(rank, number),
-            "peak_bytes": step.peak_bytes(rank, number),
-            "reserved_bytes": step.reserved_bytes(rank, number),
-        }
-        for rank in range(len(step.schedule.ranks))
-        for number, column in enumerate(step.columns)
-    ]
-
-
-def _print_json(facts: Mapping[str, object]) -> None:
-    import json
-
-    print(json.dumps(facts, indent=1))
 
 
 def _write(path: str, trace: Trace) -> None:

@@ -3,6 +3,7 @@
 import argparse
 
 from irc.commands.code_options import add_code_options
+from irc.commands.json_output import add_json_option, print_json
 from irc.errors import IrcError
 
 ANYWAY = "keep what is measured although other programs compute meanwhile"
@@ -16,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rounds", metavar="N", type=int, default=9, help="how often to run it (default: 9)"
     )
     parser.add_argument("--anyway", action="store_true", help=ANYWAY)
+    add_json_option(parser, "the times")
     add_code_options(parser)
 
 
@@ -30,7 +32,10 @@ def run(args: argparse.Namespace) -> int:
     import_all(args.imports)
     plan = load_plan(args.plan, trust=args.trust)
     tuned = tune_plan(plan, rounds=args.rounds, anyway=args.anyway)
-    print(tuned)
+    if args.json:
+        print_json(tuned)
+    else:
+        print(tuned)
     if tuned.path is None:
         tuned.others.check("these times are")
     return 0

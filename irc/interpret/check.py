@@ -80,12 +80,76 @@ class Fault:
         )
 
 
+@dataclass(frozen=True)
+class CheckedStage:
+    """A stage whose values agree with the reference.
+
+    Attributes:
+        stage: the pass after which the program was run.
+        values: how many were compared.
+        largest_error: of them, relative to the reference's magnitude.
+        allowed: for the value that has it.
+    """
+
+    stage: str
+    values: int
+    largest_error: float
+    allowed: float
+
+    def __str__(self) -> str:
+        errors = f"{self.largest_error:>15.1e}{self.allowed:>15.1e}"
+        return f"{self.stage:<24}{self.values:>8}{errors}"
+
+
+@dataclass(frozen=True)
+class Unjudged:
+    """The values that are too sensitive for float32 to be compared.
+
+    Attributes:
+        values: how many they are.
+        of: how many values the reference has.
+        eager_error: the largest relative error of eager itself among them.
+        id: of the op whose value that is.
+        loc: the user's source line of it.
+    """
+
+    values: int
+    of: int
+    eager_error: float
+    id: str
+    loc: str
+
+    def __str__(self) -> str:
+        return (
+            f"not judged: {self.values} of {self.of} values, of which eager is off by up to"
+            f" {self.eager_error:.1e} ({self.id} from {self.loc})"
+        )
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """A plan whose stages all agree with eager; its text is a table.
+
+    Attributes:
+        stages: in their order.
+        unjudged: what was not compared, if anything.
+    """
+
+    stages: tuple[CheckedStage, ...]
+    unjudged: Unjudged | None = None
+
+    def __str__(self) -> str:
+        left = [] if self.unjudged is None else [self.unjudged]
+        return "\n".join(map(str, [HEAD, *self.stages, *left, "every stage agrees with eager"]))
+
+
+HEAD = f"{'stage':<24}{'values':>8}{'largest error':>15}{'allowed there':>15}"
 Stages: TypeAlias = Mapping[str, Callable[[], dict[Key, Value]]]
 AGAIN = "#"
 """Between a pass and a number, in the name of the stage of its second run or a later one."""
 
 
-def check_plan(folder: str, inputs: str | None = None, *, trust: bool = False) -> str:
+def check_plan(folder: str, inputs: str | None = None, *, trust: bool = False) -> CheckReport:
     """Check a plan folder.
 
     Args:
@@ -94,8 +158,8 @@ def check_plan(folder: str, inputs: str | None = None, *, trust: bool = False) -
         trust: run ops of others, whoever made the plan.
 
     Returns:
-        A table: one line per stage with the number of values compared, the largest error, and what
-        is allowed where it is. Then the values that are not judged, if any.
+        Of each stage the number of values compared, the largest error, and what is allowed where
+        it is; and the values that are not judged, if any.
 
     Raises:
         IrcError: ``check-failed`` naming the first pass, op, placement and source line that differ.
@@ -107,7 +171,7 @@ def check_plan(folder: str, inputs: str | None = None, *, trust: bool = False) -
     least = _least(eager)
     allowed = {key: max(least, SLACK * error) for key, error in own.items()}
     judged = {key: most for key, most in allowed.items() if most < UNJUDGED}
-    lines = [f"{'stage':<24}{'values':>8}{'largest error':>15}{'allowed there':>15}"]
+    checked: list[CheckedStage] = []
     for name, run in stages.items():
         found = run()
         known = {key: source_of(key) for key in found if source_of(key) in judged}
@@ -117,17 +181,17 @@ def check_plan(folder: str, inputs: str | None = None, *, trust: bool = False) -
         }
         worst = max(errors, key=lambda key: errors[key], default=None)
         there = (0.0, FLOOR) if worst is None else (errors[worst], judged[known[worst]])
-        lines.append(f"{name:<24}{len(errors):>8}{there[0]:>15.1e}{there[1]:>15.1e}")
         fault = first_fault(name, found, errors, judged)
         if fault is not None:
             raise IrcError(
                 "check-failed",
                 fault.render(),
-                because=["stages before it agree with eager:", *lines[1:-1]],
+                because=["stages before it agree with eager:", *map(str, checked)],
                 help=f"compare ir/ before and after pass {name}, or rerun it: irc opt -p "
                 + name.partition(AGAIN)[0],
             )
-    return "\n".join([*lines, *_unjudged(own, reference, judged), "every stage agrees with eager"])
+        checked.append(CheckedStage(name, len(errors), *there))
+    return CheckReport(tuple(checked), _unjudged(own, reference, judged))
 
 
 def _least(eager: Mapping[Key, Value]) -> float:
@@ -150,16 +214,13 @@ def _own_rows(value: Value, wanted: Value) -> Value:
 
 def _unjudged(
     own: Mapping[Key, float], reference: Mapping[Key, Value], judged: Mapping[Key, float]
-) -> list[str]:
-    """Say which values are too sensitive for float32 to be compared."""
+) -> Unjudged | None:
+    """Return which values are too sensitive for float32 to be compared."""
     left = sorted((key for key in own if key not in judged), key=lambda key: -own[key])
     if not left:
-        return []
-    loc = reference[left[0]].loc
-    return [
-        f"not judged: {len(left)} of {len(own)} values, of which eager is off by up to"
-        f" {own[left[0]]:.1e} ({left[0][0]} from {loc})"
-    ]
+        return None
+    first = left[0]
+    return Unjudged(len(left), len(own), own[first], first[0], reference[first].loc)
 
 
 def first_fault(

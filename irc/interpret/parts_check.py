@@ -74,13 +74,28 @@ class Pair:
         return f"{self.what} differs from eager by {error:.1e}" if error > limit else ""
 
 
+@dataclass(frozen=True)
+class CheckedStep:
+    """A step of a plan of several programs that agrees with eager.
+
+    Attributes:
+        values: how many values and gradients between stages, losses and sums were compared.
+    """
+
+    values: int
+
+    def __str__(self) -> str:
+        what = "values and gradients between stages, losses and sums"
+        return f"{self.values} {what} are as eager has them"
+
+
 def check_parts(
     plan: PartsPlan,
     wholes: Mapping[str, torch.Tensor],
     batch: Sequence[torch.Tensor],
     *,
     peers: type[ThreadPeers] = ThreadPeers,
-) -> str:
+) -> CheckedStep:
     """Hold a step of a plan against the model run eagerly, and return what was compared.
 
     Args:
@@ -118,7 +133,7 @@ def check_parts(
                 f"stage {part}: {update.render()}",
                 because="what goes between stages, losses and sums are as eager has them",
             )
-    return f"{count} values and gradients between stages, losses and sums are as eager has them"
+    return CheckedStep(count)
 
 
 def _has_halves(plan: PartsPlan) -> bool:

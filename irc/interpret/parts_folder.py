@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from irc.interpret.parts_check import check_parts
+from irc.interpret.parts_check import CheckedStep, check_parts
 from irc.plan.parts_files import load_parts
 from irc.plan.training import check_recipe
 from irc.runtime.code import asked
@@ -13,7 +13,9 @@ from irc.runtime.inputs import given_inputs, specs_of_parts
 from irc.runtime.weights import whole_weights
 
 
-def check_parts_folder(folder: str, *, inputs: str | None = None, trust: bool = False) -> str:
+def check_parts_folder(
+    folder: str, *, inputs: str | None = None, trust: bool = False
+) -> CheckedStep:
     """Run a step of all ranks in this process, and hold each value on its way against eager's.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 
 from irc.errors import IrcError
@@ -15,15 +16,33 @@ from irc.plan.shared import entry_names
 from irc.plan.trust import is_trusted
 
 
-def trust_folder(folder: str, *, note: bool) -> str:
-    """Say of a folder's programs what names them and whether they are trusted; note that they are.
+@dataclass(frozen=True)
+class Root:
+    """A file that names all code of a program.
+
+    Attributes:
+        file: where it is.
+        sha256: its digest, in hex.
+        trusted: whether the program may run here.
+    """
+
+    file: str
+    sha256: str
+    trusted: bool
+
+    def __str__(self) -> str:
+        return f"{self.sha256}  {self.file}  {'trusted' if self.trusted else 'not trusted'}"
+
+
+def trust_folder(folder: str, *, note: bool) -> tuple[Root, ...]:
+    """Return what names a folder's programs and whether they are trusted; note that they are.
 
     Args:
         folder: of a plan, a host program, several plans, or a native program.
         note: put them on the list of what is trusted here.
 
     Returns:
-        A line for each.
+        One for each program.
 
     Raises:
         IrcError: ``plan-missing``.
@@ -34,14 +53,13 @@ def trust_folder(folder: str, *, note: bool) -> str:
         found += _roots(place / name)
     if not found:
         raise IrcError("plan-missing", f"no plan in '{folder}'")
-    lines: list[str] = []
+    roots: list[Root] = []
     for path in found:
         digest = hashlib.sha256(read_file(path.parent, path.name)).hexdigest()
         if note:
             built.note(digest)
-        known = is_trusted(path.parent, path.name, digest)
-        lines.append(f"{digest}  {path}  {'trusted' if known else 'not trusted'}")
-    return "\n".join(lines)
+        roots.append(Root(f"{path}", digest, is_trusted(path.parent, path.name, digest)))
+    return tuple(roots)
 
 
 def _roots(place: Path) -> list[Path]:

@@ -9,6 +9,8 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,31 @@ Look at it before you send it: the shapes of a model, and numbers that its sourc
 """
 
 
-def write_report(out: Path, folder: Path | None) -> list[str]:
+@dataclass(frozen=True)
+class Archive:
+    """What was written for a report of a bug.
+
+    Attributes:
+        file: where it is.
+        members: how many characters each of its files has, by name.
+        fails_alike: whether the crash without names fails as the one that was told; None without
+            one.
+    """
+
+    file: str
+    members: Mapping[str, int]
+    fails_alike: bool | None
+
+    def __str__(self) -> str:
+        lines = [f"{name}, {size} characters" for name, size in self.members.items()]
+        if self.fails_alike is not None:
+            said = "fails in the same way" if self.fails_alike else "does not fail so"
+            lines.append(f"without names it {said}")
+        lines.append(f"written {self.file}: look at it before you send it")
+        return "\n".join(lines)
+
+
+def write_report(out: Path, folder: Path | None) -> Archive:
     """Write the archive.
 
     Args:
@@ -48,16 +74,13 @@ def write_report(out: Path, folder: Path | None) -> list[str]:
     Raises:
         IrcError: ``output-exists``, ``output-write``; ``reproducer-invalid``.
     """
-    notes: list[str] = []
+    is_same: bool | None = None
     files = {"about.txt": ABOUT, ENVIRONMENT: json.dumps(environment(), indent=2) + "\n"}
     if folder is not None:
         known = read(folder)
         reproducer = anonymous(known)
         now = reproducer.replayed()
         is_same = now is not None and now.is_like(known.failure)
-        notes.append(
-            f"without names it {'fails in the same way' if is_same else 'does not fail so'}"
-        )
         files |= {f"reproducer/{name}": text for name, text in files_of(reproducer).items()}
     try:
         with zipfile.ZipFile(out, "x", zipfile.ZIP_DEFLATED) as archive:
@@ -69,7 +92,7 @@ def write_report(out: Path, folder: Path | None) -> list[str]:
         ) from None
     except OSError as error:
         raise IrcError("output-write", f"cannot write '{out}': {error.strerror}") from error
-    return [*(f"{name}, {len(text)} characters" for name, text in files.items()), *notes]
+    return Archive(f"{out}", {name: len(text) for name, text in files.items()}, is_same)
 
 
 def environment() -> dict[str, Any]:

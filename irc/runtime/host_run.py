@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,6 +33,9 @@ from irc.runtime.host import HostExecutor, host_module, load_host_weights
 from irc.runtime.inputs import check_memory, chosen, read_arrays
 from irc.runtime.onnx_ops.values import as_tensor
 from irc.runtime.report import RunReport
+
+if TYPE_CHECKING:
+    from irc.interpret.check import CheckReport
 
 TIMED_CALLS = 5
 TRIPS = (2, 5)
@@ -170,7 +174,35 @@ def _shape(kind: TensorType, numbers: Mapping[str, int]) -> list[int]:
     return [dim for dim in (bind(dim, numbers) for dim in kind.shape) if isinstance(dim, int)]
 
 
-def check_host(folder: str, inputs: str | None = None, *, trust: bool = False) -> str:
+@dataclass(frozen=True)
+class CheckedHost:
+    """A host program that agrees with eager, and its regions.
+
+    Attributes:
+        regions: what was compared of each region that has a plan, by name.
+        unplanned: why others have none, by name.
+        relative: largest difference of the whole from eager in float64, relative to an output.
+        eager_relative: the same of eager in the model's dtypes.
+    """
+
+    regions: Mapping[str, CheckReport]
+    unplanned: Mapping[str, str]
+    relative: float
+    eager_relative: float
+
+    def __str__(self) -> str:
+        lines = [line for name, report in self.regions.items() for line in (name, f"{report}", "")]
+        for name, reason in self.unplanned.items():
+            lines += [name, f"has no plan: {reason}", ""]
+        lines.append(f"the host program agrees with eager: {_said(self)}")
+        return "\n".join(lines)
+
+
+def _said(found: Comparison | CheckedHost) -> str:
+    return f"relative {found.relative:.1e} (eager's own {found.eager_relative:.1e})"
+
+
+def check_host(folder: str, inputs: str | None = None, *, trust: bool = False) -> CheckedHost:
     """Check every region by its passes, and the host program as a whole; see ``irc check``.
 
     Raises:
@@ -178,23 +210,19 @@ def check_host(folder: str, inputs: str | None = None, *, trust: bool = False) -
     """
     from irc.interpret.check import check_plan
 
-    plan, lines = load_host(folder, trust=trust), list[str]()
+    plan = load_host(folder, trust=trust)
     trust = plan.code == "trusted"
-    for name in plan.regions:
-        lines += [name, check_plan(f"{folder}/regions/{name}", trust=trust), ""]
-    for name, region in plan.facts.regions.items():
-        if region.reason:
-            lines += [name, f"has no plan: {region.reason}", ""]
+    regions = {name: check_plan(f"{folder}/regions/{name}", trust=trust) for name in plan.regions}
+    unplanned = {name: known.reason for name, known in plan.facts.regions.items() if known.reason}
     given = host_inputs(plan, inputs, 0, {})
     weights = load_host_weights(plan)
     found = compared(plan, weights, given, HostExecutor(plan, weights)(*given))
-    said = f"relative {found.relative:.1e} (eager's own {found.eager_relative:.1e})"
     if not found.ok:
         raise IrcError(
-            "check-failed", f"the host program differs from eager: {said}",
+            "check-failed", f"the host program differs from eager: {_said(found)}",
             because=["each region agrees with eager by itself"],
         )  # fmt: skip
-    return "\n".join([*lines, f"the host program agrees with eager: {said}"])
+    return CheckedHost(regions, unplanned, found.relative, found.eager_relative)
 
 
 def _save(path: str, plan: HostPlan, outputs: Sequence[Any]) -> None:

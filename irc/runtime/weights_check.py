@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from irc.errors import IrcError
@@ -15,11 +16,29 @@ from irc.plan.shared import ENTRIES
 from irc.plan.weights import parse_references
 
 
-def check_all_weights(folder: str) -> str:
+@dataclass(frozen=True)
+class CheckedFile:
+    """A file of weights.
+
+    Attributes:
+        file: where it is.
+        bytes: its size, as it was written; None where it has no digests, being another's.
+    """
+
+    file: str
+    bytes: int | None
+
+    def __str__(self) -> str:
+        if self.bytes is None:
+            return f"{self.file}: not the plan's own, and without digests"
+        return f"{self.file}: {self.bytes} bytes as they were written"
+
+
+def check_all_weights(folder: str) -> tuple[CheckedFile, ...]:
     """Compare the weights of a plan, of a host program, or of several plans with their digests.
 
     Returns:
-        A line for each file.
+        Each file; none where there are no weights.
 
     Raises:
         IrcError: ``plan-corrupt``; ``plan-missing`` where nothing is a plan.
@@ -27,23 +46,23 @@ def check_all_weights(folder: str) -> str:
     place = Path(folder)
     if not any((place / name).is_file() for name in (MANIFEST, HOST, PARTS, ENTRIES)):
         raise IrcError("plan-missing", f"no plan in '{folder}'")
-    paths, lines = [place / WEIGHTS], list[str]()
+    paths, checked = [place / WEIGHTS], list[CheckedFile]()
     if (place / REFERENCES).is_file():
         text = files.read_file(place, REFERENCES, json_text.MAX_BYTES)
         found = parse_references(text, str(place / REFERENCES))
         paths += sorted({place / reference.file for reference in found.values()})
     for path in paths:
         if path.name != WEIGHTS:
-            lines.append(f"{path}: not the plan's own, and without digests")
+            checked.append(CheckedFile(f"{path}", None))
         elif path.is_file():
             check_weights(path, known=False, always=True)
-            lines.append(f"{path}: {path.stat().st_size} bytes as they were written")
+            checked.append(CheckedFile(f"{path}", path.stat().st_size))
     if (place / FOLDER / MANIFEST).is_file():
-        lines.append(_native(place / FOLDER))
-    return "\n".join(lines or [f"{folder}: no weights"])
+        checked.append(_native(place / FOLDER))
+    return tuple(checked)
 
 
-def _native(place: Path) -> str:
+def _native(place: Path) -> CheckedFile:
     from irc.cluster.host import num_cores
     from irc.plan.native_host import HOST as NATIVE_HOST
     from irc.runtime.native.folder import load_weights, open_at
@@ -59,6 +78,4 @@ def _native(place: Path) -> str:
         size = opened[0].weight_bytes
     for each in opened:
         load_weights(each, mapped=True, threads=num_cores())
-    return (
-        f"{place / files.WEIGHTS.replace('safetensors', 'bin')}: {size} bytes as they were written"
-    )
+    return CheckedFile(f"{place / files.WEIGHTS.replace('safetensors', 'bin')}", size)

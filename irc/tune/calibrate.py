@@ -18,6 +18,7 @@ from irc.cluster.cpus import on_all_cpus
 from irc.cluster.device import Device
 from irc.cluster.host import memory_bytes, num_cores, processor
 from irc.cluster.links import COLLECTIVES, Fit, Link
+from irc.cluster.text import as_facts
 from irc.cluster.topology import Cluster
 from irc.cost.collectives import Line, lines
 from irc.dialects.placement import Mesh
@@ -97,6 +98,28 @@ class Calibration:
             rows += ["", f"{f'collectives, level {level}':<34}{'measured':>14}{'fitted':>14}"]
             rows += self._fitted(level, found)
         return "\n".join(rows)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what was measured, the cluster by the keys of its file."""
+        return {
+            "cluster": as_facts(self.cluster),
+            "matmuls": [
+                {
+                    "dtype": dtype,
+                    "size": size,
+                    "generated_flops_per_s": flops,
+                    "torch_flops_per_s": self.library[dtype, size],
+                }
+                for (dtype, size), flops in self.matmuls.items()
+            ],
+            "collectives": [
+                {"level": level, "kind": kind, **point._asdict()}
+                for level, found in enumerate(self.curves)
+                for kind, points in found.items()
+                for point in points
+            ],
+            "others_cores": self.others.cores,
+        }
 
     def _fitted(self, level: int, found: Curves) -> Iterator[str]:
         link = self.cluster.links[level]

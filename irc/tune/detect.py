@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
 from irc.cluster.host import memory_bytes, num_cores, processor
+from irc.cluster.load import THIS_HOST
 from irc.cluster.presets import KINDS, node_cluster
 from irc.tune.calibrate import threads
 from irc.tune.timing import quiet_s
@@ -27,20 +29,67 @@ LAUNCH_VARIABLES = (
 )
 
 
-def detect(environment: Mapping[str, str] = os.environ, *, matmul: int = MATMUL) -> str:
-    """Return what is known of this machine, as lines; it measures for a second."""
-    rows = [
-        ("processor", processor()),
-        ("cores", f"{num_cores()} that this process may use"),
-        ("memory", f"{memory_bytes() / 1e9:.1f} GB"),
-        ("matmul", _matmul(matmul)),
-        ("bandwidth", _bandwidth()),
-    ]
-    gpus = _gpus()
-    rows += [("gpu", text) for text in gpus] or [("gpu", "none that torch can use")]
-    rows += [(name, environment[name]) for name in LAUNCH_VARIABLES if environment.get(name)]
-    rows.append(("cluster", suggested(_names(), environment)))
-    return "\n".join(f"{name:<22}{text}" for name, text in rows)
+@dataclass(frozen=True)
+class Machine:
+    """What is known of a machine; its text is a line for each.
+
+    Attributes:
+        processor: its name.
+        cores: that this process may use.
+        memory_bytes: of the machine.
+        matmul: rows and columns of the float32 products by torch that were timed.
+        matmul_flops_per_s: of them, by threads.
+        memory_bytes_per_s: of a copy, what is read and what is written.
+        gpus: a line about each that torch can use.
+        launch: variables of the launch that it is part of.
+        cluster: the name that fits as ``--cluster``; empty where no preset does.
+    """
+
+    processor: str
+    cores: int
+    memory_bytes: int
+    matmul: int
+    matmul_flops_per_s: Mapping[int, float]
+    memory_bytes_per_s: float
+    gpus: tuple[str, ...]
+    launch: Mapping[str, str]
+    cluster: str
+
+    def __str__(self) -> str:
+        speeds = ", ".join(
+            f"{speed / 1e9:.1f} GF/s on {count} thread{'s' * (count > 1)}"
+            for count, speed in self.matmul_flops_per_s.items()
+        )
+        notes = {
+            "": "no preset fits these devices: write a file (irc cluster show --example)",
+            THIS_HOST: f"{THIS_HOST} (irc cluster calibrate measures it)",
+        }
+        rows = [
+            ("processor", self.processor),
+            ("cores", f"{self.cores} that this process may use"),
+            ("memory", f"{self.memory_bytes / 1e9:.1f} GB"),
+            ("matmul", f"float32 {self.matmul} x {self.matmul} by torch: {speeds}"),
+            ("bandwidth", f"{self.memory_bytes_per_s / 1e9:.1f} GB/s, read and written"),
+            *([("gpu", text) for text in self.gpus] or [("gpu", "none that torch can use")]),
+            *self.launch.items(),
+            ("cluster", notes.get(self.cluster, self.cluster)),
+        ]
+        return "\n".join(f"{name:<22}{text}" for name, text in rows)
+
+
+def detect(environment: Mapping[str, str] = os.environ, *, matmul: int = MATMUL) -> Machine:
+    """Return what is known of this machine; it measures for a second."""
+    return Machine(
+        processor(),
+        num_cores(),
+        memory_bytes(),
+        matmul,
+        _matmul(matmul),
+        _bandwidth(),
+        tuple(_gpus()),
+        {name: environment[name] for name in LAUNCH_VARIABLES if environment.get(name)},
+        suggested(_names(), environment),
+    )
 
 
 def suggested(gpus: list[str], environment: Mapping[str, str]) -> str:
@@ -49,7 +98,7 @@ def suggested(gpus: list[str], environment: Mapping[str, str]) -> str:
     >>> suggested(["NVIDIA H100 80GB HBM3"] * 8, {"SLURM_JOB_NUM_NODES": "4"})
     '4x8xH100'
     >>> suggested([], {})
-    'this-host (irc cluster calibrate measures it)'
+    'this-host'
     """
     kinds = {next((k for k in KINDS if k in name), "") for name in gpus}
     nodes = environment.get("SLURM_JOB_NUM_NODES", "1")
@@ -58,28 +107,25 @@ def suggested(gpus: list[str], environment: Mapping[str, str]) -> str:
         name = f"{nodes}x{name}"
     if len(kinds) == 1 and node_cluster(name) is not None:
         return name
-    if gpus:
-        return "no preset fits these devices: write a file (irc cluster show --example)"
-    return "this-host (irc cluster calibrate measures it)"
+    return "" if gpus else THIS_HOST
 
 
-def _matmul(size: int) -> str:
+def _matmul(size: int) -> dict[int, float]:
     a = torch.full((size, size), 0.5)
-    speeds: list[str] = []
+    speeds: dict[int, float] = {}
     for count in dict.fromkeys((1, num_cores())):
         with threads(count):
             seconds = quiet_s(lambda: torch.mm(a, a), budget_s=0.15)
-        plural = "s" * (count > 1)
-        speeds.append(f"{2 * size**3 / seconds / 1e9:.1f} GF/s on {count} thread{plural}")
-    return f"float32 {size} x {size} by torch: {', '.join(speeds)}"
+        speeds[count] = 2 * size**3 / seconds
+    return speeds
 
 
-def _bandwidth() -> str:
+def _bandwidth() -> float:
     source = torch.zeros(COPY_BYTES, dtype=torch.uint8)
     target = torch.ones_like(source)
     with threads(num_cores()):
         seconds = quiet_s(lambda: target.copy_(source), budget_s=0.15)
-    return f"{2 * COPY_BYTES / seconds / 1e9:.1f} GB/s, read and written"
+    return 2 * COPY_BYTES / seconds
 
 
 def _names() -> list[str]:

@@ -329,6 +329,12 @@ TERMINAL = (
     Row("did you mean", "irc complie", r"did you mean 'compile'", 2),
     Row("exit codes in --help", "irc --help", r"Exit codes"),
     Row("results as JSON", "irc explain plan plan --json | python -m json.tool", r"\{"),
+    Row("a check, a run and times as JSON", "for c in check run 'tune --rounds 1 --anyway'; do"
+        " irc $c plan --json | python -m json.tool || exit; done",
+        r'(?s)"agrees".*"ok": true.*"rows"'),
+    Row("clusters and schedules as JSON", "irc cluster show 8xH100 --json | python -m json.tool &&"
+        " irc schedule show 1f1b --ranks 4 --micro-batches 8 --json | python -m json.tool",
+        r'(?s)"device".*"makespan"'),
     Row("completion in a shell", "irc completion bash | bash -n && irc completion bash", r"launch"),
     Row("an error explained", "irc explain error sharding-infeasible", r"(?i)memory|budget"),
     Row("too little memory said before a search", "irc plan net.py:train --train --loss net.py:loss"

@@ -35,4 +35,4 @@ def test_two_processes_in_pieces_give_eagers_numbers(tmp_path: Path, train: bool
     assert len(told) == 1 + train and "experts[expert]" in told[0]
     report = run_plan(out)
     assert report.ok, report
-    assert "agrees with eager" in check_plan(str(out))
+    assert "agrees with eager" in str(check_plan(str(out)))

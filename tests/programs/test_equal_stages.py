@@ -135,7 +135,7 @@ def test_other_pins_make_another_plan(placed: list[int]) -> None:
 def test_weights_of_an_equal_stage_are_named() -> None:
     """Each stage has its own: with those of the one that it was planned as, the check says so."""
     plan, weights, batch = planned("1f1b", "pipe=4")
-    assert "are as eager has them" in check_parts(plan, weights, batch)
+    assert "are as eager has them" in str(check_parts(plan, weights, batch))
     first, second = (plan.parts[part]["F"] for part in (1, 2))
     assert first.kernel_sources() == second.kernel_sources()
     names = {

@@ -114,7 +114,7 @@ def test_a_plan_that_moves_what_is_not_there_is_corrupt(facts: Any, words: str) 
 def test_faults_of_moves_are_named() -> None:
     """What is fetched from another place, or before it is there, is not what was put there."""
     _, moved, weights, batch = planned("frozen", "", "gpipe")
-    assert "as eager has them" in check_parts(moved, weights, list(batch))
+    assert "as eager has them" in str(check_parts(moved, weights, list(batch)))
     stores = [event for event in moved.tapes[0].events if event.what == "store"]
     own = Random(0).choice(stores)
     number, register = own.action.micro_batch, own.place and own.place.register

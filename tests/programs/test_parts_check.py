@@ -58,7 +58,7 @@ def gpt() -> Planned:
 
 def check(given: Planned, **options: Any) -> str:
     plan, weights, batch = given
-    return check_parts(plan, weights, batch, **options)
+    return str(check_parts(plan, weights, batch, **options))
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def planned(name: str, schedule: str, mesh: str, pins: str = "") -> Checked:
 
 def check(given: Checked) -> str:
     plan, weights, batch = given
-    return check_parts(plan, weights, batch)
+    return str(check_parts(plan, weights, batch))
 
 
 def test_texts_of_stages_are_kept_where_they_are_asked_for() -> None:

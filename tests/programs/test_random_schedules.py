@@ -137,12 +137,13 @@ def furthest(base: Trained, plan: PartsPlan) -> float:
 
 
 def check(base: Trained, plan: PartsPlan, **options: object) -> str:
-    return check_parts(
+    report = check_parts(
         plan,
         base.weights,
         base.batch,
         **options,  # type: ignore[arg-type]
     )
+    return str(report)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -193,7 +193,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_folder_is_checked_value_by_value(folder: Path) -> None:
-    assert "are as eager has them" in check_parts_folder(str(folder), trust=True)
+    assert "are as eager has them" in str(check_parts_folder(str(folder), trust=True))
 
 
 def test_a_folder_is_trained(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

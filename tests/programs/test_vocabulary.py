@@ -69,7 +69,7 @@ def furthest(given: Planned, model: nn.Module, steps: int = 3) -> float:
 
 def check(given: Planned) -> str:
     plan, weights, batch = given
-    return check_parts(plan, weights, batch)
+    return str(check_parts(plan, weights, batch))
 
 
 @pytest.mark.parametrize("algorithm", [1, 2])

@@ -73,7 +73,9 @@ def test_the_command_writes_a_cluster_that_commands_take(
 
 
 def test_detection_says_what_there_is() -> None:
-    text = detect({"SLURM_JOB_NUM_NODES": "2", "PATH": "/secret"}, matmul=33)
+    machine = detect({"SLURM_JOB_NUM_NODES": "2", "PATH": "/secret"}, matmul=33)
+    text = str(machine)
+    assert machine.matmul_flops_per_s[1] > 0
     assert "float32 33 x 33" in text
     assert "SLURM_JOB_NUM_NODES" in text
     assert "secret" not in text
