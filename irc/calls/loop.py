@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from irc.calls.accumulation import Accumulation, Pending
 from irc.calls.feeding import Feeding, axes_called_so, feeding_of
 from irc.calls.noted import Watch, note_graph
 from irc.constraints.layouts import parse_layout
@@ -33,9 +34,8 @@ from irc.frontends.torch.structure import argument_names
 from irc.pipeline import Options
 from irc.plan.parts import PIPE
 from irc.plan.schema import Plan
-from irc.plan.weights import local_slices
 from irc.program import Program
-from irc.programs.halves import Halves, is_reduction, pack_halves, plan_halves, unpack_halves
+from irc.programs.halves import Halves, pack_halves, plan_halves, unpack_halves
 from irc.runtime import held
 from irc.runtime.agreement import agree_on_weights
 from irc.runtime.call_agreement import collects_first
@@ -44,7 +44,6 @@ from irc.runtime.executors import executor_of
 from irc.runtime.join import has_peers, shared_bytes
 from irc.runtime.once import once
 from irc.runtime.ranks import Ranks, argument_placement
-from irc.runtime.reduction import Reduction
 from irc.runtime.replicas import check_copies
 from irc.runtime.same_program import marks_of
 from irc.runtime.sharded_parameters import ShardedParameters
@@ -93,7 +92,7 @@ class Loop:
         parameters: as the ranks hold them.
         versions: the kinds of calls that there were.
         is_synced: whether backward adds gradients up over the ranks.
-        is_pending: whether the gradients of plain parameters are sums that are still to be made.
+        pending: which gradients of plain parameters are sums that are still to be made.
     """
 
     def __init__(self, module: nn.Module, options: Options, ranks: Ranks) -> None:
@@ -105,7 +104,7 @@ class Loop:
         self.parameters = ShardedParameters(module, options.mesh, ranks.rank, stay=stay)
         self.versions: list[LoopVersion] = []
         self.is_synced = True
-        self.is_pending = False
+        self.pending = Pending(ranks, options.mesh)
 
     def find(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LoopVersion | None:
         """Return the version for a call."""
@@ -304,21 +303,13 @@ class LoopVersion:
         self._trained: list[Any] = [parameters[name] for name in self._names]
         asked = [name for name in halves.gradients if name not in parameters]
         self._asked = [captured.input_names.index(name) for name in asked]
-        made = halves.backward.plan
-        self._made = [argument_placement(made, index) for index in made.outputs]
+        plan = halves.backward.plan
+        made = [argument_placement(plan, index) for index in plan.outputs]
         whole = Placement.replicated(loop.options.mesh.names)
         placements = loop.parameters.placements
-        self._placed = [placements.get(name, whole) for name in halves.gradients]
-        # What is no sum of ranks' parts is where it is to lie already.
-        partial = [bool(p.partial_axes()) for p in self._made]
-        assert all(
-            is_reduction(a, b) if p else a == b
-            for a, b, p in zip(self._made, self._placed, partial, strict=True)
-        )
-        self._reduction = Reduction(
-            loop.options.mesh,
-            loop.ranks.communicator,
-            list(zip(self._made, self._placed, strict=True)),
+        placed = [placements.get(name, whole) for name in halves.gradients]
+        self._deliver = Accumulation(
+            loop.ranks, loop.options.mesh, loop.pending, self._trained, made, placed
         )
         self._draws = any(
             plan.buffers[i].name == SEED
@@ -387,58 +378,9 @@ class LoopVersion:
         parts = list(self._backward(*_in_order(self._backward.plan, saved)))
         asked = {n for n, g in zip(halves.outputs, given, strict=True) if g is not None}
         is_wanted = [bool(asked & set(halves.reads[n])) for n in halves.gradients]
-        number = len(self._names)
-        if self._loop.is_synced:
-            self._add_pending(parts)
-            parts, lying = self._reduction(parts), self._placed
-        else:
-            lying = self._made
-            self._leave_pending()
-        found = [
-            self._held(part, placement, parameter) if want else None
-            for part, placement, parameter, want in zip(
-                parts, lying, self._trained, is_wanted, strict=False
-            )
-        ]
-        rest = parts[number:]
-        return found + [g if w else None for g, w in zip(rest, is_wanted[number:], strict=True)]
-
-    def _add_pending(self, parts: list[torch.Tensor]) -> None:
-        """Add what earlier calls left as partial sums, and take it away from the parameters."""
-        mesh = self._loop.options.mesh
-        for place, parameter in enumerate(self._trained):
-            gradient = parameter.grad
-            if gradient is None:
-                continue
-            if not held.is_held(parameter):
-                if self._loop.is_pending:
-                    parts[place] = parts[place] + gradient
-                    parameter.grad = None
-            elif any(p.is_partial() for p in gradient.placements):
-                if gradient.placements == held.torch_placements(self._made[place], mesh):
-                    parts[place] = _added(parts[place], held.part_of(gradient))
-                    parameter.grad = None
-                else:
-                    parameter.grad = gradient.redistribute(placements=parameter.placements)
-        self._loop.is_pending = False
-
-    def _leave_pending(self) -> None:
-        """Make sums that are there already sums to be made: one rank has them, others nothing."""
-        if not self._loop.is_pending and self._loop.ranks.rank:
-            for parameter, made in zip(self._trained, self._made, strict=False):
-                gradient = parameter.grad
-                if gradient is not None and not held.is_held(parameter) and made.partial_axes():
-                    gradient.zero_()
-        self._loop.is_pending = True
-
-    def _held(self, part: torch.Tensor, placement: Placement, parameter: nn.Parameter) -> Any:
-        if not held.is_held(parameter):
-            return part
-        mesh, shape = self._loop.options.mesh, tuple(parameter.shape)
-        if shape:
-            rows = local_slices(placement, mesh, self._loop.ranks.rank, shape)[0]
-            part = part[: rows.stop - rows.start]  # without padding
-        return held.dtensor(part, placement, mesh, shape)
+        takers: list[Any] = [node for node, _ in ctx.next_functions[-len(is_wanted) :]]
+        nodes = [node if want else None for node, want in zip(takers, is_wanted, strict=True)]
+        return self._deliver(parts, nodes, is_synced=self._loop.is_synced)
 
     def _seed(self) -> torch.Tensor:
         """Draw the seed of a call's random numbers, as ``torch.manual_seed`` repeats it."""
@@ -495,15 +437,6 @@ def _with_samples(program: Program, samples: int) -> list[str]:
             shape = kind.static_shape()
             found += [name] if shape and shape[0] == samples else []
     return found
-
-
-def _added(part: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-    """Return a gradient and what there was of it, which has no padding."""
-    if part.shape == before.shape:
-        return part + before
-    part = part.clone()
-    part[: len(before)] += before
-    return part
 
 
 def _names_of(plan: Plan) -> list[str]:
