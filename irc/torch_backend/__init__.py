@@ -25,11 +25,13 @@ from torch.fx import GraphModule
 
 from irc.choices import backend_options, checked, mode_option, names_option, strict_option
 from irc.constraints.pins import pins_option
+from irc.frontends.torch.margin_loss import write_out_margins
 from irc.frontends.torch.overlapping_writes import overlapping_write
 from irc.frontends.torch.settings import default_device, is_elsewhere
 from irc.pipeline import Options
 from irc.record import Recompile, Record
 from irc.torch_backend.angles import order_angles
+from irc.torch_backend.checks import checking, take_checks
 from irc.torch_backend.compiled import Flat
 from irc.torch_backend.counts import count_left, counters, first_line
 from irc.torch_backend.moving import MovingGraph, names_places
@@ -57,10 +59,12 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) ->
     if is_elsewhere() and options.backend == "cpu":  # Dynamo guards the default device
         count_left(options, "graph", f"new tensors are made on '{default_device()}'")
         return gm.forward
+    said = take_checks(gm)
     run = compile_around(
         gm, example_inputs, options, lambda part, given: _compiled(part, given, options)
     )
-    return apart(gm, run or _compiled(gm, example_inputs, options))
+    run = apart(gm, run or _compiled(gm, example_inputs, options))
+    return checking(run, said) if said else run
 
 
 def _retraced(gm: GraphModule) -> Recompile | None:
@@ -81,6 +85,7 @@ NUMBER = re.compile(r"^\d+(/\d+)*:\s*")
 
 def _compiled(gm: GraphModule, example_inputs: Sequence[Any], options: Options) -> Flat:
     order_angles(gm)
+    write_out_margins(gm)
     if (write := overlapping_write(gm.graph.nodes)) is not None:
         count_left(options, "graph", "it writes to memory that overlaps itself", write)
         return gm.forward

@@ -124,8 +124,57 @@ def a_kept_argument() -> Scene:
     return run, lambda: bag["last"].tolist()
 
 
+class Sum(nn.Module):
+    """Adds up what it is called with; each call makes another tensor of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.total = self.total + x.mean(0)
+        return x - self.total
+
+
+def an_assigned_buffer() -> Scene:
+    module = Sum()
+    return module, module.total.tolist  # of the first tensor, which stays as it is
+
+
+def an_assigned_buffer_in_a_closure() -> Scene:
+    module = Sum()
+    return lambda x: module(x) * 2, lambda: module.total.tolist()
+
+
+class Clamped(nn.Module):
+    """Writes to its own parameters in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.layer.weight.clamp_(-0.3, 0.3)
+            self.layer.bias.mul_(0.5)
+        return self.layer(x)
+
+
+def written_parameters() -> Scene:
+    module = Clamped()
+    return module, lambda: [*module.layer.bias.tolist(), *module.layer.weight[0].tolist()]
+
+
+def written_parameters_in_a_closure() -> Scene:
+    module = Clamped()
+    return lambda x: module(x) * 2, lambda: module.layer.bias.tolist()
+
+
 SCENES = (a_norm_in_a_closure, a_norm_in_a_list, a_counter, a_variable, a_list, a_cache,
-          whole_numbers, fractions, one_number, a_kept_argument)  # fmt: skip
+          whole_numbers, fractions, one_number, a_kept_argument, an_assigned_buffer,
+          an_assigned_buffer_in_a_closure, written_parameters,
+          written_parameters_in_a_closure)  # fmt: skip
 
 
 def _dynamo(run: Any) -> Any:

@@ -15,7 +15,7 @@ import irc
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-WAYS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+WAYS: dict[str, Callable[..., Callable[..., Any]]] = {
     "irc.compile": irc.compile,
     "torch.compile": partial(torch.compile, backend="irc"),
 }
@@ -42,6 +42,16 @@ def test_out_of_a_dtype_that_eager_refuses(name: str, way: str, dtype: torch.dty
     with pytest.raises(RuntimeError) as raised:
         WAYS[way](call)(x, torch.empty(shape, dtype=of))
     assert f"{eager.value}".split("\n")[0] in f"{raised.value}"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_out_is_refused_where_sizes_are_open_too(way: str) -> None:
+    call, of, _ = REFUSED["multinomial"]
+    torch._dynamo.reset()
+    run = WAYS[way](call, dynamic=True)
+    for rows in (2, 4):
+        with pytest.raises(RuntimeError, match="multinomial expects Long tensor out"):
+            run(torch.rand(rows, 5), torch.empty(rows, 3, dtype=of))
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -20,7 +20,7 @@ UNARY: Mapping[str, str] = {
     "Atanh": "atanh", "BitwiseNot": "bit_not", "Ceil": "ceil", "Cos": "cos", "Cosh": "cosh",
     "Erf": "erf", "Exp": "exp", "Floor": "floor", "IsNaN": "is_nan", "Log": "log", "Neg": "neg",
     "Not": "logical_not", "Reciprocal": "reciprocal", "Relu": "relu", "Round": "round",
-    "Sigmoid": "sigmoid", "Sign": "sign", "Sin": "sin", "Sinh": "sinh", "Sqrt": "sqrt",
+    "Sigmoid": "sigmoid", "Sin": "sin", "Sinh": "sinh", "Sqrt": "sqrt",
     "Tan": "tan",
     "Tanh": "tanh",
 }  # fmt: skip
@@ -50,6 +50,15 @@ def convert_unary(node: Node) -> SSAValue:
     if fn in ("ceil", "floor", "round") and not is_float(tensor(x).dtype):
         return x
     return node.b.pointwise(fn, x)
+
+
+def convert_sign(node: Node) -> SSAValue:
+    """Of NaN it is NaN; flow's sign is torch's, which is 0."""
+    x, b = node[0], node.b
+    sign = b.pointwise("sign", x)
+    if not is_float(tensor(x).dtype):
+        return sign
+    return b.pointwise("where", b.pointwise("is_nan", x), x, sign)
 
 
 def convert_binary(node: Node) -> SSAValue:
@@ -281,6 +290,7 @@ CONVERTERS: Mapping[str, Converter] = {
     "Pow": convert_pow,
     "Selu": convert_selu,
     "Shrink": convert_shrink,
+    "Sign": convert_sign,
     "Softplus": lambda node: softplus(node, node[0]),
     "Softsign": convert_softsign,
     "Swish": convert_swish,

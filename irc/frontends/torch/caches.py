@@ -8,7 +8,7 @@ traced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -57,7 +57,12 @@ class Watch:
     effect: str = ""
 
     def over(
-        self, module: nn.Module, *, hooks: bool = True, changed: Callable[[], str] = str
+        self,
+        module: nn.Module,
+        *,
+        hooks: bool = True,
+        changed: Callable[[], str] = str,
+        held: Callable[[], Sequence[tuple[str, Any]]] = tuple,
     ) -> nn.Module:
         """Return a face of a module whose calls are watched.
 
@@ -65,10 +70,12 @@ class Watch:
             module: what is to be called.
             hooks: run its own hooks, too; without, a call is its ``forward`` and nothing else.
             changed: says what of the module's state is another than it was.
+            held: returns the parameters, buffers and layers, and names for them. One that a call
+                assigns is another object then; a program would write into the old one's memory.
         """
 
         def call(own: Any, *args: Any, **kwargs: Any) -> Any:
-            before, records = changed(), torch.is_grad_enabled()
+            before, records, owned = changed(), torch.is_grad_enabled(), held()
             output = (
                 type(module).__call__(own, *args, **kwargs)
                 if hooks
@@ -81,6 +88,8 @@ class Watch:
             ]
             after = changed()
             self.effect = "" if after == before else after
+            if (name := _assigned(owned, held())) is not None:
+                self.effect = f"'{name}' is assigned another tensor or layer"
             leaves = pytree.tree_leaves(output)
             if torch.is_grad_enabled() is not records:
                 self.effect = "whether autograd records is switched"
@@ -89,6 +98,12 @@ class Watch:
             return output
 
         return face(subclass(type(module), __call__=call), module)
+
+
+def _assigned(before: Iterable[tuple[str, Any]], after: Iterable[tuple[str, Any]]) -> str | None:
+    """Return the first name that stands for another object afterwards."""
+    pairs = zip(before, after, strict=True)
+    return next((name for (name, old), (_, new) in pairs if new is not old), None)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from irc.frontends.torch.failures import explained
 from irc.frontends.torch.guards import Guards
 from irc.frontends.torch.idle_dropout import idle
 from irc.frontends.torch.locations import location
+from irc.frontends.torch.margin_loss import exact_margins
 from irc.frontends.torch.memory_views import looks_at_memory
 from irc.frontends.torch.open_sizes import (
     NumberedSizes,
@@ -60,6 +61,7 @@ from irc.frontends.torch.stride_reads import (
     writes_around,
 )
 from irc.frontends.torch.structure import argument_names, output_names, register_known
+from irc.frontends.torch.tensor_checks import TensorChecks
 from irc.frontends.torch.traced_calls import TracedCalls
 from irc.frontends.torch.unseen_casts import shown_to_modes, unseen_cast
 from irc.process_wide import deep_recursion
@@ -227,11 +229,14 @@ def capture(
             is_around = overlapping is not None or writes_around(found)
             traced.append((sharing_of(found), perhaps_written(found), is_around))
 
-        reads, writes = StrideReads(), RealWrites()
-        watched = watch.over(module, hooks=hooks, changed=guards.changed)
+        reads, writes, checks = StrideReads(), RealWrites(), TensorChecks()
+        watched = watch.over(module, hooks=hooks, changed=guards.changed, held=guards.owned)
         try:
             # Where results need not have eager's dtypes, such a call computes without casts.
-            asks = (reads.note, writes.keep, idle, refused, *[unseen_cast] * memory)
+            asks = (
+                reads.note, writes.keep, idle, refused, exact_margins, checks.note,
+                *[unseen_cast] * memory,
+            )  # fmt: skip
             with (
                 TracedCalls(asks, (lying_as_angles, of_other_dtype), read=(reads.note,)),
                 Seeds() as seeds,
@@ -304,7 +309,7 @@ def capture(
         parts_spec=parts[1],
         open=found,
         is_entangled=is_entangled,
-        effect=watch.effect or seeds.effect or streams.effect,
+        effect=watch.effect or seeds.effect or streams.effect or checks.effect,
     )
 
 
@@ -315,6 +320,16 @@ def _written_at_once(node: Node) -> IrcError:
         location(node),
         because="the tensor that it writes to is expanded, or what it reads lies there too",
         help="write to the tensor that was expanded, or read or write a copy: x.clone()",
+    )
+
+
+def _written_parameter(name: str, value: Node) -> IrcError:
+    return IrcError(
+        "capture-failed",
+        f"the parameter '{name}' is written to in a call",
+        location(value),
+        because="a program takes parameters for constants, and prepares others of them once",
+        help="register what a call changes as a buffer, or write to it between calls",
     )
 
 
@@ -415,11 +430,9 @@ class _Reader:
             if spec.kind is OutputKind.USER_OUTPUT:
                 self._output(spec.arg, value, leaves, values)
             elif spec.kind is OutputKind.BUFFER_MUTATION:
-                target = str(spec.target)
-                held = self.tensors.get(target)
-                states.append(
-                    (value, Result("state", target if held is None else self.first[id(held)]))
-                )
+                states.append((value, Result("state", self._first_name(str(spec.target)))))
+            elif spec.kind is OutputKind.PARAMETER_MUTATION:
+                raise _written_parameter(self._first_name(str(spec.target)), value)
             elif spec.kind is OutputKind.USER_INPUT_MUTATION:
                 name = self.inputs[str(spec.target)]
                 self._check_size(self.nodes[str(spec.target)], value, name)
@@ -436,6 +449,11 @@ class _Reader:
             (value, Result("output", name)) for (value, _), name in zip(values, names, strict=True)
         ]
         return leaves, [*outputs, *tokens, *states]
+
+    def _first_name(self, target: str) -> str:
+        """Return the first name of what the module holds by that one."""
+        held = self.tensors.get(target)
+        return target if held is None else self.first[id(held)]
 
     def _check_size(self, given: Node, written: Node, name: str) -> None:
         """Refuse an argument that the module leaves with another size, as ``out=`` may.

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from irc.errors import IrcError
 from irc.frontends.torch.real_writes import IN_PLACE
+from irc.frontends.torch.result_memory import hint_of
 
 ELEMENTWISE = frozenset(
     f"aten::{name}"
@@ -296,7 +297,9 @@ def _kind(leaf: Any, sized: bool) -> tuple[Any, ...] | None:
     if isinstance(value, torch.Tensor):
         is_here = value.device.type in ("cpu", "meta") and value.layout is torch.strided
         # Tensors with dims outrank those without: only whether there are some matters.
-        shape = tuple(value.shape) if sized else (1,) * min(value.ndim, 1)
+        shape: tuple[Any, ...] = (
+            tuple(map(hint_of, value.shape)) if sized else (1,) * min(value.ndim, 1)
+        )
         is_here = is_here and all(type(size) is int for size in shape) and prod(shape) <= LARGEST
         return (torch.Tensor, value.dtype, shape) if is_here else None
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):

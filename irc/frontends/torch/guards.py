@@ -268,11 +268,24 @@ class Guards:
             return "an attribute was added or deleted"
         return self.outside.change() or ""
 
+    def owned(self) -> list[tuple[str, Any]]:
+        """Return the parameters, buffers and layers of modules as they are now, with their names.
+
+        What a hook of a layer of torch's computes for each call, such as a normalised weight, is an
+        attribute like others, and not among them.
+        """
+        return [
+            (name, slots.get(key))
+            for name, (slots, key) in zip(self.held_names, self.held_slots, strict=True)
+            if "_buffers" not in slots
+        ]
+
     def restore(self) -> None:
-        """Undo what a trace has done to attributes, globals and collections."""
-        for (slots, key), value in zip(self.slots, self.values, strict=True):
-            if slots.get(key) is not value:
-                slots[key] = value
+        """Undo what a trace has done to modules, globals and collections."""
+        slots = (*self.slots, *self.held_slots)
+        for (names, key), value in zip(slots, (*self.values, *self.held), strict=True):
+            if names.get(key) is not value:
+                names[key] = value
         self.outside.restore()
 
     def quick(self) -> Quick | None:

@@ -50,6 +50,11 @@ def test_unary(kind: str) -> None:
     check_text(f"y = {kind} (x)", "float[3,5] x", "y:2", feeds={"x": normal(3, 5) * 3})
 
 
+def test_the_sign_of_nan_is_nan() -> None:
+    x = np.array([np.nan, -np.inf, -0.0, 0, 2], np.float32)
+    check_text("y = Sign (x)", "float[5] x", "y:1", feeds={"x": x})
+
+
 @pytest.mark.parametrize("kind", ["Sqrt", "Log", "Reciprocal"])
 def test_unary_of_positive(kind: str) -> None:
     check_text(f"y = {kind} (x)", "float[7] x", "y:1", feeds={"x": abs(normal(7)) + 0.1})

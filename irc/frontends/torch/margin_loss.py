@@ -1,0 +1,89 @@
+"""The margin loss of several labels: torch's own decomposition of it counts too much (torch 2.13).
+
+It takes what stands behind a sample's last label for the class 0, and adds its margins. Kernels of
+eager mode do not. So the loss is written out here, and stands for torch's in what is traced.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx import GraphModule
+
+NONE, MEAN = 0, 1
+"""Reductions, by torch's numbers; 2 adds up."""
+
+
+def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:  # noqa: A002 - torch's name
+    """Return the sum of ``max(0, 1 - x[label] + x[class]) / C`` over labels and other classes.
+
+    Args:
+        input: scores x, floats [N, C] or [C].
+        target: labels, int64 of the same shape: classes, and -1 behind the last one of a sample.
+        reduction: 0 gives each sample's loss [N] or [], 1 their mean [], 2 their sum [].
+
+    Raises:
+        RuntimeError: the shapes are not those; or, when it runs, a label is no class.
+    """
+    if input.ndim not in (1, 2) or target.shape != input.shape:
+        raise RuntimeError(
+            f"inconsistent target size: {[*target.shape]} for input of size: {[*input.shape]}"
+        )
+    scores, labels = torch.atleast_2d(input), torch.atleast_2d(target)
+    is_end = labels == -1
+    is_label = is_end.cumsum(1) == 0
+    # Also what stands behind the last label has to be a class: the kernel checks all of them.
+    classes = torch.where(is_end, 0, labels)
+    every = torch.arange(scores.shape[1], device=labels.device)
+    is_other = ~((classes[:, :, None] == every) & is_label[:, :, None]).any(1)
+    # At a margin of 0 there is no gradient: relu has none, clamp has one.
+    margins = (1 - scores.gather(1, classes)[:, :, None] + scores[:, None, :]).relu()
+    is_counted = is_label[:, :, None] & is_other[:, None, :]
+    losses = torch.where(is_counted, margins, 0).sum((1, 2)) / scores.shape[1]
+    if reduction == NONE:
+        return losses.reshape(input.shape[:-1])
+    return losses.mean() if reduction == MEAN else losses.sum()
+
+
+def _functional(
+    input: Tensor,  # noqa: A002 - torch's name
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    if size_average is not None or reduce is not None:
+        chosen = F._Reduction.legacy_get_enum(size_average, reduce)  # type: ignore[attr-defined]
+    else:
+        chosen = F._Reduction.get_enum(reduction)  # type: ignore[attr-defined]
+    return multilabel_margin_loss(input, target, chosen)
+
+
+OWN = {
+    F.multilabel_margin_loss: _functional,
+    torch._C._nn.multilabel_margin_loss: multilabel_margin_loss,  # type: ignore[attr-defined]
+    torch.ops.aten.multilabel_margin_loss.default: multilabel_margin_loss,
+}
+
+
+def exact_margins(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Return what a traced call of that loss gives, None for all other calls."""
+    own = OWN.get(function) if function in OWN else None
+    return None if own is None else own(*args, **kwargs)
+
+
+def write_out_margins(module: GraphModule) -> None:
+    """Write the loss out in a graph, and in those that it runs."""
+    for child in module.modules():
+        if not isinstance(child, GraphModule):
+            continue
+        calls = [n for n in child.graph.nodes if n.op == "call_function" and n.target in OWN]
+        for node in calls:
+            node.target = OWN[node.target]
+        if calls:
+            child.recompile()

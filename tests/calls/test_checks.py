@@ -1,0 +1,60 @@
+"""A check of a tensor that does not hold raises, as in eager."""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import irc
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+WAYS: dict[str, Callable[..., Callable[..., Any]]] = {
+    "irc.compile": irc.compile,
+    "torch.compile": partial(torch.compile, backend="irc"),
+}
+
+
+def asserted(x: Tensor) -> Tensor:
+    y = x * 2
+    assert (y > 0).all(), "not positive"
+    return y + 1
+
+
+CHECK: Any = torch.ops.aten._assert_async
+
+
+def asynchronous(x: Tensor) -> Tensor:
+    y = x * 2
+    CHECK.msg((y > 0).all(), "not positive")
+    CHECK.default(y.isfinite().all())
+    return y + 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("call", [asserted, asynchronous])
+def test_a_check_is_made_in_each_call(call: Any, way: str, grad: bool, dynamic: bool) -> None:
+    torch._dynamo.reset()
+    run = WAYS[way](call, dynamic=dynamic)
+    good = torch.rand(3) + 1
+    with torch.set_grad_enabled(grad):
+        for _ in range(3):
+            x = good.clone().requires_grad_(grad)
+            result = run(x)
+            torch.testing.assert_close(result, good * 2 + 1)
+            if grad:
+                result.sum().backward()
+                torch.testing.assert_close(x.grad, torch.full((3,), 2.0))
+            with pytest.raises((AssertionError, RuntimeError), match="not positive"):
+                run((-good).requires_grad_(grad))
+        if call is asynchronous:
+            with pytest.raises(RuntimeError):
+                run(good / 0)
