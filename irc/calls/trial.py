@@ -145,8 +145,30 @@ def undone(written: Sequence[torch.Tensor]) -> Generator[None]:
                 each.detach().copy_(value)
 
 
+@contextmanager
+def unwritten(held: Sequence[torch.Tensor]) -> Generator[None]:
+    """Give tensors back what they held after a trial; those that it left alone are not touched.
+
+    What autograd has saved of those may not count another write.
+    """
+    kept = [each.detach().clone() for each in held]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for each, value in zip(held, kept, strict=True):
+                now = each.detach()
+                if not ((now == value) | ((now != now) & (value != value))).all():
+                    now.copy_(value)
+
+
 def tried(
-    own: Flat, torchs: Flat, *, copies: bool, told: Callable[[str], object] = lambda _: None
+    own: Flat,
+    torchs: Flat,
+    *,
+    copies: bool,
+    held: Sequence[torch.Tensor] = (),
+    told: Callable[[str], object] = lambda _: None,
 ) -> Flat:
     """Return what runs a graph of Dynamo; its first call shows whether torch is faster.
 
@@ -154,6 +176,8 @@ def tried(
         own: what was compiled; takes the graph's arguments.
         torchs: runs the graph as eager mode does.
         copies: try them on copies of the arguments: the graph writes to them, or records gradients.
+        held: tensors that the graph has besides, such as what an optimizer updates: a trial leaves
+            them as they are.
         told: is told why, where torch is to run it.
     """
     chosen: Flat | None = None
@@ -166,7 +190,7 @@ def tried(
         with lock:
             if chosen is None:
                 full.extend(i for i, each in enumerate(args) if _has_elements(each))
-                seconds = _timed(own, torchs, args, copies=copies)
+                seconds = _timed(own, torchs, args, held, copies=copies)
                 chosen = own
                 if seconds is not None and is_slower(*seconds):
                     told(timed_text(*seconds))
@@ -203,14 +227,14 @@ class Note:
 
 
 def _timed(
-    own: Flat, torchs: Flat, args: Sequence[Any], *, copies: bool
+    own: Flat, torchs: Flat, args: Sequence[Any], held: Sequence[torch.Tensor], *, copies: bool
 ) -> tuple[float, float] | None:
     given = _copies(args) if copies else args
-    if given is None:
+    if given is None or sum(each.nbytes for each in held) > MOST_BYTES:
         return None
     entry = getattr(_here, "notes", None) is not None
     try:
-        with undone(()):
+        with undone(()), unwritten(held):
             return timed(_both_ways(own, given), _both_ways(torchs, given), entry=entry)
     except Exception:  # the call itself is to raise what it raises
         return None

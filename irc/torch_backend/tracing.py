@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import torch
@@ -81,7 +82,7 @@ def compile_graph(
             def told(why: str) -> None:
                 note_left(options, FallBack("timing", "a graph", why, first_line(gm)))
 
-            return tried(run, gm.forward, copies=changes, told=told)
+            return tried(run, gm.forward, copies=changes, held=_held(gm), told=told)
         return run
     except Exception as error:  # what it is, leave() decides
         if fakes is not None:
@@ -89,6 +90,12 @@ def compile_graph(
         leave("a graph", error, options)
         counters["graphs run by torch"] += 1
         return gm.forward
+
+
+def _held(gm: GraphModule) -> list[torch.Tensor]:
+    """Return the tensors that a graph has for attributes, as those of an optimizer."""
+    found = [attrgetter(node.target)(gm) for node in gm.graph.find_nodes(op="get_attr")]
+    return list({id(x): x for x in found if isinstance(x, torch.Tensor)}.values())
 
 
 def _with_drawn(gm: GraphModule, inputs: Sequence[Any], run: Flat) -> Flat:
