@@ -230,7 +230,7 @@ def _timed(
     own: Flat, torchs: Flat, args: Sequence[Any], held: Sequence[torch.Tensor], *, copies: bool
 ) -> tuple[float, float] | None:
     given = _copies(args) if copies else args
-    if given is None or sum(each.nbytes for each in held) > MOST_BYTES:
+    if given is None or not _may_be_copied(held):
         return None
     entry = getattr(_here, "notes", None) is not None
     try:
@@ -280,11 +280,7 @@ def _copies(args: Sequence[Any]) -> list[Any] | None:
     They are nobody else's leaves: hooks of the caller's see nothing of a trial.
     """
     tensors = [each for each in args if isinstance(each, torch.Tensor)]
-    if not all(type(each) in (torch.Tensor, torch.nn.Parameter) for each in tensors):
-        return None
-    if any(each.layout is not torch.strided or each.is_meta for each in tensors):
-        return None
-    if sum(each.nbytes for each in tensors) > MOST_BYTES:
+    if not _may_be_copied(tensors):
         return None
     if clash(tensors, range(len(tensors))) is not None:
         return None
@@ -294,6 +290,15 @@ def _copies(args: Sequence[Any]) -> list[Any] | None:
         else each
         for each in args
     ]
+
+
+def _may_be_copied(tensors: Sequence[torch.Tensor]) -> bool:
+    """True for tensors with plain memory, and not too much of it."""
+    if not all(type(each) in (torch.Tensor, torch.nn.Parameter) for each in tensors):
+        return False
+    if any(each.layout is not torch.strided or each.is_meta for each in tensors):
+        return False
+    return sum(each.nbytes for each in tensors) <= MOST_BYTES
 
 
 def _both_ways(run: Flat, args: Sequence[Any]) -> Callable[[], object]:
