@@ -47,6 +47,7 @@ from irc.backends.cpu.quantized.amx_writer import TileProductWriter
 from irc.backends.cpu.quantized.depthwise import TapsWriter
 from irc.backends.cpu.quantized.product import read_packed
 from irc.backends.cpu.quantized.writer import PackedWeightsWriter
+from irc.backends.cpu.recurrent.write import write_recurrent
 from irc.backends.cpu.vector.builder import Builder, Operand
 from irc.dialects.size import Dim, Size, UnboundSizeError
 from irc.dialects.task import BufferType, KernelOp, LoadOp
@@ -56,7 +57,7 @@ from irc.errors import InternalError, IrcError
 
 OPEN_CHUNKS = 32
 """Into how many parts a kernel is divided at most whose sizes are known only when it runs."""
-OPEN = ("rows", "matmul", "attention", "convolution", "along")
+OPEN = ("rows", "matmul", "attention", "convolution", "along", "recurrent")
 """Templates that take sizes when they run."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.$-]*")
 _PREFIX = "; irc-kernel "
@@ -171,7 +172,7 @@ class Written(NamedTuple):
     ``work``: multiplications, where they are not one for each point of its loops.
     """
 
-    scratch_bytes: int
+    scratch_bytes: Dim
     parallel: bool
     template: str
     pieces: int = 1
@@ -188,6 +189,8 @@ def _write(
         return Written(*write_attention_backward(b, kernel, features, buffers))
     if kernel.template.data == "along":
         return Written(*write_along(b, kernel, features, buffers))
+    if kernel.template.data == "recurrent":
+        return Written(*write_recurrent(b, kernel, features, buffers))
     nest = simplify(read(kernel))
     if kernel.template.data == "packed" and (quantised := read_packed(nest)) is not None:
         if quantised.form == "taps":

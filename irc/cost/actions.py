@@ -27,6 +27,7 @@ from irc.dialects.comm import (
 )
 from irc.dialects.flow import EXPECTED, FlowOp, tensor
 from irc.dialects.placement import Mesh
+from irc.dialects.recurrent import KernelRecurrentOp
 from irc.dialects.task import (
     BufferType,
     IndexOp,
@@ -192,6 +193,8 @@ def kernel_work(kernel: KernelOp, device: Device) -> dict[str, float]:
             add(op.operands[0], full * (_products(op.form) + SOFTMAX_FLOPS))
         elif isinstance(op, KernelAttentionBackwardOp):
             add(op.operands[0], full * (_gradient_products(op.form) + SOFTMAX_FLOPS))
+        elif isinstance(op, KernelRecurrentOp):
+            add(op.operands[0], 2 * full)
         elif isinstance(op, KernelAlongOp):
             steps = ceil(log2(max(kernel.space_extents[-1], 2))) if op.form.fn == "sort" else 1
             add(op.operands[0], full * steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import prod
 
 from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import Attribute, SSAValue
@@ -11,6 +12,7 @@ from irc.dialects.along import KernelAlongOp, reach_of_row
 from irc.dialects.attention import KernelAttentionOp, reach_of_role
 from irc.dialects.flow import to_attribute
 from irc.dialects.mapping import MappingAttr, spatial
+from irc.dialects.recurrent import KernelRecurrentOp
 from irc.dialects.size import Dim, least, value_of
 from irc.dialects.task import (
     BufferType,
@@ -109,6 +111,8 @@ def _reaches(kernel: KernelOp) -> Iterator[tuple[str, Dim, Dim, Dim]]:
         if isinstance(op, KernelAlongOp):
             for role, place in op.form.places.items():
                 yield (role, *reach_of_row(place, op.form), place.size)
+        if isinstance(op, KernelRecurrentOp):
+            yield from _reaches_of_cell(op)
         if not isinstance(op, LoadOp | StoreOp):
             continue
         if isinstance(op, LoadOp) and op.bounds is not None:
@@ -116,3 +120,13 @@ def _reaches(kernel: KernelOp) -> Iterator[tuple[str, Dim, Dim, Dim]]:
         buffer = op.inputs[0 if isinstance(op, LoadOp) else 1].type
         assert isinstance(buffer, BufferType)
         yield (op.name, *reach_of(op), buffer.elements)
+
+
+def _reaches_of_cell(op: KernelRecurrentOp) -> Iterator[tuple[str, Dim, Dim, Dim]]:
+    form = op.form
+    for role, value in zip(op.plain["roles"], op.inputs, strict=True):
+        kind = value.type
+        assert isinstance(kind, BufferType)
+        size = prod(form.shape(role), start=1) if role != "x" else 0
+        low, high = (0, size + -1) if role != "x" else form.reach()
+        yield role, low, high, kind.elements

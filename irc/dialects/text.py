@@ -23,6 +23,7 @@ from irc.dialects.comm import Comm
 from irc.dialects.dominance import verify_module
 from irc.dialects.flow import Flow
 from irc.dialects.printer import text_of
+from irc.dialects.recurrent import KernelRecurrentOp
 from irc.dialects.sbp import Sbp
 from irc.dialects.task import Task
 from irc.errors import IrcError
@@ -67,6 +68,7 @@ def context() -> Context:
     ctx.load_op(KernelAlongOp)
     ctx.load_op(KernelAttentionOp)
     ctx.load_op(KernelAttentionBackwardOp)
+    ctx.load_op(KernelRecurrentOp)
     return ctx
 
 

@@ -12,6 +12,7 @@ from irc.dialects.along import KernelAlongOp
 from irc.dialects.attention import KernelAttentionOp
 from irc.dialects.attention_backward import KernelAttentionBackwardOp
 from irc.dialects.flow import to_python
+from irc.dialects.recurrent import KernelRecurrentOp
 from irc.dialects.task import (
     KernelBodyOp,
     KernelOp,
@@ -25,6 +26,7 @@ from irc.errors import InternalError
 from irc.interpret.along import run_along
 from irc.interpret.attention import run_attention
 from irc.interpret.attention_backward import run_attention_backward
+from irc.interpret.recurrent import run_recurrent
 from irc.runtime import library
 from irc.runtime.dtypes import dtypes
 
@@ -62,6 +64,9 @@ def run_body(
         return
     if isinstance(along := kernel.body.block.first_op, KernelAlongOp):
         run_along(along, tasks, buffers, counts, dtype)
+        return
+    if isinstance(cell := kernel.body.block.first_op, KernelRecurrentOp):
+        run_recurrent(cell, tasks, buffers, counts, dtype)
         return
     if kernel.part_lengths:
         _run_parts(kernel, tasks, buffers, counts, dtype)

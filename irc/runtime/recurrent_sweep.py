@@ -1,9 +1,9 @@
 """RNN, GRU and LSTM of ONNX by one native loop over time, where their form allows it.
 
-The loop is a function of the CPU backend (:mod:`irc.backends.cpu.recurrent`), which is compiled for
-a kind of cell and a number of units. What is called
-of torch beside it only makes memory: a call of a small net costs little. The directions and rows of
-a large one are divided among threads, which nobody waits for (:mod:`irc.runtime.shared_jobs`).
+The loop is a function of the CPU backend (:mod:`irc.backends.cpu.recurrent.sweep`), compiled for a
+kind of cell and a number of units. What is called of torch beside it only makes memory: a call of a
+small net costs little. The directions and rows of a large one are divided among threads, which
+nobody waits for (:mod:`irc.runtime.shared_jobs`).
 """
 
 # pyright: basic
@@ -15,19 +15,23 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from irc.ops.recurrent import (
+    GATES,
+    MOST_ROWS,
+    ROWS,
+    SIMPLE,
+    UNIT,
+    columns,
+    loop_of,
+    padded,
+    rows,
+    simple,
+)
 from irc.runtime.shared_jobs import share
 
 if TYPE_CHECKING:
     import torch
 
-SIMPLE: Mapping[str, str] = {"Tanh": "tanh", "Sigmoid": "sigmoid", "Relu": "relu"}
-"""Activations without parameters, and flow's name for each."""
-GATES: Mapping[str, int] = {"RNN": 1, "GRU": 3, "GRU before": 3, "LSTM": 4}
-"""Parts of a row of the weights, for each kind of loop."""
-MOST_ROWS = 32
-"""Of a batch: a library reads a matrix once for all rows of a larger one."""
-ROWS = 4
-"""Rows of a batch that the loop does together."""
 SHARED = 1 << 24
 """Multiplications of a call, from which on threads share it: about half a millisecond."""
 
@@ -40,7 +44,7 @@ def fits(kind: str, operands: Sequence[Any], options: Mapping[str, Any]) -> bool
     x, w, lengths, peepholes = (operands[i] for i in (0, 1, 4, 7))
     state = (w.shape[0], x.shape[1], options["hidden"])
     return (
-        all(name in SIMPLE for name in options["activations"])
+        simple(options["activations"])
         and (peepholes is None and options["clip"] is None)
         and not (options["input_forget"] or options["layout"])
         and all(_is_plain(v) for i, v in enumerate(operands) if v is not None and i != 4)
@@ -61,8 +65,7 @@ def _is_plain(value: torch.Tensor) -> bool:
 
 
 def _loop(kind: str, options: Mapping[str, Any]) -> str:
-    """Return what the backend calls a kind of cell."""
-    return "GRU before" if kind == "GRU" and not options["linear_before_reset"] else kind
+    return loop_of(kind, resets_after=bool(options["linear_before_reset"]))
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,7 @@ class Packed:
     """The weights of one direction as the loop reads them, with P padded units.
 
     Attributes:
-        inputs: of the inputs' products; see :func:`irc.backends.cpu.recurrent.sweep`, also for
-            ``recurrent``.
+        inputs: of the inputs' products; see :mod:`irc.ops.recurrent`, also for ``recurrent``.
         added: ``[gates * P]``, to the products with the inputs.
         recurrent: of the hidden state's products.
         inner: ``[P]``, to a GRU's product before the reset gate.
@@ -98,11 +100,10 @@ class Packed:
         import torch
         from torch.nn.functional import pad
 
-        native: Any = import_module("irc.backends.cpu.recurrent")
+        native: Any = import_module("irc.backends.cpu.recurrent.sweep")
         w, r, bias = weights
-        gates, lanes = GATES[kind], native.lanes()
-        padded = native.padded(kind, hidden)
-        more = padded - hidden
+        gates, whole, long = GATES[kind], padded(hidden), rows(kind, hidden)
+        more = whole - hidden
 
         def units(value: torch.Tensor) -> torch.Tensor:
             """Pad the units of each gate."""
@@ -111,16 +112,15 @@ class Packed:
 
         both = w.new_zeros(2 * gates * hidden) if bias is None else bias
         added, within = (units(part)[..., 0] for part in both.chunk(2))
-        inner = within.new_zeros(padded)
+        inner = within.new_zeros(whole)
         if kind == "GRU":
             inner = within[2].clone()
             within = torch.cat([within[:2], torch.zeros_like(within[2:])])
-        # [gates, padded, rows] to [padded / lanes, rows, gates, lanes]
-        rows = native.rows(kind, hidden)
-        matrix = pad(units(r), (0, rows - hidden)).reshape(gates, padded // lanes, lanes, rows)
-        # [gates * padded, inputs] to [gates * padded / columns, inputs, columns]
-        columns = native.columns(kind, hidden)
-        of_inputs = units(w).reshape(gates * padded // columns, columns, w.shape[1])
+        # [gates, P, rows] to [P / UNIT, rows, gates, UNIT]
+        matrix = pad(units(r), (0, long - hidden)).reshape(gates, whole // UNIT, UNIT, long)
+        # [gates * P, inputs] to [gates * P / columns, inputs, columns]
+        width = columns(kind, hidden)
+        of_inputs = units(w).reshape(gates * whole // width, width, w.shape[1])
         packed = (
             of_inputs.transpose(1, 2).contiguous(),
             (added + within).reshape(-1).contiguous(),
@@ -183,11 +183,11 @@ def write(
     x, first_h, first_c = operands[0].contiguous(), operands[5], operands[6]
     steps, batch, inputs = x.shape
     hidden, directions = options["hidden"], len(weights)
-    padded = weights[0].inner.shape[0]
-    more = padded - hidden
+    wide = padded(hidden)
+    more = wide - hidden
     gates = GATES[loop := _loop(kind, options)]
     y = out[0]
-    zeros = (directions, batch, padded)
+    zeros = (directions, batch, wide)
     h = x.new_zeros(zeros) if first_h is None else _padded(first_h, more)
     if loop == "GRU before":
         cell = None
@@ -196,11 +196,11 @@ def write(
         cell = x.new_zeros(zeros) if first_c is None else _padded(first_c, more).clone()
     else:
         cell = out[2].zero_() if first_c is None else out[2].copy_(first_c)
-    states = x.new_empty(steps, directions, batch, padded) if more else y
+    states = x.new_empty(steps, directions, batch, wide) if more else y
     ends = _ends(operands[4], steps)
     if ends is not None:
         states.zero_()  # what lies behind the end of a sequence
-    row_bytes, stride = FLOAT_BYTES * padded, directions * batch * padded
+    row_bytes, stride = FLOAT_BYTES * wide, directions * batch * wide
     work = steps * batch * gates * hidden * (inputs + hidden) * directions
     threads = 1 if work < SHARED else _num_threads()
     parts = _parts(x, ends, -(-threads // directions))
@@ -209,8 +209,8 @@ def write(
         w, added, r, inner = one.addresses
         for row, length, count, values in parts:
             place = (d * batch + row) * row_bytes
-            used = x.new_empty(length * count * padded * gates)
-            kept = x.new_empty(2 * padded) if cell is None else cell
+            used = x.new_empty(length * count * wide * gates)
+            kept = x.new_empty(2 * wide) if cell is None else cell
             arguments = (
                 values.data_ptr(), w, added, used.data_ptr(), r, inner, h.data_ptr() + place,
                 kept.data_ptr() + (0 if cell is None else place), states.data_ptr() + place,

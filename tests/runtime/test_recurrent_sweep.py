@@ -12,10 +12,10 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from irc import onnx as irc_onnx
-from irc.backends.cpu import recurrent as native
 from irc.backends.cpu.features import AVX2, BASELINE, host
+from irc.backends.cpu.recurrent.sweep import written
+from irc.ops.recurrent import GATES, UNIT, padded, rows
 from irc.runtime import recurrent, recurrent_sweep
-from irc.runtime.recurrent_sweep import GATES
 
 CELLS = {"RNN": recurrent._rnn_step, "GRU": recurrent._gru_step, "LSTM": recurrent._lstm_step}
 DEFAULTS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
@@ -135,10 +135,10 @@ def test_what_the_loop_does_not_do_is_left_to_torch(index: int, value: torch.Ten
 
 @pytest.mark.parametrize("features", [host(), AVX2, BASELINE])
 def test_the_function_is_written_for_any_machine(features: Any) -> None:
-    text = native.written("GRU", 20, ("sigmoid", "tanh"), features)
-    assert f"<{features.float_lanes} x float>" in text
+    text = written("GRU", 20, ("sigmoid", "tanh"), features)
+    assert f"<{UNIT} x float>" in text
     for kind in GATES:  # a row of the state is read up to there
-        assert native.padded(kind, 20, features) >= native.rows(kind, 20)
+        assert padded(20) >= rows(kind, 20)
     assert ("@llvm.fma" in text) is features.fma
 
 

@@ -27,6 +27,7 @@ from irc.kernels.launches.kernel_table import KernelTable
 from irc.kernels.launches.launcher import Launcher
 from irc.kernels.launches.places import Places
 from irc.kernels.orders import Orders, returned_order, stores_anyhow
+from irc.kernels.recurrent import is_recurrent, packed_cell
 from irc.kernels.wide_sums import wide_sums
 
 
@@ -79,6 +80,8 @@ class _Walk:
             self._gradients(op)
         elif is_along(op, self.table.target):
             self._along(op)
+        elif is_recurrent(op, self.table.target, self.table.fixed, any_rows=self.table.any_rows):
+            self._recurrent(op)
         else:
             strided = isinstance(op, FlowOp) and op.name.startswith("flow.")
             for index, value in enumerate(op.operands):
@@ -127,6 +130,20 @@ class _Walk:
         for each in reversed(made):
             if each is not op:
                 each.erase()
+        self._replace(op, results)
+
+    def _recurrent(self, op: Operation) -> None:
+        """Launch the kernel of a recurrent cell, and before it what packs the cell's weights."""
+        assert isinstance(op, FlowOp)
+        packed = packed_cell(op)
+        for each in packed.weights:
+            self.rewrite(each)
+        self.places.at = op
+        named: dict[SSAValue, SSAValue] = dict(zip(packed.op.outputs, op.outputs, strict=True))
+        results = self.launcher.launch(
+            [packed.op], list(packed.op.outputs), {}, op, free=False, named=named
+        )
+        self.gone.append(packed.op)
         self._replace(op, results)
 
     def _in_parts(self, op: FlowOp, parts: int) -> list[SSAValue]:

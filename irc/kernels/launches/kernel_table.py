@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from xdsl.dialects.builtin import ArrayAttr, StringAttr
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import EXPECTED, FlowOp, id_of
+from irc.dialects.flow import EXPECTED, ExternOp, FlowOp, id_of
 from irc.dialects.task import KernelOp
 from irc.kernels.along import along_kernel, is_along
 from irc.kernels.attention import attention_kernel, is_attention
@@ -17,6 +17,7 @@ from irc.kernels.lower import Lowered, lower
 from irc.kernels.names import hint, identity
 from irc.kernels.nest import nest_of
 from irc.kernels.orders import Orders
+from irc.kernels.recurrent import TARGET, recurrent_kernel
 from irc.kernels.trace import Stored
 from irc.kernels.weights.fixed import Fixed
 from irc.kernels.weights.panels import Packed, packed, weight_of
@@ -57,6 +58,8 @@ class KernelTable:
             return along_kernel(ops[0], source)
         if is_attention_backward(ops[0], self.target):
             return attention_backward_kernel(ops[0], source, orders, self.target)
+        if isinstance(ops[0], ExternOp) and ops[0].target.data == TARGET:
+            return recurrent_kernel(ops[0], source)
         nest = nest_of(ops, outputs, source, orders)
         sources = [id_of(op) for op in ops if op.name in COMPUTE_OPS | FREE_OPS]
         made = lower(nest, name=hint(nest), target=self.target, loc=loc, sources=sources)

@@ -26,6 +26,7 @@ are tiles of the first plan's size, whatever the others have: a GPU's are a matt
 SCHEDULED = {
     "rows": "rows",
     "along": "rows",
+    "recurrent": "rows",
     "matmul": "matmul",
     "packed": "packed",
     "convolution": "convolution",

@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from irc.backends.cpu import emit, recurrent
+from irc.backends.cpu import emit
 from irc.backends.cpu.features import AVX2, AVX512, BASELINE, Features
 from irc.backends.cpu.jit import optimise
 from irc.backends.cpu.native import machine
+from irc.backends.cpu.recurrent.sweep import written
 from irc.dialects.task import KernelOp
 from tests.backends.cpu.attention_cases import Case
 from tests.backends.cpu.test_convolution import kernels
@@ -79,7 +80,7 @@ def test_tiles_for_more_registers_than_there_are_spill(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
 def test_sums_of_gates_do_not_spill(kind: str, name: str) -> None:
     functions = ("tanh",) if kind == "RNN" else ("sigmoid", "tanh", "tanh")
-    text = recurrent.written(kind, 128, functions, PROCESSORS[name])
+    text = written(kind, 128, functions, PROCESSORS[name])
     products, spilling = spilling_loops(text, PROCESSORS[name])
     assert products and not spilling
 

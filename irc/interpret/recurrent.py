@@ -1,0 +1,131 @@
+"""``task.recurrent`` on tasks as the mapping gives them: a row of a direction at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+from irc.dialects.recurrent import KernelRecurrentOp
+from irc.dialects.size import value_of
+from irc.interpret.role_memory import RoleMemory
+from irc.ops.recurrent import UNIT, columns
+
+if TYPE_CHECKING:
+    import torch
+
+
+def run_recurrent(
+    op: KernelRecurrentOp,
+    tasks: torch.Tensor,
+    buffers: Sequence[torch.Tensor],
+    counts: Sequence[torch.Tensor],
+    dtype: torch.dtype | None,
+) -> None:
+    """Run the kernel of a ``task.recurrent`` for some tasks.
+
+    Args:
+        op: the body of the kernel.
+        tasks: [tasks, 2], a direction and a row each, inside the space.
+        buffers: flat, inputs then outputs.
+        counts: one per output; counts the stores to each element.
+        dtype: compute floats in it; None means their own.
+
+    Raises:
+        InternalError: where an address lies outside its buffer.
+    """
+    rows = _Rows(op, buffers, counts, dtype)
+    for task in tasks:
+        rows.run(int(task[0]), int(task[1]))
+
+
+class _Rows:
+    """Rows of a batch by themselves."""
+
+    def __init__(
+        self,
+        op: KernelRecurrentOp,
+        buffers: Sequence[torch.Tensor],
+        counts: Sequence[torch.Tensor],
+        dtype: torch.dtype | None,
+    ) -> None:
+        self.form = op.form
+        self.steps, self.batch = (value_of(n, {}) for n in (self.form.steps, self.form.batch))
+        self.memory = RoleMemory(op, buffers, counts, dtype)
+
+    def run(self, d: int, row: int) -> None:
+        """Compute and store the states of a row in a direction."""
+        import torch
+
+        form, hidden = self.form, self.form.hidden
+        steps = self.steps
+        if "lengths" in form.buffers:
+            length = int(self._read("lengths", torch.tensor([row]), "i32"))
+            steps = min(max(length, 0), steps)
+        self._load_weights(d)
+        state = torch.arange(hidden) + (d * self.batch + row) * hidden
+        zero = torch.zeros(hidden, dtype=self.w.dtype)
+        h = self._read("h", state) if "h" in form.buffers else zero
+        c = self._read("c", state) if "c" in form.buffers else zero
+        back = form.backwards if form.directions == 1 else d == 1
+        order = range(steps)
+        per_step = form.directions * self.batch * hidden
+        for t in (*(reversed(order) if back else order), *range(steps, self.steps)):
+            if t < steps:
+                place = form.offset + form.strides[0] * t + form.strides[1] * row
+                x = self._read("x", torch.arange(form.inputs) + value_of(place, {}))
+                h, c = self._step(x, h, c)
+            self._store("y", state + t * per_step, h if t < steps else zero)
+        self._store("last", state, h)
+        if form.kind == "LSTM":
+            self._store("last_cell", state, c)
+
+    def _load_weights(self, d: int) -> None:
+        """Read a direction's weights as they were before they were packed, units in rows."""
+        form, hidden, whole = self.form, self.form.hidden, self.form.padded
+        width = columns(form.kind, hidden)
+        w = self._weight("w", d).reshape(-1, form.inputs, width).transpose(1, 2)
+        r = self._weight("r", d).reshape(whole // UNIT, -1, form.gates, UNIT)
+        r = r.permute(2, 0, 3, 1).reshape(form.gates, whole, -1)
+        self.w = w.reshape(form.gates, whole, form.inputs)[:, :hidden]
+        self.r = r[:, :hidden, :hidden]
+        self.added = self._weight("added", d).reshape(form.gates, whole)[:, :hidden]
+        self.inner = self.added.new_zeros(hidden)
+        if "inner" in form.buffers:
+            self.inner = self._weight("inner", d)[:hidden]
+
+    def _step(
+        self, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the state and the cell after a step."""
+        import torch
+
+        form = self.form
+        gate, *more = (getattr(torch, name) for name in form.activations)
+        p, products = self.w @ x + self.added, self.r @ h
+        match form.kind:
+            case "RNN":
+                return gate(p[0] + products[0]), c
+            case "LSTM":
+                i, o, f = (gate(p[g] + products[g]) for g in range(3))
+                c = f * c + i * more[0](p[3] + products[3])
+                return o * more[1](c), c
+            case _:
+                z, r = (gate(p[g] + products[g]) for g in range(2))
+                inner = r * (products[2] + self.inner)
+                if form.kind == "GRU before":
+                    inner = self.r[2] @ (r * h)
+                n = more[0](p[2] + inner)
+                return (1 - z) * n + z * h, c
+
+    def _weight(self, role: str, d: int) -> torch.Tensor:
+        import torch
+
+        size = prod(value_of(n, {}) for n in self.form.shape(role)[1:])
+        return self._read(role, torch.arange(size) + d * size)
+
+    def _read(self, role: str, address: torch.Tensor, dtype: str = "f32") -> torch.Tensor:
+        return self.memory.read(self.form.buffers[role], address, dtype)
+
+    def _store(self, role: str, address: torch.Tensor, value: torch.Tensor) -> None:
+        self.memory.store(self.form.buffers[role], address, value)

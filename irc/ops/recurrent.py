@@ -1,0 +1,62 @@
+"""RNN, GRU and LSTM as native loops read them: kinds, gates, and how weights are laid out.
+
+A loop computes :data:`UNIT` hidden units at once, whatever the machine: a vector of AVX-512, two of
+AVX2. So weights that are packed once serve every kind of processor. Hidden units are padded to
+whole units, with weights of zero. With P padded units and H hidden ones, all float32:
+
+- the inputs' weights, ``[gates * P / columns, inputs, columns]``;
+- what is added to their products, ``[gates * P]``;
+- the recurrent weights, ``[P / UNIT, rows, gates, UNIT]``, rows padded to whole chains of sums;
+- what is added to a GRU's product before the reset gate, ``[P]``.
+
+Gates lie as ONNX has them: z, r, n of a GRU, i, o, f, g of an LSTM. A GRU's reset gate is applied
+after its product, or (``GRU before``) before it: then the new value is a second product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+GATES: Mapping[str, int] = {"RNN": 1, "GRU": 3, "GRU before": 3, "LSTM": 4}
+"""Parts of a row of the weights, for each kind of loop."""
+FUNCTIONS: Mapping[str, int] = {"RNN": 1, "GRU": 2, "GRU before": 2, "LSTM": 3}
+"""Activations of a direction: of the gates, of the new value, of the cell."""
+CHAINS: Mapping[str, int] = {"RNN": 8, "GRU": 2, "GRU before": 4, "LSTM": 2}
+"""Rows of the matrix that are added up apart, so that no sum waits for the one before."""
+SIMPLE: Mapping[str, str] = {"Tanh": "tanh", "Sigmoid": "sigmoid", "Relu": "relu"}
+"""Activations without parameters, and flow's name for each."""
+UNIT = 16
+"""Hidden units that are computed at once."""
+MOST_ROWS = 32
+"""Of a batch: a library reads a matrix once for all rows of a larger one."""
+ROWS = 4
+"""Rows of a batch that a loop does together."""
+
+
+def padded(hidden: int) -> int:
+    """Return what hidden units are padded to.
+
+    >>> padded(1), padded(16), padded(33)
+    (16, 16, 48)
+    """
+    return -(-hidden // UNIT) * UNIT
+
+
+def rows(kind: str, hidden: int) -> int:
+    """Return how many rows the recurrent weights are padded to; not more than :func:`padded`."""
+    return -(-hidden // CHAINS[kind]) * CHAINS[kind]
+
+
+def columns(kind: str, hidden: int) -> int:
+    """Return how many gates' units lie beside each other in the weights of the inputs."""
+    return UNIT * (2 if GATES[kind] * padded(hidden) // UNIT % 2 == 0 else 1)
+
+
+def loop_of(kind: str, *, resets_after: bool) -> str:
+    """Return the kind of loop of an op of ONNX, which says when a GRU's reset gate is applied."""
+    return "GRU before" if kind == "GRU" and not resets_after else kind
+
+
+def simple(activations: Sequence[str]) -> bool:
+    """True where loops know all activations, by ONNX's names."""
+    return all(name in SIMPLE for name in activations)
