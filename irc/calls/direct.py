@@ -63,7 +63,7 @@ def direct(
         is_single: the module returns one tensor, not a tuple.
         views: of the results, those whose dims lie in another order: all of the memory.
     """
-    if not executor.is_kernels_alone():
+    if executor.show is not None or not executor.is_kernels_alone():
         return None
     takes, makes = range(quick.count), range(len(executor.made))
     names: dict[str, Any] = {

@@ -160,10 +160,13 @@ class KernelRecurrentOp(KernelBodyOp):
     def _verify_roles(self, kind: str, roles: tuple[str, ...]) -> None:
         order = [role for role in (*INPUTS, *OUTPUTS) if role in roles]
         needed = {"x", "w", "added", "r", "y", "last"}
-        needed |= {"inner"} if kind == "GRU" else set()
-        needed |= {"last_cell"} if kind == "LSTM" else set()
-        known = needed | {"lengths", "h"} | ({"c"} if kind == "LSTM" else set())
-        if list(roles) != order or not needed <= set(roles) <= known:
+        if kind == "GRU":
+            needed.add("inner")
+        optional = {"lengths", "h"}
+        if kind == "LSTM":
+            needed.add("last_cell")
+            optional.add("c")
+        if list(roles) != order or not needed <= set(roles) <= needed | optional:
             raise VerifyException(f"{kind} has roles {', '.join(roles)}")
         if len(roles) != len(self.inputs) or not all(v in self.kernel.args for v in self.inputs):
             raise VerifyException("task.recurrent takes a buffer of its kernel for each role")

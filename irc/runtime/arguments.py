@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from math import prod
 
 import torch
 
@@ -102,7 +103,34 @@ class Outputs:
             buffer.storage == "output" for _, buffer in self._shown
         )
 
+    def forms(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
+        """Return shape and strides of each output, where each is all of its memory, in order.
+
+        Memory that has these from the start is the output, and need not be shown as one.
+        """
+        if [k for k, _ in self._shown] != list(range(len(self.roots))):
+            return None
+        forms: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        for k, buffer in self._shown:
+            is_view, strides = buffer.storage == "alias", buffer.dense_strides
+            if is_view and (buffer.offset or not _is_dense(buffer.shape, strides)):
+                return None
+            if prod(buffer.shape) != prod(self.fresh[k][1]):
+                return None
+            forms.append((tuple(buffer.shape), tuple(strides)))
+        return forms
+
     def show(self, fresh: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         if self.are_plain:
             return tuple(fresh)
         return tuple(view_of(fresh[k], buffer) for k, buffer in self._shown)
+
+
+def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """True where elements lie without gaps, each at its own place, in whatever order of dims."""
+    step = 1
+    for stride, size in sorted((s, n) for s, n in zip(strides, shape, strict=True) if n != 1):
+        if stride != step:
+            return False
+        step *= size
+    return True

@@ -113,7 +113,6 @@ class Executor:
             driver.calls_entries
             and len(plan.actions) == 1
             and only_kernels
-            and self._outputs.are_plain
             and not (self._copies or updated or distributed)
             # Only what is empty may have no address: an entry refuses that of any other.
             and all(0 not in shape for shape in (*(s.shape for s in self._inputs), *made_shapes))
@@ -291,6 +290,20 @@ class Executor:
         lease = self.new_lease() if not self.leases else self.leases.pop()
         self.leases.append(lease)
         return lease.entry is not None
+
+    @property
+    def show(self) -> Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] | None:
+        """What returns the outputs in their memory; None where they are all of it, in order."""
+        return None if self._outputs.are_plain else self._outputs.show
+
+    @property
+    def forms(self) -> list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]] | None:
+        """Shape, strides and dtype of memory that is the outputs; None where some share memory."""
+        forms = self._outputs.forms()
+        if forms is None:
+            return None
+        dtypes = (dtype for _, _, dtype in self._outputs.fresh)
+        return [(*form, dtype) for form, dtype in zip(forms, dtypes, strict=True)]
 
     @property
     def is_stale(self) -> Callable[[], bool] | None:

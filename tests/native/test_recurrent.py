@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import irc
+from irc import onnx as irc_onnx
 from irc.exports import compile_file
 from irc.ops.recurrent import GATES
 from irc.runtime import load
@@ -35,7 +35,7 @@ def model(path: Path, kind: str, steps: Any, batch: Any, *, lengths: bool, both:
     ]
     states = ["h", "c"] if kind == "LSTM" else ["h"]
     operands = ["t", "w", "r", "b", "n" if lengths else "", *states]
-    more = {"linear_before_reset": 1} if kind == "GRU" else {}
+    more: dict[str, Any] = {"linear_before_reset": 1} if kind == "GRU" else {}
     direction = "bidirectional" if both else "forward"
     nodes = [
         helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0, 2]),
@@ -59,7 +59,7 @@ def feeds_of(path: Path, sizes: dict[str, int]) -> dict[str, np.ndarray]:
     draw = np.random.default_rng(1)
     found = {}
     for each in onnxruntime.InferenceSession(path).get_inputs():
-        shape = [sizes.get(n, n) for n in each.shape]
+        shape: list[Any] = [sizes.get(n, n) for n in each.shape]
         found[each.name] = draw.standard_normal(shape).astype(np.float32)
         if each.type == "tensor(int32)":
             found[each.name] = np.arange(1, shape[0] + 1, dtype=np.int32)
@@ -73,7 +73,7 @@ def check(path: Path, plan: Path, sizes: dict[str, int]) -> None:
     order = [port.name for port in program.inputs]
     for found in (
         program.run({name: feeds[name] for name in order}),
-        irc.onnx.InferenceSession(str(path)).run(None, feeds),
+        irc_onnx.InferenceSession(str(path)).run(None, feeds),
     ):
         for mine, want in zip(found, wanted, strict=True):
             np.testing.assert_allclose(np.asarray(mine), np.asarray(want), rtol=1e-5, atol=1e-5)
