@@ -21,7 +21,7 @@ from irc.dialects.flow import Ints, flow_op
 from irc.dialects.size import Dim, least
 from irc.dialects.task import BufferType, KernelBodyOp, is_negative
 from irc.dialects.types import ShapeAttr, SizeAttr
-from irc.ops.recurrent import FUNCTIONS, GATES, SIMPLE, padded, rows
+from irc.ops.recurrent import FUNCTIONS, GATES, SIMPLE, UNIT, padded, rows
 
 WEIGHTS = ("w", "added", "r", "inner")
 INPUTS = ("x", *WEIGHTS, "lengths", "h", "c")
@@ -70,7 +70,7 @@ class RecurrentForm:
         shapes: dict[str, tuple[Dim, ...]] = {
             "w": (d, self.gates * p, self.inputs),
             "added": (d, self.gates * p),
-            "r": (d, p, rows(self.kind, self.hidden), self.gates),
+            "r": (d, p // UNIT, self.gates, rows(self.kind, self.hidden), UNIT),
             "inner": (d, p),
             "lengths": (self.batch,),
             "y": (self.steps, *state),

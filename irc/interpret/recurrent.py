@@ -85,8 +85,8 @@ class _Rows:
         form, hidden, whole = self.form, self.form.hidden, self.form.padded
         width = columns(form.kind, hidden)
         w = self._weight("w", d).reshape(-1, form.inputs, width).transpose(1, 2)
-        r = self._weight("r", d).reshape(whole // UNIT, -1, form.gates, UNIT)
-        r = r.permute(2, 0, 3, 1).reshape(form.gates, whole, -1)
+        r = self._weight("r", d).reshape(whole // UNIT, form.gates, -1, UNIT)
+        r = r.permute(1, 0, 3, 2).reshape(form.gates, whole, -1)
         self.w = w.reshape(form.gates, whole, form.inputs)[:, :hidden]
         self.r = r[:, :hidden, :hidden]
         self.added = self._weight("added", d).reshape(form.gates, whole)[:, :hidden]

@@ -198,7 +198,7 @@ def _weights(b: FlowBuilder, cell: _Cell) -> dict[str, SSAValue]:
     r = units(cell.operands["r"], last=long)
     found = {
         "w": turned(w, (d, gates * whole // width, width, inputs), (0, 1, 3, 2)),
-        "r": turned(r, (d, gates, whole // UNIT, UNIT, long), (0, 2, 4, 1, 3)),
+        "r": turned(r, (d, gates, whole // UNIT, UNIT, long), (0, 2, 1, 4, 3)),
     }
     bias = cell.operands.get("bias")
     if bias is None:

@@ -6,7 +6,8 @@ whole units, with weights of zero. With P padded units and H hidden ones, all fl
 
 - the inputs' weights, ``[gates * P / columns, inputs, columns]``;
 - what is added to their products, ``[gates * P]``;
-- the recurrent weights, ``[P / UNIT, rows, gates, UNIT]``, rows padded to whole chains of sums;
+- the recurrent weights, ``[P / UNIT, gates, rows, UNIT]``, rows padded to whole chains of sums:
+  what is read for a gate of some units is one run of memory;
 - what is added to a GRU's product before the reset gate, ``[P]``.
 
 Gates lie as ONNX has them: z, r, n of a GRU, i, o, f, g of an LSTM. A GRU's reset gate is applied

@@ -116,7 +116,7 @@ class Packed:
         if kind == "GRU":
             inner = within[2].clone()
             within = torch.cat([within[:2], torch.zeros_like(within[2:])])
-        # [gates, P, rows] to [P / UNIT, rows, gates, UNIT]
+        # [gates, P, rows] to [P / UNIT, gates, rows, UNIT]
         matrix = pad(units(r), (0, long - hidden)).reshape(gates, whole // UNIT, UNIT, long)
         # [gates * P, inputs] to [gates * P / columns, inputs, columns]
         width = columns(kind, hidden)
@@ -124,7 +124,7 @@ class Packed:
         packed = (
             of_inputs.transpose(1, 2).contiguous(),
             (added + within).reshape(-1).contiguous(),
-            matrix.permute(1, 3, 0, 2).contiguous(),
+            matrix.permute(1, 0, 3, 2).contiguous(),
             inner.contiguous(),
         )
         a, b, c, d = (value.data_ptr() for value in packed)

@@ -196,10 +196,10 @@ class Cell:
         chains = 1 << most.bit_length() - 1  # which divides the rows
 
         def products(k: Operand, carried: list[Operand]) -> list[Operand]:
-            lines = b.address(matrix, "float", b.scale(k, self.gates * UNIT))
+            lines = b.address(matrix, "float", b.scale(k, UNIT))
             sums: list[Operand] = []
             for chain in range(chains):
-                offsets = [b.i64((chain * self.gates + g) * UNIT) for g in gates]
+                offsets = [b.i64((g * self._rows + chain) * UNIT) for g in gates]
                 weights = [b.load(self._vector, b.address(lines, "float", o)) for o in offsets]
                 row = b.add(k, b.i64(chain))
                 for i, h in enumerate(states):
