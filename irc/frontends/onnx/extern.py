@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from xdsl.ir import SSAValue
@@ -12,8 +13,9 @@ from irc.dialects.flow import ExternOp
 from irc.dialects.size import Dim
 from irc.dialects.types import TensorType
 from irc.frontends.onnx.elementwise import Converter
-from irc.frontends.onnx.node import Node, Unsupported, check_axis, static
+from irc.frontends.onnx.node import Node, Unsupported, Value, check_axis, static
 from irc.frontends.onnx.recurrent import is_plain, unrolled
+from irc.frontends.onnx.shapes import transpose
 from irc.ops.infer import ShapeError, equal_sizes
 
 ACTIVATIONS = frozenset({
@@ -53,9 +55,27 @@ def convert_recurrent(node: Node) -> list[SSAValue]:
     """RNN, GRU and LSTM: few steps written out, more as they are."""
     activations = activations_of(node, node.kind)
     _check_states(node)
+    if node.attr("layout", 0) and node.ndim() == 3:
+        return _batch_first(node, activations)
+    return _steps_first(node, activations)
+
+
+def _steps_first(node: Node, activations: Sequence[str]) -> list[SSAValue]:
     if is_plain(node, activations):
         return unrolled(node, activations)
     return recurrent(node, node.kind, activations)
+
+
+def _batch_first(node: Node, activations: Sequence[str]) -> list[SSAValue]:
+    """A cell whose batch comes first, as one whose steps do, between transpositions."""
+    inputs = [
+        Value.of(transpose(node, node[i], (1, 0, 2))) if i in (0, 5, 6) and node.has(i) else value
+        for i, value in enumerate(node.inputs)
+    ]
+    inner = replace(node, inputs=inputs, attributes={**node.attributes, "layout": 0})
+    every, *last = _steps_first(inner, activations)
+    turned = [transpose(node, value, (1, 0, 2)) for value in last]
+    return [transpose(node, every, (2, 0, 1, 3)), *turned]
 
 
 def convert_quantized_lstm(node: Node) -> list[SSAValue]:
