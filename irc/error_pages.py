@@ -647,10 +647,11 @@ PAGES = (
         title="a package is needed that is not installed",
         exit_code=2,
         what="Some steps of a native program are ops of torch, or its inputs have a dtype of "
-        "ml_dtypes; or a configuration of transformers is to be planned.",
+        "ml_dtypes; a configuration of transformers is to be planned; irc docs is to write the "
+        "reference, or irc sign a signature.",
         why="The rest of a program runs with numpy alone, and irc installs nothing.",
         example="python -m irc.runtime plan   (`irc compile` said: needs  torch runs 1 flow.sort)",
-        fix="pip install torch   (or ml_dtypes, as the message says)",
+        fix="pip install torch   (or what the message names)",
     ),
     ErrorPage(
         code="pass-failed",

@@ -336,6 +336,8 @@ TERMINAL = (
         " irc schedule show 1f1b --ranks 4 --micro-batches 8 --json | python -m json.tool",
         r'(?s)"device".*"makespan"'),
     Row("completion in a shell", "irc completion bash | bash -n && irc completion bash", r"launch"),
+    Row("a reference of the Python names", "irc docs -o site && cat site/irc.html",
+        r'id="compile_step"|irc-compiler\[docs\]'),
     Row("an error explained", "irc explain error sharding-infeasible", r"(?i)memory|budget"),
     Row("too little memory said before a search", "irc plan net.py:train --train --loss net.py:loss"
         " --cluster 4xL4 --memory 1kB", r"--memory|smallest|budget", 4),
