@@ -1,4 +1,4 @@
-"""A pass in a package of its own: installed beside irc, found by its entry point, run.
+"""What a package adds to irc: installed beside it, found by its entry points, listed, and run.
 
 Run it with ``python examples/plugin_pass.py``; it installs ``examples/plugin`` into a
 temporary folder.
@@ -34,6 +34,7 @@ def main() -> None:
         search = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
         for command in (
             "list passes",
+            "list --verbose",
             "explain pass approximate-gelu",
             "opt program.mlir -p approximate-gelu",
         ):

@@ -61,30 +61,30 @@ PLAN`` holds each value of a plan after each pass against eager PyTorch. ``examp
 whole package.
 """
 
-import sys
+import re
 from dataclasses import fields
-from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING, cast
 
+from irc.entry_points import (
+    BACKENDS,
+    PASSES,
+    Registered,
+    broken,
+    clash,
+    load,
+    provider,
+    registered,
+)
 from irc.errors import InternalError, IrcError, did_you_mean
+from irc.installed import warn_of_disabled
 
 if TYPE_CHECKING:
     from xdsl.passes import ModulePass
 
     from irc.backends import Backend
 
-GROUP = "irc.passes"
-BACKEND_GROUP = "irc.backends"
-
-
-class Registered(NamedTuple):
-    """A name, the package that provides it, and the way to load it."""
-
-    name: str
-    package: str
-    entry: EntryPoint
+GROUP = PASSES
 
 
 def builtin_passes() -> list[Registered]:
@@ -98,26 +98,7 @@ def builtin_passes() -> list[Registered]:
 
 def plugin_passes() -> list[Registered]:
     """The passes that other installed packages register, by name; none is imported."""
-    return list(_plugin_passes(tuple((path, _changed_ns(path)) for path in sys.path)))
-
-
-# Reading what all packages register takes 7 ms, as long as half a small program's compilation.
-@lru_cache(maxsize=4)
-def _plugin_passes(_: tuple[tuple[str, int], ...]) -> tuple[Registered, ...]:
-    return tuple(
-        sorted(
-            Registered(entry.name, entry.dist.name if entry.dist else "unknown package", entry)
-            for entry in entry_points(group=GROUP)
-        )
-    )
-
-
-def _changed_ns(path: str) -> int:
-    """Return when packages were last put into a folder of ``sys.path``, or taken out."""
-    try:
-        return Path(path).stat().st_mtime_ns
-    except OSError:
-        return 0
+    return registered(PASSES)
 
 
 def pass_names() -> list[str]:
@@ -131,9 +112,9 @@ def builtin_pass(name: str) -> "type[ModulePass]":
     Raises:
         InternalError: irc has no such pass.
     """
-    for registered in builtin_passes():
-        if registered.name == name:
-            return _load(registered)
+    for each in builtin_passes():
+        if each.name == name:
+            return _load(each)
     raise InternalError(f"irc has no pass '{name}'")
 
 
@@ -148,42 +129,68 @@ def find_pass(name: str) -> "type[ModulePass]":
     if not found:
         raise IrcError("pass-unknown", f"no pass '{name}'", help=did_you_mean(name, pass_names()))
     if len(found) > 1:
-        owners = [f"{p.package} (built in)" if p.package == "irc" else p.package for p in found]
-        raise IrcError(
-            "plugin-clash",
-            f"{len(found)} packages provide pass '{name}': {' and '.join(owners)}",
-            because=[f"{p.package} registers it as {p.entry.value}" for p in found],
-            help=f"uninstall {owners[-1]}, or rename the pass in it",
-        )
+        raise clash(PASSES, found)
     return _load(found[0])
 
 
 def find_backend(name: str) -> "Backend":
     """Import a backend by its name and make one.
 
+    A name of irc's own is irc's, whatever other packages register: the default has one.
+
     Raises:
-        IrcError: No package provides it (``backend-unknown``), or it does not import
-            (``plugin-broken``).
+        IrcError: No package provides it (``backend-unknown``), two do (``plugin-clash``), or it
+            does not import or is no backend (``plugin-broken``).
     """
     from irc.backends import BUILTIN
 
+    warn_of_disabled()
     if name in BUILTIN:
-        return EntryPoint(name, BUILTIN[name], BACKEND_GROUP).load()()
-    plugins = {entry.name: entry for entry in entry_points(group=BACKEND_GROUP)}
-    if name not in plugins:
-        raise IrcError(
-            "backend-unknown", f"no backend '{name}'", help=did_you_mean(name, [*BUILTIN, *plugins])
-        )
-    try:
-        return plugins[name].load()()
-    except (Exception, SystemExit) as error:
-        # A plug-in runs code of others on import; whatever it raises is about the plug-in.
-        raise IrcError(
-            "plugin-broken",
-            f"backend '{name}' does not load",
-            where=plugins[name].value,
-            because=f"{type(error).__name__}: {error}",
-        ) from error
+        return EntryPoint(name, BUILTIN[name], BACKENDS).load()()
+    plugin = provider(BACKENDS, name)
+    if plugin is None:
+        known = [*BUILTIN, *(each.name for each in registered(BACKENDS))]
+        raise IrcError("backend-unknown", f"no backend '{name}'", help=did_you_mean(name, known))
+    return load_backend(plugin)
+
+
+def load_backend(plugin: Registered) -> "Backend":
+    """Import the backend of a plug-in and make one.
+
+    Raises:
+        IrcError: ``plugin-broken``.
+    """
+    made = load(BACKENDS, plugin)
+    if callable(made):
+        try:
+            made = made()
+        except Exception as error:  # the plug-in's own code
+            raise broken(BACKENDS, plugin, f"{type(error).__name__}: {error}") from error
+    if problem := _backend_flaw(plugin.name, made):
+        raise broken(BACKENDS, plugin, problem)
+    return cast("Backend", made)
+
+
+def _backend_flaw(name: str, made: object) -> str | None:
+    """Say why an object is not the backend of this name, or None if it is."""
+    from irc.kernels.schedule import TARGETS
+
+    for method in ("emit", "emit_plan_sources"):
+        if not callable(getattr(made, method, None)):
+            return f"{made!r} has no method {method}"
+    if (own := getattr(made, "name", None)) != name:
+        return f"the backend calls itself {own!r}, not {name!r}"
+    extension = getattr(made, "extension", None)
+    if not (isinstance(extension, str) and EXTENSION.fullmatch(extension)):
+        return f"its extension is {extension!r}; it is a dot and up to 16 of a-z, 0-9 and _"
+    targets: object = getattr(made, "targets", None)
+    if not isinstance(targets, tuple) or not targets or not {*targets} <= {*TARGETS}:
+        return f"its targets are {targets!r}; they are a tuple of some of {', '.join(TARGETS)}"
+    return None
+
+
+EXTENSION = re.compile(r"\.[a-z0-9_]{1,16}")
+"""Of the source files of a backend (`irc.plan.files` allows as much)."""
 
 
 def package_of(each: "type[ModulePass]") -> str:
@@ -244,27 +251,25 @@ def parse_passes(text: str) -> "tuple[ModulePass, ...]":
     return tuple(passes)
 
 
-def _load(registered: Registered) -> "type[ModulePass]":
-    name, package, entry = registered
-    try:
-        loaded: object = entry.load()
-        problem = _flaw(name, loaded)
-    except (Exception, SystemExit) as error:
-        # A plug-in runs code of others on import; whatever it raises is about the plug-in.
-        loaded, problem = None, f"{type(error).__name__}: {error}"
-        if package == "irc":
-            raise
-    if problem is None:
-        return loaded  # pyright: ignore[reportReturnType] - _flaw has checked it
-    if package == "irc":
-        raise InternalError(f"pass '{name}' ({entry.value}): {problem}")
-    raise IrcError(
-        "plugin-broken",
-        f"package '{package}' does not provide the pass '{name}' that it registers",
-        where=entry.value,
-        because=problem,
-        help=f"mend or uninstall '{package}'; other passes work without it",
-    )
+def load_pass(plugin: Registered) -> "type[ModulePass]":
+    """Import the pass of a plug-in.
+
+    Raises:
+        IrcError: ``plugin-broken``.
+    """
+    made = load(PASSES, plugin)
+    if problem := _flaw(plugin.name, made):
+        raise broken(PASSES, plugin, problem)
+    return cast("type[ModulePass]", made)
+
+
+def _load(each: Registered) -> "type[ModulePass]":
+    if each.package != "irc":
+        return load_pass(each)
+    made: object = each.entry.load()
+    if problem := _flaw(each.name, made):
+        raise InternalError(f"pass '{each.name}' ({each.entry.value}): {problem}")
+    return cast("type[ModulePass]", made)
 
 
 def _flaw(name: str, loaded: object) -> str | None:

@@ -96,7 +96,7 @@ def test_generation(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_plugin_pass(tmp_path: Path) -> None:
     output = run("plugin_pass.py", tmp_path)
-    assert re.search(r"^approximate-gelu +\[plug-in: approximate-gelu\]$", output, re.MULTILINE)
+    assert re.search(r"^approximate-gelu +\[plug-in: irc-example\]$", output, re.MULTILINE)
     # Before it stands the page of `irc explain pass`, which shows both.
     program = output.rpartition("$ irc opt")[2]
     assert 'fn = "gelu_tanh"' in program

@@ -1,22 +1,48 @@
-"""`irc list`: the names that irc knows."""
+"""`irc list`: the names that irc knows, and the packages that add to them."""
 
 import argparse
 from collections.abc import Callable, Iterable
 
 from irc.commands.json_output import add_json_option, print_json
+from irc.errors import IrcError
 
-HELP = "list the passes, errors, backends or ops that irc knows"
+PLUGINS = "plugins"
+
+HELP = "list the passes, errors, backends or ops that irc knows, and installed plug-ins"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `irc list`."""
-    parser.add_argument("kind", choices=[*KINDS], help="what to list")
+    parser.add_argument(
+        "kind", choices=[*KINDS, PLUGINS], nargs="?", help="what to list (default: plugins)"
+    )
+    parser.add_argument(
+        "--verbose", action="store_true",
+        help="plugins: import each, and show whether it can be used, and what it registers",
+    )  # fmt: skip
     add_json_option(parser, "a list of names and words")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print one name a line, with a few words about it, or all as JSON."""
-    rows = [*KINDS[args.kind]()]
+    kind = args.kind or PLUGINS
+    if args.verbose and kind != PLUGINS:
+        raise IrcError(
+            "option-value", f"--verbose is about plug-ins, not for irc list {kind}",
+            help="irc list plugins --verbose",
+        )  # fmt: skip
+    if kind == PLUGINS:
+        from dataclasses import asdict
+
+        from irc.commands import list_plugins
+
+        those = list_plugins.installed_plugins(imported=args.verbose)
+        if args.json:
+            print_json([asdict(each) for each in those])
+        else:
+            print(list_plugins.text(those))
+        return 0
+    rows = [*KINDS[kind]()]
     if args.json:
         print_json([{"name": name, "about": " ".join(words.split())} for name, words in rows])
         return 0
@@ -31,7 +57,6 @@ def _passes() -> Iterable[tuple[str, str]]:
 
     One that stands in several places has a line for each; those of plug-ins come last.
     """
-    from irc.errors import IrcError
     from irc.pipeline.order import ORDER
     from irc.plugin import builtin_pass, builtin_passes, plugin_passes
 
@@ -57,13 +82,15 @@ def _errors() -> Iterable[tuple[str, str]]:
 
 
 def _backends() -> Iterable[tuple[str, str]]:
-    from importlib.metadata import entry_points
-
     from irc.backends import BUILTIN
+    from irc.entry_points import BACKENDS, registered
+    from irc.installed import disabled
 
     yield from ((name, "[irc]") for name in sorted(BUILTIN))
-    for entry in entry_points(group="irc.backends"):
-        yield entry.name, f"[plug-in: {entry.dist.name if entry.dist else entry.value}]"
+    why = disabled(BACKENDS)
+    for each in registered(BACKENDS):
+        clash = f", disabled: {why[each]}" if each in why else ""
+        yield each.name, f"[plug-in: {each.package}{clash}]"
 
 
 def _ops() -> Iterable[tuple[str, str]]:

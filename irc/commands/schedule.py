@@ -93,15 +93,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from irc.schedule.named import BUILTIN, generator, schedule_names
+    from irc.entry_points import SCHEDULES, registered
+    from irc.installed import disabled
+    from irc.schedule.named import BUILTIN, generator
 
-    rows: list[tuple[str, str]] = []
-    for name in schedule_names():
-        if name in BUILTIN:
-            words = (generator(name).__doc__ or "").strip().partition("\n")[0]
-        else:
-            words = "[plug-in]"
-        rows.append((name, words))
+    rows = [
+        (name, (generator(name).__doc__ or "").strip().partition("\n")[0])
+        for name in sorted(BUILTIN)
+    ]
+    why = disabled(SCHEDULES)
+    for each in registered(SCHEDULES):
+        clash = f", disabled: {why[each]}" if each in why else ""
+        rows.append((each.name, f"[plug-in: {each.package}{clash}]"))
     rows += VOCABULARIES
     if args.json:
         print_json([{"name": name, "about": words} for name, words in rows])

@@ -22,7 +22,7 @@ from irc.constraints.pins import (
 )
 from irc.errors import IrcError, did_you_mean
 from irc.training.layer_policies import EVERY, FIRST, LayerPolicy, parse_policies, policies_text
-from irc.training.policies import POLICIES
+from irc.training.policies import policy_names
 from irc.training.stage_names import named_by
 
 COUNTED = (EVERY, FIRST)
@@ -81,13 +81,13 @@ def parse_steps(text: str, source: str = INLINE) -> StepPins:
 def _policies(node: Any, where: str) -> list[LayerPolicy]:
     names = [child for child in node.children if hasattr(child, "data")]
     policy = "-".join(str(child) for child in node.children if not hasattr(child, "data"))
-    if policy not in POLICIES:
+    if policy not in (known := policy_names()):
         said = policy.replace("-", " ")
         raise IrcError(
             "constraint-syntax",
             f"there is no policy of recompute '{said}'",
             where=where,
-            help=did_you_mean(policy, POLICIES) or f"one of {', '.join(POLICIES)}",
+            help=did_you_mean(policy, known) or f"one of {', '.join(known)}",
         )
     found: list[LayerPolicy] = []
     for name in names:
@@ -191,7 +191,7 @@ def pinned_recompute(policy: str, pins: Pins, names: Iterable[str]) -> str:
         raise IrcError(
             "option-value",
             "recompute='auto' is searched for, and constraints fix that of single layers",
-            help=f"choose one for the others: {', '.join(POLICIES)}",
+            help=f"choose one for the others: {', '.join(policy_names())}",
         )
     return policies_text(base, (*layers, *own.recompute))
 

@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from irc.entry_points import OPS, load, provider
 from irc.errors import IrcError
 from irc.ops.infer import Attrs, Signature
 from irc.ops.rule import Rule, parse_rule
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from irc.ops.shapes import Product
     from irc.ops.strategies import Strategy
 
-GROUP = "irc.ops"
 LIBRARIES = frozenset({"aten", "onnx", "prims"})
 """Namespaces that no plug-in declares."""
 
@@ -255,30 +254,8 @@ def _builtin() -> Mapping[str, Declaration]:
 
 @cache
 def _load_plugin(namespace: str) -> None:
-    found = _plugins(namespace)
-    if len(found) > 1:
-        owners = [entry.dist.name if entry.dist else entry.value for entry in found]
-        raise IrcError(
-            "plugin-clash",
-            f"{len(found)} packages declare the ops of '{namespace}': {' and '.join(owners)}",
-            because=[entry.value for entry in found],
-            help="uninstall all but one of them",
-        )
-    for entry in found:
-        try:
-            entry.load()
-        except (Exception, SystemExit) as error:
-            # A plug-in runs code of others on import; whatever it raises is about the plug-in.
-            raise IrcError(
-                "plugin-broken",
-                f"the declarations of the ops of '{namespace}' do not load",
-                where=entry.value,
-                because=f"{type(error).__name__}: {error}",
-            ) from error
-
-
-def _plugins(namespace: str) -> list[EntryPoint]:
-    return list(entry_points(group=GROUP, name=namespace))
+    if plugin := provider(OPS, namespace):
+        load(OPS, plugin)
 
 
 def call_of(attrs: Attrs, sizes: Mapping[str, int], item_bytes: int) -> Call:

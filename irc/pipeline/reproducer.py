@@ -31,6 +31,7 @@ from typing import Any
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
+from irc.backends import BUILTIN
 from irc.cluster.cache import private_folder
 from irc.dialects.text import dump, load
 from irc.errors import IrcError
@@ -149,13 +150,34 @@ def sources_of(module: ModuleOp, backend: str) -> dict[str, str]:
     Args:
         module: level task.
         backend: by name.
+
+    Raises:
+        IrcError: ``plugin-broken`` for a file that does not end as the backend says; what the
+            backend raises.
     """
     try:
-        return find_backend(backend).emit_plan_sources(kernels_of(module))
+        found = find_backend(backend)
+        sources = found.emit_plan_sources(kernels_of(module))
     except Exception as error:
         if is_crash(error):
             leave(error, module, Stage(backend=backend))
+        if backend not in BUILTIN and not isinstance(error, IrcError):
+            raise IrcError(
+                "plugin-broken",
+                f"backend '{backend}' of a plug-in fails on a kernel",
+                because=f"{type(error).__name__}: {error}",
+                help="mend the backend, or choose one of irc's: irc list backends",
+            ) from error
         raise
+    for name in sources:
+        if not name.endswith(found.extension):
+            raise IrcError(
+                "plugin-broken",
+                f"backend '{backend}' writes a file '{name}', and its files end in "
+                f"'{found.extension}'",
+                help="let the attribute extension of the backend say how all of its files end",
+            )
+    return sources
 
 
 def notes_of(error: BaseException) -> list[str]:

@@ -27,7 +27,7 @@ SIGNATURE = "signature.json"
 ALLOWED = re.compile(
     r"plan\.json"
     r"|ir/[0-9]{2}-[a-z0-9-]{1,64}\.mlir"
-    r"|kernels/[A-Za-z0-9_.-]{1,128}\.(ll|py|cu)"
+    r"|kernels/[A-Za-z0-9_.-]{1,128}\.[a-z0-9_]{1,16}"
     r"|launch/[a-z0-9_-]{1,64}\.(sh|sbatch|json|yaml)"
     r"|sizes\.json|sizes/(capture|kernels|like|shared)\.mlir"
     r"|report/[a-z0-9_-]{1,64}\.(json|txt|html)"

@@ -9,21 +9,31 @@
   torchtitan's policy for single ops has it.
 * ``full``: everything inside a block; of a body without repeated blocks, inside of some sqrt(n)
   stretches of it (arXiv:1604.06174, section 4).
+* a name that another package registers, as a function of the forward ops of a body, in order, and
+  of its weights and what is made of them alone; it returns the ops that may run again::
+
+    [project.entry-points."irc.policies"]
+    mine = "my_package.mine:mine"
+
 * anything else: globs of op ids, source lines and block names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from math import isqrt, prod
+from typing import TypeAlias, cast
 
 from xdsl.dialects.func import CallOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from irc.dialects.flow import ContractOp, ExternOp, id_of, loc_of, tensor
+from irc.entry_points import POLICIES as GROUP
+from irc.entry_points import Registered, broken, load, provider, registered
+from irc.errors import IrcError
 from irc.ops.derivatives_extern import DRAWS
 from irc.training.saving import LITERALS, UNBOUND, VIEWS, num_bytes
 
@@ -32,8 +42,53 @@ EVERY_SECOND = "every-second-matmul"
 POLICIES = ("none", "cheap", "selective", EVERY_SECOND, "full")
 """The named ones, from what saves most to what saves least, but for ``cheap`` and ``selective``."""
 
+Policy: TypeAlias = Callable[[Sequence[Operation], AbstractSet[SSAValue]], Iterable[Operation]]
+"""Of the forward ops of a body, in order, and of what is fixed there: those that may run again."""
+
 SPREADS = frozenset({"flow.pointwise", "flow.reduce", *VIEWS})
 """Ops through which the core of attention goes on."""
+
+
+def policy_names() -> list[str]:
+    """Return the named policies, those of other packages last."""
+    return [*POLICIES, *sorted({each.name for each in registered(GROUP)} - {*POLICIES})]
+
+
+def find_policy(name: str) -> Policy | None:
+    """Import the policy that another package registers by a name; None where none does.
+
+    Raises:
+        IrcError: ``plugin-clash``, ``plugin-broken``.
+    """
+    plugin = None if name in POLICIES else provider(GROUP, name)
+    return None if plugin is None else plugin_policy(plugin)
+
+
+def plugin_policy(plugin: Registered) -> Policy:
+    """Import the policy of a plug-in, and hold it to what one returns.
+
+    Raises:
+        IrcError: ``plugin-broken``, also by the policy.
+    """
+    choose = load(GROUP, plugin)
+    if not callable(choose):
+        raise broken(GROUP, plugin, f"{choose!r} is no function of forward ops and what is fixed")
+
+    def checked(
+        forward: Sequence[Operation], fixed: AbstractSet[SSAValue]
+    ) -> AbstractSet[Operation]:
+        try:
+            chosen = set(cast("Policy", choose)(forward, fixed))
+        except IrcError:
+            raise
+        except Exception as error:  # the plug-in's own code
+            raise broken(GROUP, plugin, f"{type(error).__name__}: {error}") from error
+        if not chosen <= {*forward}:
+            raise broken(GROUP, plugin, "it returns what is no op of the forward pass")
+        return chosen
+
+    checked.__doc__ = choose.__doc__
+    return checked
 
 
 def may_run_again(op: Operation) -> bool:

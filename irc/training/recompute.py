@@ -11,7 +11,7 @@ from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from irc.dialects.builder import arguments, entry, functions
-from irc.errors import IrcError
+from irc.errors import IrcError, did_you_mean
 from irc.training.entry import HELD, drop_uncalled, drop_unread, globs
 from irc.training.layer_policies import (
     LayerPolicy,
@@ -22,11 +22,12 @@ from irc.training.layer_policies import (
 )
 from irc.training.pairs import Pair, join, pairs, split
 from irc.training.policies import (
-    POLICIES,
     all_but_every_second,
     core,
+    find_policy,
     matching,
     may_run_again,
+    policy_names,
     stretches,
 )
 from irc.training.saving import Saving, is_forward, num_bytes
@@ -146,6 +147,8 @@ def _again(
             found = all_but_every_second(forward, fixed)
         case "full":
             found = stretches(forward, fixed) if is_flat else set(forward)
+        case _ if (choose := find_policy(policy)) is not None:
+            found = set(choose(forward, fixed))
         case _:
             found = set()
             for glob in globs(policy):
@@ -156,17 +159,18 @@ def _again(
 
 
 def _check_layers(layers: Sequence[LayerPolicy]) -> None:
+    known = policy_names() if layers else []
     for each in layers:
-        if each.policy not in POLICIES:
+        if each.policy not in known:
             raise IrcError(
                 "option-value",
                 f"recompute: '{each.word}' is to have '{each.policy}', and there is no such policy",
-                help=f"one of {', '.join(POLICIES)}",
+                help=did_you_mean(each.policy, known) or f"one of {', '.join(known)}",
             )
 
 
 def _check_globs(policy: str, hits: Mapping[str, set[Operation]]) -> None:
-    if policy in POLICIES:
+    if policy in (known := policy_names()):
         return
     for glob in globs(policy):
         if not hits.get(glob):
@@ -174,7 +178,7 @@ def _check_globs(policy: str, hits: Mapping[str, set[Operation]]) -> None:
                 "option-value",
                 f"recompute: no op of the forward pass matches '{glob}'",
                 because="globs are of op ids (b0n12), BLOCK/ID, source lines, and block names",
-                help=f"one of {', '.join(POLICIES)}, auto, or such a glob",
+                help=f"one of {', '.join(known)}, auto, or such a glob",
             )
 
 

@@ -14,6 +14,7 @@ import torch
 from xdsl.ir import Block
 
 import irc
+from irc import entry_points
 from irc.cluster.load import find_cluster
 from irc.cost.model import ClusterCost
 from irc.dialects.builder import arguments, entry
@@ -136,8 +137,9 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, count: in
     name = f"declared_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    entries = [EntryPoint("irc_plug", name, custom.GROUP)] * count
-    monkeypatch.setattr(custom, "_plugins", lambda space: entries if space == "irc_plug" else [])
+    entry = EntryPoint("irc_plug", name, entry_points.OPS)
+    here = [entry_points.Registered("irc_plug", f"package-{n}", entry) for n in range(count)]
+    monkeypatch.setattr(entry_points, "registered", lambda _: here)
     custom._load_plugin.cache_clear()  # pyright: ignore[reportPrivateUsage]
     return name
 

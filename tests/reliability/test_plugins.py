@@ -42,6 +42,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
+@pytest.mark.filterwarnings("ignore::irc.installed.PluginWarning")
 @pytest.mark.usefixtures("site")
 def test_s17_bad_plugins_harm_only_who_names_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -15,16 +15,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from importlib.metadata import EntryPoint, entry_points
-from typing import TypeAlias
+from importlib.metadata import EntryPoint
+from typing import TypeAlias, cast
 
+from irc.entry_points import SCHEDULES, Registered, broken, load, provider, registered
 from irc.errors import IrcError, did_you_mean
 from irc.schedule.actions import Schedule
 from irc.schedule.vocabulary import with_vocabulary
 
 Generator: TypeAlias = Callable[[int, int, int], Schedule]
 
-GROUP = "irc.schedules"
 VOCABULARY = re.compile(r"vocab-([0-9]):(.+)")
 """The name of a schedule with a vocabulary on all ranks: the algorithm, and the other's name."""
 
@@ -47,25 +47,49 @@ BUILTIN: Mapping[str, str] = {
 
 def schedule_names() -> list[str]:
     """Return the names of all schedules, those of other packages too."""
-    return sorted({*BUILTIN, *(entry.name for entry in entry_points(group=GROUP))})
+    return sorted({*BUILTIN, *(each.name for each in registered(SCHEDULES))})
 
 
 def generator(name: str) -> Generator:
     """Import the generator of a schedule.
 
     Raises:
-        IrcError: ``schedule-unknown``.
+        IrcError: ``schedule-unknown``; ``plugin-clash``, ``plugin-broken``.
     """
     if name in BUILTIN:
-        return EntryPoint(name, BUILTIN[name], GROUP).load()
-    for entry in entry_points(group=GROUP):
-        if entry.name == name:
-            return entry.load()
+        return EntryPoint(name, BUILTIN[name], SCHEDULES).load()
+    if plugin := provider(SCHEDULES, name):
+        return plugin_generator(plugin)
     raise IrcError(
         "schedule-unknown",
         f"no schedule '{name}'",
         help=did_you_mean(name, [*schedule_names(), "vocab-1:NAME", "vocab-2:NAME"]),
     )
+
+
+def plugin_generator(plugin: Registered) -> Generator:
+    """Import the generator that another package registers, and hold it to what one returns.
+
+    Raises:
+        IrcError: ``plugin-broken``, also by the generator where it returns no schedule.
+    """
+    make = load(SCHEDULES, plugin)
+    if not callable(make):
+        raise broken(SCHEDULES, plugin, f"{make!r} is no function of ranks, micro-batches, chunks")
+
+    def checked(ranks: int, micro_batches: int, chunks: int) -> Schedule:
+        try:
+            found: object = make(ranks, micro_batches, chunks)
+        except IrcError:
+            raise
+        except Exception as error:  # the plug-in's own code
+            raise broken(SCHEDULES, plugin, f"{type(error).__name__}: {error}") from error
+        if not isinstance(found, Schedule):
+            raise broken(SCHEDULES, plugin, f"it returns {found!r}, which is no Schedule")
+        return found
+
+    checked.__doc__ = make.__doc__
+    return cast("Generator", checked)
 
 
 def generate(text: str, *, ranks: int, micro_batches: int) -> Schedule:

@@ -1,0 +1,72 @@
+"""Which of the installed plug-ins cannot be used, as far as their names alone say so.
+
+A name that irc has, or that two packages register, would mean one thing or the other by the order
+of installation. Such plug-ins are disabled: one warning names them, all else works without them,
+and who names one is told why (``plugin-clash``).
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+
+from irc.entry_points import (
+    BACKENDS,
+    KINDS,
+    OPS,
+    PASSES,
+    POLICIES,
+    SCHEDULES,
+    Registered,
+    registered,
+)
+
+
+class PluginWarning(UserWarning):
+    """A plug-in that nobody can use is installed; what does not name it works as without it."""
+
+
+def builtin_names() -> dict[str, frozenset[str]]:
+    """The names of irc itself, which no plug-in takes, by group."""
+    from irc.backends import BUILTIN as BACKEND_TABLE
+    from irc.ops.custom import LIBRARIES
+    from irc.passes import BUILTIN as PASS_TABLE
+    from irc.schedule.named import BUILTIN as SCHEDULE_TABLE
+    from irc.training.policies import POLICIES as POLICY_NAMES
+
+    return {
+        PASSES: frozenset(PASS_TABLE),
+        BACKENDS: frozenset(BACKEND_TABLE),
+        OPS: LIBRARIES,
+        SCHEDULES: frozenset(SCHEDULE_TABLE),
+        POLICIES: frozenset((*POLICY_NAMES, "auto")),
+    }
+
+
+def disabled(group: str) -> dict[Registered, str]:
+    """Return why plug-ins of a group cannot be used, as far as names alone say so."""
+    if not (those := registered(group)):
+        return {}
+    own = builtin_names()[group]
+    kind = "namespace of ops" if group == OPS else KINDS[group]
+    found: dict[Registered, str] = {}
+    for each in those:
+        others = sorted({o.package for o in those if o.name == each.name and o is not each})
+        if each.name in own:
+            found[each] = f"irc has a {kind} of this name"
+        elif others:
+            found[each] = f"{' and '.join(others)} has a {kind} of this name, too"
+    return found
+
+
+@cache
+def warn_of_disabled() -> None:
+    """Say once, in one warning, which installed plug-ins nobody can use."""
+    lines = [
+        f"{KINDS[group]} '{each.name}' of package '{each.package}' ({why})"
+        for group in KINDS
+        for each, why in disabled(group).items()
+    ]
+    if lines:
+        text = f"disabled: {'; '.join(lines)}; irc list --verbose shows all plug-ins"
+        warnings.warn(text, PluginWarning, stacklevel=3)
