@@ -150,7 +150,10 @@ def compile(
         passes: names of plug-in passes to run; ``no-order`` leaves out one of irc's own.
         rules: files of rewrite rules (grammar/rewrite.lark), tried before irc's own.
         pins: constraints: text, the name of a file of them (grammar/sharding.lark), or placements
-            by globs on the names of parameters.
+            by globs on the names of parameters: as text, as DTensor's (``[Shard(0), Replicate()]``,
+            in the order of the mesh), or as ``parallelize_module`` takes them, ``{"l.*.up":
+            ColwiseParallel()}``, by axis where none is called ``tensor`` (``{"tp": {..}}``); or
+            what AutoParallel's ``optimize_placement`` returns.
         layout: what the axes of the mesh are for: ``ddp`` divides samples, ``fsdp`` also what is
             stored, ``tp`` matrices over the axis ``tensor`` (or the only one) and samples over the
             others, ``tp+sp`` what is between matrices too; ``fsdp+tp`` and ``fsdp+tp+sp`` are both.

@@ -32,13 +32,11 @@ def run(args: argparse.Namespace) -> int:
             help="irc list plugins --verbose",
         )  # fmt: skip
     if kind == PLUGINS:
-        from dataclasses import asdict
-
         from irc.commands import list_plugins
 
         those = list_plugins.installed_plugins(imported=args.verbose)
         if args.json:
-            print_json([asdict(each) for each in those])
+            print_json(those)
         else:
             print(list_plugins.text(those))
         return 0

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias, cast
 from xdsl.dialects.builtin import DictionaryAttr, ModuleOp, StringAttr
 from xdsl.ir import Attribute
 
+from irc.constraints.dtensor import statements
 from irc.constraints.patterns import ANYTHING, AxisPattern, Pattern, SignaturePattern
 from irc.dialects.builder import functions
 from irc.dialects.flow import ReshapeOp, id_of, loc_of
@@ -27,8 +28,9 @@ from irc.errors import IrcError, did_you_mean
 
 Verb: TypeAlias = Literal["pin", "forbid", "same"]
 Kind: TypeAlias = Literal["argument", "op", "line"]
-Pins: TypeAlias = str | Path | Mapping[str, "str | Placement"]
-"""Constraints as Python gives them: text, a file, or placements by glob."""
+Pins: TypeAlias = str | Path | Mapping[Any, Any]
+"""Constraints as Python gives them: text, a file, or placements by glob, as text, as `Placement` or
+as DTensor's (:mod:`irc.constraints.dtensor`)."""
 
 MAX_BYTES = 1 << 20
 WORDS = (
@@ -92,10 +94,10 @@ def constraint_text(pins: Pins) -> tuple[str, str]:
     Text without a ``=`` is the name of a file, unless it begins as a statement does.
 
     Raises:
-        IrcError: ``file-missing``.
+        IrcError: ``file-missing``; ``dtensor-placement``.
     """
     if isinstance(pins, Mapping):
-        return "\n".join(f'"{glob}" = {value}' for glob, value in pins.items()), INLINE
+        return "\n".join(statements(pins)), INLINE
     if isinstance(pins, str) and ("=" in pins or not pins.strip() or "\n" in pins):
         return pins, INLINE
     if isinstance(pins, str) and _is_statement(pins):
