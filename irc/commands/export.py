@@ -1,4 +1,4 @@
-"""`irc export`: a plan's placements for PyTorch's own tensor parallelism, or for torchtitan."""
+"""`irc export`: a plan for PyTorch's own tensor parallelism, torchtitan or Megatron-LM."""
 
 import argparse
 import sys
@@ -6,9 +6,9 @@ from pathlib import Path
 
 from irc.errors import IrcError
 
-HELP = "write a plan's placements for PyTorch's own parallelism, or for torchtitan"
+HELP = "write a plan for PyTorch's own tensor parallelism, torchtitan or Megatron-LM"
 
-FORMATS = ("parallelize-module", "torchtitan", "json")
+FORMATS = ("parallelize-module", "torchtitan", "megatron", "json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,8 @@
 """``irc export``: a plan's placements in the words of other systems, to be used without irc.
 
 parallelize-module   Python: a dictionary for torch.distributed.tensor.parallel
-torchtitan           TOML: the section [parallelism]
+torchtitan           TOML: the section [parallelism]; of a plan in stages, all that a trainer needs
+megatron             arguments of Megatron-LM; of a plan in stages only
 json                 every placement, as DTensor and OneFlow write it
 """
 
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from irc.dialects.placement import B
 from irc.errors import IrcError, did_you_mean
+from irc.plan.parts_files import is_parts
 from irc.report.axes import MEANING, Role, axis_roles
 from irc.report.diff import alike
 from irc.report.evidence import Evidence
@@ -118,16 +120,25 @@ def export_plan(folder: str | Path, form: str) -> str:
 
     Args:
         folder: the plan.
-        form: ``parallelize-module``, ``torchtitan`` or ``json``.
+        form: ``parallelize-module``, ``torchtitan``, ``megatron`` or ``json``.
 
     Raises:
         IrcError: for a folder that is no plan, or a plan for one device.
     """
-    if form not in FORMS:
+    if form not in (known := (*FORMS, "megatron")):
         raise IrcError(
-            "option-value", f"there is no format '{form}'", help=did_you_mean(form, FORMS)
+            "option-value", f"there is no format '{form}'", help=did_you_mean(form, known)
         )
+    if is_parts(folder):
+        return _in_stages(folder, form)
     evidence = Evidence.of(folder)
+    if form == "megatron":
+        raise IrcError(
+            "option-value",
+            "Megatron-LM is given arguments for a plan in stages, and this plan has none",
+            help="irc compile --mesh pipe=2,data=2 --train adamw; irc plan -o FILE.args writes "
+            "those of a search",
+        )
     if not evidence.mesh.axes:
         raise IrcError(
             "option-value",
@@ -135,6 +146,20 @@ def export_plan(folder: str | Path, form: str) -> str:
             help="compile it with --mesh",
         )
     return FORMS[form](Export(evidence))
+
+
+def _in_stages(folder: str | Path, form: str) -> str:
+    from irc.plan.parts_files import load_parts
+    from irc.report.pipeline_settings import pipeline_settings
+
+    if form == "torchtitan" or form == "megatron":
+        return pipeline_settings(load_parts(folder), form)
+    raise IrcError(
+        "option-value",
+        f"a plan in stages is not written as {form}",
+        because="the placements of a stage are those of a program of its own",
+        help="irc export --format torchtitan, or megatron",
+    )
 
 
 def _python(export: Export) -> str:

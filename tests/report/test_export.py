@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from irc.cli import main
 from irc.dialects.placement import B, Split
 from irc.errors import IrcError
 from irc.report.evidence import Evidence
@@ -26,6 +27,7 @@ from irc.report.export import export_plan
 from irc.report.modules import module_uses
 from irc.report.parallelize import collapsed
 from irc.report.styles import styles_of
+from irc.search.stated import read_stated
 
 HERE = Path(__file__).parent
 
@@ -217,3 +219,58 @@ def test_processes_compute_what_eager_does(
     )
     assert done.returncode == 0, done.stderr
     assert "gradients agree" in done.stdout
+
+
+STAGES = """
+import torch
+from torch import nn
+from irc.commands.demo_gpt import GPT, GPTConfig
+
+def build():
+    config = GPTConfig(layers=5, hidden=32, heads=2, block=16, vocab=64, tied=False)
+    tokens = torch.randint(64, (8, 16))
+    return GPT(config), (tokens, tokens)
+"""
+
+
+@pytest.fixture(scope="module")
+def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan of two stages, on two copies of two ranks each."""
+    folder = tmp_path_factory.mktemp("staged")
+    (folder / "net.py").write_text(STAGES)
+    words = [
+        "compile", f"{folder / 'net.py'}:build", "-o", f"{folder / 'plan'}", "--train", "adamw",
+        "--mesh", "pipe=2,data=2,tensor=2", "--micro-batches", "2", "--recompute", "full",
+        "--stages", "tokens, positions, layers.0-layers.2; layers.3-layers.4, norm, head",
+    ]  # fmt: skip
+    assert main(words) == 0
+    return folder / "plan"
+
+
+def test_a_plan_in_stages_is_settings_of_trainers_that_read_back(
+    staged: Path, tmp_path: Path
+) -> None:
+    """Degrees, batch, schedule and recompute by irc's own reader, the cut by name."""
+    for form, name in (("torchtitan", "job.toml"), ("megatron", "job.args")):
+        path = tmp_path / name
+        path.write_text(export_plan(staged, form))
+        stated = read_stated(str(path)).on(8, 8)
+        assert f"{stated.mesh}" == "pipe=2,data=2,tensor=2"
+        assert (stated.micro_batches, stated.schedule, stated.recompute) == (2, "1f1b", "full")
+    section = tomllib.loads((tmp_path / "job.toml").read_text())
+    first, last = section["parallelism"]["module_fqns_per_model_part"]
+    assert {*first} == {"tokens", "positions", "layers.0", "layers.1", "layers.2"}
+    assert {*last} == {"layers.3", "layers.4", "norm", "head"}
+    assert section["training"]["seq_len"] == 16
+    arguments = (tmp_path / "job.args").read_text()
+    assert "--pipeline-model-parallel-layout Et*3|ttL" in arguments
+    assert "--num-layers 5" in arguments
+
+
+def test_what_a_plan_in_stages_is_not_written_as(staged: Path, plans: dict[str, Path]) -> None:
+    with pytest.raises(IrcError, match="a plan in stages is not written as json"):
+        export_plan(staged, "json")
+    with pytest.raises(IrcError, match="given arguments for a plan in stages"):
+        export_plan(plans["grid"], "megatron")
+    with pytest.raises(IrcError, match="did you mean 'megatron'"):
+        export_plan(plans["grid"], "megatrom")
