@@ -59,6 +59,7 @@ CASES = """
     compile program.mlir -o out  ->  not-onnx: program.mlir
     compile model.onnx -o out --mesh data  ->  mesh-syntax: data=2,tensor=2
     compile model.onnx -o out --mesh data=0  ->  mesh-syntax: data=0
+    compile model.onnx -o out --mesh data=2,,  ->  mesh-syntax: an axis is missing
     compile model.onnx -o out --mesh data=2,data=2  ->  mesh-syntax: data=2,data=2
     compile model.onnx -o out --backend cpuu  ->  backend-unknown: did you mean 'cpu'?
     compile model.onnx -o out --cluster 8xH10  ->  cluster-unknown: 8xH100

@@ -12,8 +12,11 @@ HELP = "explain a pass, an error, a plan, whose code is run, or what IRC_LOGS pr
 
 OF_PLANS = {
     "op": "--op", "why_not": "--why-not", "fusion": "--fusion", "rewrites": "--rewrites",
-    "json": "--json", "sizes": "--sizes", "overlap": "--overlap",
+    "json": "--json", "sizes": "--sizes", "overlap": "--overlap", "placements": "--placements",
 }  # fmt: skip
+
+PLACEMENTS = ("oneflow", "dtensor")
+"""As in irc.report.notation, which --help need not import."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--overlap",
         action="store_true",
         help="of a plan: which collectives compute hides, and at which ones it waits",
+    )
+    parser.add_argument(
+        "--placements",
+        choices=PLACEMENTS,
+        help="of a plan, and with --op: placements as S(0), B, P(sum), or as Shard(0), Replicate(),"
+        " Partial('sum') (default: as OneFlow's, and those of arguments both ways)",
     )
     add_json_option(parser, "all facts")
 
@@ -162,6 +171,13 @@ def _plan(args: argparse.Namespace) -> str:
         return explain_parts(load_parts(args.name), as_json=args.json)
     from irc.report.explain import explain_plan
 
+    parts = {name: OF_PLANS[name] for name in ("sizes", "overlap", "rewrites", "fusion", "why_not")}
+    for name, option in parts.items():
+        if args.placements and getattr(args, name) not in (None, False):
+            raise IrcError(
+                "option-value", f"{option} shows no placements in another notation",
+                help="leave out --placements, or name ops with --op",
+            )  # fmt: skip
     if args.sizes:
         from irc.report.sizes import explain_sizes
 
@@ -176,7 +192,7 @@ def _plan(args: argparse.Namespace) -> str:
         return _fusion(args)
     if args.why_not is not None:
         return _why_not(args)
-    return explain_plan(args.name, op=args.op, as_json=args.json)
+    return explain_plan(args.name, op=args.op, as_json=args.json, placements=args.placements or "")
 
 
 def _fusion(args: argparse.Namespace) -> str:

@@ -187,7 +187,9 @@ class Mesh:
             ValueError: with the part that is wrong.
         """
         axes: list[tuple[str, int]] = []
-        for part in filter(None, (p.strip() for p in text.split(","))):
+        for part in (p.strip() for p in text.split(",")) if text.strip() else ():
+            if not part:
+                raise ValueError("an axis is missing before or after a comma")
             name, equals, size = part.partition("=")
             if not equals or not size.strip().isascii() or not size.strip().isdigit():
                 raise ValueError(f"{part!r} is not of the form axis=size")

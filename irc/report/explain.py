@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from irc.dialects.placement import Mesh
 from irc.errors import IrcError, did_you_mean
 from irc.report.evidence import Evidence
 from irc.report.facts import Explanation, gather
 from irc.report.groups import Group
+from irc.report.notation import DTENSOR, NOTATIONS, in_dtensor
 from irc.report.ops import OpRow
 from irc.report.table import counted, pairs, percent, seconds, signed, size, table
 from irc.report.timing import ActionRow, Split
@@ -25,7 +27,12 @@ SHOWN = 12
 
 
 def explain_plan(
-    folder: str | Path, *, op: str = "", fusion: bool = False, as_json: bool = False
+    folder: str | Path,
+    *,
+    op: str = "",
+    fusion: bool = False,
+    as_json: bool = False,
+    placements: str = "",
 ) -> str:
     """Explain a plan from its folder.
 
@@ -34,11 +41,16 @@ def explain_plan(
         op: an id or a glob of ids (``b0n14``, ``block_0/*``): explain these ops only.
         fusion: explain the fusion groups only.
         as_json: print all facts as JSON.
+        placements: the notation that they are shown in, ``oneflow`` or ``dtensor``; by default
+            OneFlow's, and those of arguments in both.
 
     Raises:
         IrcError: for a folder that is no plan, and for an op that the plan does not have.
     """
-    found = gather(Evidence.of(folder))
+    evidence = Evidence.of(folder)
+    found = gather(evidence)
+    if placements == DTENSOR:
+        found = _in_dtensor(found, evidence.mesh)
     if op:
         rows = _matching(found.ops, op)
         if as_json:
@@ -48,14 +60,31 @@ def explain_plan(
         if as_json:
             return _json([asdict(group) for group in found.fusion])
         return "\n".join(_fusion(found.fusion, all_ops=True)) or "the plan fuses nothing"
-    return _json(asdict(found)) if as_json else write(found)
+    return _json(asdict(found)) if as_json else write(found, placements)
 
 
-def write(found: Explanation) -> str:
-    """Lay out the facts for a terminal."""
+def _in_dtensor(found: Explanation, mesh: Mesh) -> Explanation:
+    """Write the signatures of ops and the changes of placements as DTensor does."""
+
+    def told(row: OpRow) -> OpRow:
+        other = row.runner_up
+        if other is not None:
+            other = replace(other, signature=in_dtensor(other.signature, mesh))
+        return replace(row, signature=in_dtensor(row.signature, mesh), runner_up=other)
+
+    return replace(
+        found,
+        ops=[told(row) for row in found.ops],
+        fallbacks=[told(row) for row in found.fallbacks],
+        collectives=[replace(c, change=in_dtensor(c.change, mesh)) for c in found.collectives],
+    )
+
+
+def write(found: Explanation, placements: str = "") -> str:
+    """Lay out the facts for a terminal, placements in a notation."""
     sections = [
         _heading(found),
-        _section("Arguments", _arguments(found)),
+        _section("Arguments", _arguments(found, placements)),
         _section("Where the time goes", _actions(found.actions)),
         _section("Collectives", _collectives(found)),
     ]
@@ -80,6 +109,7 @@ def _heading(found: Explanation) -> str:
         ("plan", f"{found.hash[:16]}, kernels for {found.backend}"),
         ("mesh", f"{mesh} ({counted(ranks, 'rank')}), priced for {found.cluster}"),
     ]
+    rows += [("idle", line) for line in found.idle]
     if found.blocks:
         calls = ", ".join(f"@{name} runs {counted(n, 'time')}" for name, n in found.blocks.items())
         rows.append(("blocks", calls))
@@ -144,20 +174,20 @@ def _apart(part: float) -> str:
     return f"{abs(part):.1%} {'above' if part > 0 else 'below'} what is predicted"
 
 
-def _arguments(found: Explanation) -> list[str]:
-    placed = bool(found.mesh)
-    heads = ("name", "role", "shape", *(("OneFlow", "DTensor") if placed else ()), "a rank holds")
+def _arguments(found: Explanation, placements: str) -> list[str]:
+    shown = [name for name in NOTATIONS if placements in ("", name)] if found.mesh else []
+    heads = ("name", "role", "shape", *(NOTATIONS[name] for name in shown), "a rank holds")
     rows = [
         (
             row.names,
             row.role,
             f"{row.dtype}{list(row.shape)}",
-            *((row.oneflow, row.dtensor) if placed else ()),
+            *(getattr(row, name) for name in shown),
             size(row.bytes_per_rank),
         )
         for row in found.arguments
     ]
-    return table(heads, rows, right="lllllr" if placed else "lllr")
+    return table(heads, rows, right="lll" + "l" * len(shown) + "r")
 
 
 def _actions(actions: Sequence[ActionRow]) -> list[str]:

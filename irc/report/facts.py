@@ -11,6 +11,7 @@ from irc.report.ops import OpRow, Ops
 from irc.report.summary import weight_bytes
 from irc.report.timing import ActionRow, Split, action_rows, split
 from irc.report.traffic import Collective, Traffic
+from irc.report.unsplit import idle_lines
 from irc.report.weights import ArgumentRow, argument_rows
 from irc.sharding.saved import saved_by_cuts
 
@@ -35,6 +36,7 @@ class Explanation:
     collectives: list[Collective]
     fallbacks: list[OpRow]
     fusion: list[Group]
+    idle: list[str]
 
 
 def gather(evidence: Evidence) -> Explanation:
@@ -58,6 +60,7 @@ def gather(evidence: Evidence) -> Explanation:
         Traffic(evidence).rows(),
         [row for row in rows if row.assumed or row.replicated_only],
         fusion_groups(evidence),
+        idle_lines(plan),
     )
 
 

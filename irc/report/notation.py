@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from irc.dialects.placement import Broadcast, Mesh, Partial, Placement, Split
+import re
+from collections.abc import Mapping
+
+from irc.dialects.placement import AxisPlacement, B, Broadcast, Mesh, Partial, Placement, Split
 from irc.sharding.dtensor import to_dtensor
+
+DTENSOR = "dtensor"
+NOTATIONS: Mapping[str, str] = {"oneflow": "OneFlow", DTENSOR: "DTensor"}
+"""How placements may be shown: the name of a choice, and whose notation it is."""
+ONE = r"(?:S\(\d+(?:, \d+)?\)|B|P(?:\(\w+\))?)"
+TUPLE = re.compile(rf"\(({ONE}(?:, {ONE})*)(?:; ([\w ,]+))?\)")
+PART = re.compile(r"S\((\d+)(?:, (\d+))?\)|B|P(?:\((\w+)\))?")
+REDUCTIONS = {"sum": Partial("sum"), "max": Partial("max"), "min": Partial("min")}
 
 
 def oneflow(placement: Placement | None) -> str:
@@ -29,6 +40,49 @@ def dtensor(placement: Placement | None, mesh: Mesh) -> str:
     '[Shard(0)]'
     """
     return "-" if placement is None else f"[{', '.join(to_dtensor(placement, mesh))}]"
+
+
+def in_dtensor(text: str, mesh: Mesh) -> str:
+    """Write each tuple of a text as DTensor does: signatures, and changes of a placement.
+
+    >>> in_dtensor("(S(0), B), (B, P) -> (P(max), S(1))", Mesh.parse("data=2,tensor=4"))
+    "[Shard(0), Replicate()], [Replicate(), Partial('sum')] -> [Partial('max'), Shard(1)]"
+    >>> in_dtensor("(S(0), S(0); tensor before data)", Mesh.parse("data=2,tensor=4"))
+    '[_StridedShard(0, split_factor=4), Shard(0)]'
+    """
+
+    def told(found: re.Match[str]) -> str:
+        parts = [_read(part) for part in PART.finditer(found[1])]
+        if len(parts) != len(mesh.names):
+            return found[0]
+        axes = tuple(zip(mesh.names, parts, strict=True))
+        if found[2] is not None:
+            axes = _ordered(axes, found[2])
+        elif not any(isinstance(part, Split) and part.order for part in parts):
+            axes = Placement.in_mesh_order(axes).axes
+        return dtensor(Placement(axes), mesh)
+
+    return TUPLE.sub(told, text)
+
+
+def _read(part: re.Match[str]) -> AxisPlacement:
+    if part[1] is not None:
+        return Split(int(part[1]), int(part[2] or 0))
+    return B if part[0] == "B" else REDUCTIONS[part[3] or "sum"]
+
+
+def _ordered(
+    axes: tuple[tuple[str, AxisPlacement], ...], said: str
+) -> tuple[tuple[str, AxisPlacement], ...]:
+    """Number splits of a dim as ``b before a`` says, those that it does not name in mesh order."""
+    orders = [words.split(" before ") for words in said.split(", ")]
+    numbered = dict(Placement.in_mesh_order(axes).axes)
+    for names in orders:
+        for order, name in enumerate(names):
+            placed = numbered[name]
+            assert isinstance(placed, Split)
+            numbered[name] = Split(placed.dim, order)
+    return tuple(numbered.items())
 
 
 def short(placement: Placement | None) -> str:

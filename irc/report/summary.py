@@ -15,6 +15,7 @@ from irc.plan.load import LoadedPlan
 from irc.plan.schema import Kernels, Plan, Start
 from irc.report.kernels_for import kernels_note
 from irc.report.sizes import open_line
+from irc.report.unsplit import idle_lines
 
 
 class Source(Protocol):
@@ -42,6 +43,7 @@ def summary(loaded: LoadedPlan, cluster: str, program: Source) -> str:
             f"{plan.mesh or 'one device'} ({ranks} rank{'s' * (ranks > 1)}), priced for {cluster}",
         ),
         *([] if ranks == 1 else [("split", _split(plan))]),
+        *(("", line) for line in idle_lines(plan)),
         (
             "kernels",
             f"{len(plan.kernels)} for {plan.backend}, {len(launches)} launches"

@@ -49,7 +49,7 @@ def fit_mesh(text: str, ranks: int) -> str:
     Raises:
         IrcError: ``mesh-syntax``; ``world-size`` where the other axes do not divide the ranks.
     """
-    parts = [part.partition("=") for part in text.split(",") if part.strip()]
+    parts = [part.partition("=") for part in text.split(",")]
     rest = [name.strip() for name, _, size in parts if size.strip() == REST]
     if not rest:
         return text

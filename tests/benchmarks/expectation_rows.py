@@ -335,6 +335,13 @@ TERMINAL = (
     Row("clusters and schedules as JSON", "irc cluster show 8xH100 --json | python -m json.tool &&"
         " irc schedule show 1f1b --ranks 4 --micro-batches 8 --json | python -m json.tool",
         r'(?s)"device".*"makespan"'),
+    Row("a mesh that divides nothing is said, and a pin",
+        "irc compile net.py:build -o idle --force --mesh tensor=2 --cluster 8xH100",
+        r"tensor divides nothing over its 2 ranks; --pins '.*' divides that"),
+    Row("an empty axis of a mesh refused", "irc compile net.py:build -o x --mesh 'data=2,,'",
+        r"mesh-syntax(?s:.*)an axis is missing", 2),
+    Row("placements as DTensor writes them", "irc explain plan tensor --placements dtensor",
+        r"\[Shard\(0\)\]"),
     Row("completion in a shell", "irc completion bash | bash -n && irc completion bash", r"launch"),
     Row("a reference of the Python names", "irc docs -o site && cat site/irc.html",
         r'id="compile_step"|irc-compiler\[docs\]'),
