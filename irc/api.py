@@ -399,7 +399,8 @@ def compile_step(
         micro_batches: that a batch is cut into along its first dim; by default as many as ``pipe``
             has ranks. Gradients are added up where they are and reduced once. The loss is the mean
             of theirs; what it divides by a sum over targets (of tokens that are not ignored) is
-            divided by that of the batch. Without ``pipe`` they run one after the other: the plan
+            divided by that of the batch, and what is a sum over samples (``reduction="sum"``) is
+            that over the whole batch. Without ``pipe`` they run one after the other: the plan
             does not grow with their number, nor does the memory. A batch that they do not share
             equally is cut as ``torch.tensor_split`` cuts it (10 samples are 3, 3, 2 and 2), and
             each counts in the mean by its number of samples.

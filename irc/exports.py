@@ -231,12 +231,12 @@ def _write_training(
     import torch
 
     from irc.calls.feeding import axes_called_so
-    from irc.calls.step_plan import captured_step, check_device, training_plan
+    from irc.calls.step_plan import captured_micro_batch, check_device, training_plan
 
     check_device(module, planned=True)
     called = None if loss is None or isinstance(loss, str) else cast("Callable[..., Any]", loss)
     with torch.no_grad():
-        captured, split = captured_step(module, called, recipe, args, dict(kwargs or {}))
+        captured, split = captured_micro_batch(module, called, recipe, args, dict(kwargs or {}))
     recipe = replace(recipe, split=split)
     options = replace(options, samples=axes_called_so(options.mesh))
     plan = training_plan(captured.program, recipe, options, module, keep_ir=True)
@@ -259,7 +259,7 @@ def _write_parts(
     import torch
 
     from irc.calls.pipelined import stages_recipe
-    from irc.calls.step_plan import captured_step, check_device, uneven_samples
+    from irc.calls.step_plan import captured_micro_batch, check_device, uneven_samples
     from irc.dialects.text import dump
     from irc.plan.parts import PIPE, with_files
     from irc.plan.parts_files import save_parts
@@ -278,8 +278,9 @@ def _write_parts(
     batch, options = (recipe, args, dict(kwargs or {})), replace(options, keep_ir=True)
     samples = uneven_samples(*batch[1:], recipe.micro_batches)
     with torch.no_grad():
-        captured, split = captured_step(module, called, *batch)
-        smaller = captured_step(module, called, *batch, less=1)[0].program if samples else None
+        captured, split = captured_micro_batch(module, called, *batch)
+        less = captured_micro_batch(module, called, *batch, less=1)[0] if samples else None
+    smaller = less.program if less else None
     recipe = stages_recipe(module, captured, replace(recipe, split=split))
     program, how = captured.program, (recipe, options, schedule, stages)
     files = training_files(recipe, dump(program.module))

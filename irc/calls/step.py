@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from irc.calls.compiled import MAX_VERSIONS, TRACING
 from irc.calls.constants import name_constants
 from irc.calls.feeding import Feeding
-from irc.calls.step_plan import Loss, captured_step, check_device, training_plan
+from irc.calls.step_plan import Loss, captured_micro_batch, check_device, training_plan
 from irc.calls.step_state import StepState
 from irc.calls.step_version import StepVersion
 from irc.collection import collection_held
@@ -330,7 +330,7 @@ class TrainingStep(StepState):
                 self._state.start_here()
             check_device(self.module, planned=self.options.mesh.num_ranks > 1)
         with TRACING, shaped(self.module):
-            captured, split = captured_step(
+            captured, split = captured_micro_batch(
                 self.module,
                 self._loss,
                 self.recipe,

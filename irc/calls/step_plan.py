@@ -25,6 +25,7 @@ from irc.train import training_of
 from irc.training.loss_scale import SCALE
 from irc.training.optimizers import OPTIMIZERS
 from irc.training.recipe import Recipe
+from irc.training.summed_losses import is_plain_mean, weigh_sums
 
 Loss: TypeAlias = Callable[..., Any]
 LR = "lr"
@@ -50,7 +51,8 @@ def captured_step(
         recipe: says how many micro-batches there are.
         args: the whole batch.
         kwargs: the module's keyword arguments.
-        less: 1 for the smaller ones of micro-batches that do not share the batch equally.
+        less: samples that it has fewer than the largest of micro-batches: 1 for the smaller ones
+            where they do not share the batch equally, -1 for one that is larger than any.
         own: the leaves of the arguments of which there is a part on each rank.
         widened: gives such a leaf the shape that all parts have together.
 
@@ -81,6 +83,35 @@ def captured_step(
         )
     split = [n for n, i in zip(names, captured.tensor_leaves, strict=True) if i in cut]
     return captured, tuple(split)
+
+
+def captured_micro_batch(
+    module: nn.Module,
+    loss: Loss | None,
+    recipe: Recipe,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    less: int = 0,
+    **local: Any,
+) -> tuple[Captured, tuple[str, ...]]:
+    """Capture a micro-batch whose loss, averaged over all of them, is that of the batch.
+
+    What it takes, gives and raises is that of :func:`captured_step`. Where the loss is not plainly
+    a mean, a second capture of another size tells which of its terms are sums over samples
+    (:mod:`irc.training.summed_losses`).
+    """
+    batch = (module, loss, recipe, args, kwargs)
+    captured, split = captured_step(*batch, less=less, **local)
+    program = captured.program
+    if not split or is_plain_mean(program, recipe.loss):
+        return captured, split
+    leaves = pytree.tree_leaves((positional(args), dict(kwargs)))
+    samples = len(leaves[min(_cut(leaves, recipe.micro_batches))])
+    size = -(-samples // recipe.micro_batches) - less
+    other, _ = captured_step(*batch, less=less - 1, **local)
+    weigh_sums(program, other.program, recipe.loss, size / samples)
+    return captured, split
 
 
 def _cut(leaves: Sequence[Any], count: int) -> set[int]:

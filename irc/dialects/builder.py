@@ -41,7 +41,7 @@ class FlowBuilder:
         before: insert before this op instead of at the end.
     """
 
-    def __init__(self, block: Block, prefix: str = "n", before: FlowOp | None = None) -> None:
+    def __init__(self, block: Block, prefix: str = "n", before: Operation | None = None) -> None:
         self.loc = "unknown"
         self._prefix = prefix
         self._count = 0

@@ -1,0 +1,64 @@
+"""Losses that are sums over samples: a step of micro-batches makes the loss of the whole batch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import irc
+from irc.calls import step_plan
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+LOSSES: dict[str, Loss] = {
+    "sum": lambda o, y: F.cross_entropy(o, y, reduction="sum"),
+    # A constant of the user's, which is the number of samples of some micro-batches, or not.
+    "half a sum": lambda o, y: o[:, 0].square().sum() / 2,
+    "by seven": lambda o, y: F.cross_entropy(o, y, reduction="none").mul(3).sum().div(7),
+    "by rows": lambda o, y: F.cross_entropy(o, y, reduction="sum") / len(y),
+    "sum and mean": lambda o, y: F.cross_entropy(o, y) + 0.01 * o.square().sum() - 3 * o.mean(),
+    "mean of sums": lambda o, y: o.square().sum(0).mean(),
+    "sum of means": lambda o, y: o.square().mean(0).sum(),
+    "norm of all": lambda o, y: F.mse_loss(o, torch.zeros_like(o), reduction="sum") * 0.5,
+}
+
+
+@pytest.mark.parametrize("rows", [12, 10])
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_loss_is_that_of_the_batch(name: str, rows: int) -> None:
+    """Of equal micro-batches of three, and of 3, 3, 2 and 2 samples."""
+    torch.manual_seed(0)
+    theirs = nn.Linear(5, 4).double()
+    mine = copy.deepcopy(theirs)
+    x, y = torch.randn(rows, 5, dtype=torch.float64), torch.randint(4, (rows,))
+    loss, optimizer = LOSSES[name], torch.optim.SGD(theirs.parameters(), lr=1e-2)
+    own = torch.optim.SGD(mine.parameters(), lr=1e-2)
+    step = irc.compile_step(mine, loss=loss, optimizer=own, micro_batches=4)
+    for _ in range(2):
+        wanted = loss(theirs(x), y)
+        wanted.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.testing.assert_close(step(x, y), wanted.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(mine.weight, theirs.weight, rtol=1e-12, atol=1e-14)
+
+
+def captures(loss: Loss, rows: int) -> int:
+    """Return how often a step of two micro-batches is captured."""
+    with mock.patch.object(step_plan, "capture", wraps=step_plan.capture) as each:
+        step = irc.compile_step(nn.Linear(5, 40), loss=loss, optimizer="sgd", micro_batches=2)
+        step(torch.randn(rows, 5), torch.randint(4, (rows,)))
+    return each.call_count
+
+
+def test_a_mean_is_captured_once() -> None:
+    """Means of many numbers, and those over tokens that count, are seen by what divides them."""
+    assert captures(F.cross_entropy, 8) == 1
+    assert captures(lambda o, y: (o - y[:, None]).square().mean(), 64) == 1
+    assert captures(LOSSES["sum"], 8) == 2
