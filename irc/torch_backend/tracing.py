@@ -178,6 +178,14 @@ def _is_write(node: Node) -> bool:
     return node.op.startswith("call") and bool(node.args) and writes(node.target, node.kwargs)
 
 
+def _may_write(node: Node) -> bool:
+    """True for what writes by its name, of lists of tensors too: ``torch._foreach_mul_``."""
+    if not node.op.startswith("call"):
+        return False
+    name = getattr(node.target, "__name__", str(node.target))
+    return _is_write(node) or (name.endswith("_") and not name.endswith("__"))
+
+
 def _owner(value: Any) -> Any:
     """Return the node whose memory a view is of: what it is a view of, by first arguments."""
     while isinstance(value, Node) and value.op.startswith("call") and value.args:
@@ -253,7 +261,9 @@ def _compiled(
         if not keep_open:
             gm = stream_losses(gm)[0]
         return compile_through_aot(gm, fakes or inputs, options, keep_open=keep_open), True
-    traced = pre_dispatch(gm, _fakes(gm, inputs) if fakes is None else fakes)
+    # What such a trace does to tensors that the graph holds, it does.
+    is_pure = not (_held(gm) and any(map(_may_write, gm.graph.nodes)))
+    traced = pre_dispatch(gm, _fakes(gm, inputs) if fakes is None else fakes) if is_pure else None
     if traced is None or returns_inputs(traced):
         return compile_through_aot(gm, fakes or inputs, options, keep_open=keep_open), True
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
