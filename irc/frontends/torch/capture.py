@@ -53,6 +53,7 @@ from irc.frontends.torch.real_writes import RealWrites
 from irc.frontends.torch.seeds import Seeds
 from irc.frontends.torch.settings import settings_of
 from irc.frontends.torch.sizes import SizeNames, named_symbols
+from irc.frontends.torch.steps import without_steps
 from irc.frontends.torch.streams import Streams
 from irc.frontends.torch.stride_reads import (
     StrideReads,
@@ -241,6 +242,7 @@ def capture(
                 TracedCalls(asks, (lying_as_angles, of_other_dtype), read=(reads.note,)),
                 Seeds() as seeds,
                 Streams(guards.streams) as streams,
+                without_steps(),
                 shown_to_modes() if memory else nullcontext(),
             ):
                 exported = export(watched, args, kwargs, spec, look, LOOKING if memory else ())
