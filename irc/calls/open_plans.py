@@ -20,6 +20,7 @@ from irc.calls.open_template import OpenTemplate, Values, Work
 from irc.calls.trial_bytes import FEW_BYTES, refusal, trial_bytes
 from irc.dialects.task import KernelOp
 from irc.errors import InternalError, IrcError
+from irc.ops.infer import ShapeError
 from irc.pipeline import Options, lower, run_passes
 from irc.pipeline.reproducer import sources_of
 from irc.plan.build import build_plan
@@ -45,6 +46,10 @@ MAX_ATTEMPTS = 3
 LARGER = 8
 """A template is checked up to so many times the first sizes, if it can be."""
 
+
+REFUSALS = (IrcError, InternalError, ShapeError, VerifyException)
+"""What planning raises at sizes that a program cannot have after all: a trace need not ask that
+what torch only checks when it runs (indices that broadcast) agrees."""
 
 OPEN = "sizes left open"
 """What is noted of a plan that follows from a template."""
@@ -199,7 +204,7 @@ class OpenPlans:
             return None
         try:
             seen = [self._witness(each) for each in chosen]
-        except (IrcError, InternalError, VerifyException) as error:
+        except REFUSALS as error:
             self._failed = True
             self.work.note(str(error))
             return None
@@ -269,7 +274,7 @@ class OpenPlans:
                 continue
             try:
                 loaded, program = compiled.at(full), self.program_at(chosen)
-            except (IrcError, VerifyException) as error:
+            except REFUSALS as error:
                 return f"there is no program where {_said(chosen)}: {error}"
             found = Trial(chosen, loaded, program, trial_bytes(loaded.plan, program.module))
             if best is None or found.num_bytes < best.num_bytes:
@@ -290,7 +295,10 @@ class OpenPlans:
     def _widen(self, made: PlanTemplate, candidates: list[Values]) -> None:
         """Check a template at the first sizes of some for which it holds; two are tried."""
         for far in candidates[:2]:
-            reason = made.agrees(self._witness(far))
+            try:
+                reason = made.agrees(self._witness(far))
+            except REFUSALS as error:
+                reason = f"there is no program where {_said(far)}: {error}"
             if reason is None:
                 return
             self.work.note(reason)

@@ -182,6 +182,20 @@ def test_numbers_that_no_size_is(number: complex) -> None:
     assert statistics(fast).compilations == 1
 
 
+def test_sizes_that_torch_compares_only_when_it_runs() -> None:
+    """Indices have to broadcast, which no trace asks for: at most sizes there is no program."""
+
+    def write(x: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        y[rows, columns % 4, 0] = torch.tensor([1.0, 2.0])
+        return y
+
+    x, rows = torch.randn(3, 4, 5), torch.tensor([0, -1])
+    compiled = irc.compile(write, dynamic=True)
+    for columns in (torch.tensor([2, -3]), torch.tensor([1])):
+        assert torch.equal(compiled(x, rows, columns), write(x, rows, columns))
+
+
 def test_a_convolution_for_every_batch() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
