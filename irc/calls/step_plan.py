@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -25,7 +26,7 @@ from irc.train import training_of
 from irc.training.loss_scale import SCALE
 from irc.training.optimizers import OPTIMIZERS
 from irc.training.recipe import Recipe
-from irc.training.summed_losses import is_plain_mean, weigh_sums
+from irc.training.summed_losses import divides_by_tokens, weigh_sums
 
 Loss: TypeAlias = Callable[..., Any]
 LR = "lr"
@@ -97,21 +98,33 @@ def captured_micro_batch(
 ) -> tuple[Captured, tuple[str, ...]]:
     """Capture a micro-batch whose loss, averaged over all of them, is that of the batch.
 
-    What it takes, gives and raises is that of :func:`captured_step`. Where the loss is not plainly
-    a mean, a second capture of another size tells which of its terms are sums over samples
-    (:mod:`irc.training.summed_losses`).
+    What it takes, gives and raises is that of :func:`captured_step`. Where the loss is no mean over
+    tokens, a second capture of another size tells which of its terms are sums over samples
+    (:mod:`irc.training.summed_losses`). A module that takes no other size is warned of: its loss
+    counts as a mean.
     """
     batch = (module, loss, recipe, args, kwargs)
     captured, split = captured_step(*batch, less=less, **local)
     program = captured.program
-    if not split or is_plain_mean(program, recipe.loss):
+    if not split or divides_by_tokens(program, recipe.loss):
         return captured, split
     leaves = pytree.tree_leaves((positional(args), dict(kwargs)))
     samples = len(leaves[min(_cut(leaves, recipe.micro_batches))])
     size = -(-samples // recipe.micro_batches) - less
-    other, _ = captured_step(*batch, less=less - 1, **local)
-    weigh_sums(program, other.program, recipe.loss, size / samples)
+    more = min(2 * size, samples)
+    try:
+        other, _ = captured_step(*batch, less=less + size - more, **local)
+    except IrcError as error:
+        text = f"micro-batches of {size} samples: the loss is taken for a mean over samples, since "
+        text += f"{more} of them at once cannot be captured to compare: {error}"
+        warnings.warn(text, LossWarning, stacklevel=2)
+        return captured, split
+    weigh_sums(program, other.program, recipe.loss, size / samples, more / size)
     return captured, split
+
+
+class LossWarning(UserWarning):
+    """Whether a loss is a sum or a mean over samples cannot be told."""
 
 
 def _cut(leaves: Sequence[Any], count: int) -> set[int]:

@@ -25,6 +25,17 @@ LOSSES: dict[str, Loss] = {
     "sum and mean": lambda o, y: F.cross_entropy(o, y) + 0.01 * o.square().sum() - 3 * o.mean(),
     "mean of sums": lambda o, y: o.square().sum(0).mean(),
     "sum of means": lambda o, y: o.square().mean(0).sum(),
+    # Means that are written otherwise.
+    "sum of parts": lambda o, y: (F.cross_entropy(o, y, reduction="none") / len(y)).sum(),
+    "masked": lambda o, y: (o[:, 0] * (y > 0) / (y > 0).sum().clamp(min=1)).sum(),
+    "shares": lambda o, y: (o[:, 0] * (y + 1.0) / (y + 1.0).sum()).sum(),
+    "by a tensor": lambda o, y: o.square().sum() / torch.tensor(float(len(y))),
+    "by ones": lambda o, y: 0.5 * (o.square().sum() / torch.ones_like(y).sum()),
+    "filled": lambda o, y: torch.dot(o[:, 0], torch.full((len(y),), 1 / len(y), dtype=o.dtype)),
+    # Sums that are.
+    "dot": lambda o, y: torch.dot(o[:, 0], (y + 1).to(o.dtype)),
+    "stacked": lambda o, y: torch.stack([o.sum(), o.square().sum()]).sum(),
+    "one sum twice": lambda o, y: (s := o.square().sum()) + s / len(y),
     "norm of all": lambda o, y: F.mse_loss(o, torch.zeros_like(o), reduction="sum") * 0.5,
 }
 
@@ -57,8 +68,29 @@ def captures(loss: Loss, rows: int) -> int:
     return each.call_count
 
 
-def test_a_mean_is_captured_once() -> None:
-    """Means of many numbers, and those over tokens that count, are seen by what divides them."""
+def test_a_mean_over_tokens_is_captured_once() -> None:
+    """It is seen by what divides it."""
     assert captures(F.cross_entropy, 8) == 1
-    assert captures(lambda o, y: (o - y[:, None]).square().mean(), 64) == 1
     assert captures(LOSSES["sum"], 8) == 2
+
+
+class Table(nn.Module):
+    """Takes so many samples at once, and no others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(5, 4)
+        self.register_buffer("table", torch.ones(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.line(x) * self.table).square().mean()
+
+
+def test_a_module_of_one_size_is_warned_of() -> None:
+    """Where no other micro-batch can be captured, the loss is what it was: the mean."""
+    torch.manual_seed(0)
+    model, x = Table(), torch.randn(8, 5)
+    wanted = model.line(x).square().mean().item()
+    step = irc.compile_step(model, optimizer="sgd", micro_batches=2)
+    with pytest.warns(step_plan.LossWarning, match="taken for a mean over samples"):
+        assert step(x).item() == pytest.approx(wanted, rel=1e-6)

@@ -1,0 +1,169 @@
+"""How values grow with the samples of a batch, told by two captures of different sizes.
+
+A value has the *degree* n where twice as many samples, each of the first ones twice, make it 2^n
+times as large: 0 for a mean over samples and for what is computed of each of them, 1 for a sum. A
+sum over a dim whose sizes differ adds one, a literal that differs (a number of samples) its own
+exponent, products and quotients add and subtract. What no rule knows has no degree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log, prod
+from typing import TypeAlias
+
+import torch
+from xdsl.ir import Operation, SSAValue
+
+from irc.dialects.builder import arguments, entry
+from irc.dialects.flow import (
+    BroadcastOp,
+    ConcatOp,
+    ConstantOp,
+    ContractOp,
+    FlowOp,
+    GatherOp,
+    PadOp,
+    PointwiseOp,
+    ReduceOp,
+    ReshapeOp,
+    SliceOp,
+    TakeOp,
+    TransposeOp,
+    tensor,
+)
+from irc.program import Program
+
+Degree: TypeAlias = "float | None"
+"""How a value grows with the samples; None where that cannot be told."""
+
+ALIKE = frozenset({"neg", "cast", "copy", "abs"})
+POWERS = {"sqrt": 0.5, "reciprocal": -1.0, "rsqrt": -0.5}
+MOVES = (ReshapeOp, BroadcastOp, TransposeOp, SliceOp, PadOp, GatherOp, TakeOp)
+"""Ops whose result has numbers of their first operand."""
+
+CLOSE = 1e-6
+"""Of exponents, to a whole number."""
+
+
+class Degrees:
+    """The degrees of the values of a program.
+
+    Attributes:
+        of: by value; None, or no entry, where a degree cannot be told.
+    """
+
+    def __init__(self, program: Program, other: Program, ratio: float) -> None:
+        self.of: dict[SSAValue, Degree] = {}
+        self._ratio = ratio
+        mine, theirs = entry(program.module), entry(other.module)
+        own, twins = (list(func.body.block.ops) for func in (mine, theirs))
+        if [op.name for op in own] != [op.name for op in twins]:
+            return
+        named = {name: value for _, name, value in arguments(theirs)}
+        for _, name, value in arguments(mine):
+            held = [p.tensors.get(name) for p in (program, other)]
+            is_same = held[0] is held[1] or _are_equal(*held)
+            self.of[value] = 0.0 if name in named and is_same else None
+        for op, twin in zip(own, twins, strict=True):
+            if isinstance(op, FlowOp) and isinstance(twin, FlowOp):
+                degree = self._degree(op, twin)
+                self.of.update(dict.fromkeys(op.results, degree))
+            else:
+                known = all(self.of.get(operand) == 0.0 for operand in op.operands)
+                self.of.update(dict.fromkeys(op.results, 0.0 if known else None))
+
+    def _degree(self, op: FlowOp, twin: FlowOp) -> Degree:
+        given = [self.of.get(operand) for operand in op.operands]
+        if isinstance(op, ConstantOp):
+            return self._of_literal(op, twin)
+        if any(each is None for each in given):
+            return None
+        known = [each for each in given if each is not None]
+        if isinstance(op, PointwiseOp):
+            return _pointwise(fn_of(op), known, op.operands)
+        if isinstance(op, ReduceOp):
+            dims: Sequence[int] = op.plain["dims"]
+            count, more = (
+                prod(tensor(each.operands[0]).static_shape()[dim] for dim in dims)
+                for each in (op, twin)
+            )
+            return self._summed(known[0], count, more, fn_of(op))
+        if isinstance(op, ContractOp):
+            return self._summed(sum(known), _contracted(op), _contracted(twin), "sum")
+        if isinstance(op, ConcatOp):
+            return known[0] if len(set(known)) == 1 else None
+        if isinstance(op, MOVES):
+            return known[0] if not any(known[1:]) else None
+        if any(known) or (_grows(op.operands, twin.operands) > _grows(op.results, twin.results)):
+            return None  # it adds up, or something else, over the samples
+        return 0.0
+
+    def _summed(self, degree: float, count: int, more: int, fn: str) -> Degree:
+        """Return the degree of what is reduced over so many elements, and over more."""
+        if count == more:
+            return degree
+        if fn != "sum":
+            return degree if fn in ("max", "min", "any", "all") else None
+        exponent = log(more / count, self._ratio)
+        return degree + 1.0 if abs(exponent - 1.0) < CLOSE else None
+
+    def _of_literal(self, op: FlowOp, twin: FlowOp) -> Degree:
+        values, others = ([float(abs(v)) for v in each.plain["value"]] for each in (op, twin))
+        if values == others or (len(values) == len(others) == 1 and values[0] != values[0]):
+            return 0.0
+        if len(values) != 1 or len(others) != 1 or not values[0] or not others[0]:
+            return None
+        exponent = log(others[0] / values[0], self._ratio)
+        return float(round(exponent)) if abs(exponent - round(exponent)) < CLOSE else None
+
+
+def _pointwise(fn: str, given: Sequence[float], operands: Sequence[SSAValue]) -> Degree:
+    if not any(given):
+        return 0.0
+    if fn in ALIKE:
+        return given[0]
+    if fn in POWERS:
+        return given[0] * POWERS[fn]
+    if fn == "mul":
+        return sum(given)
+    if fn == "div":
+        return given[0] - given[1]
+    if fn == "where":
+        given, operands = given[1:], operands[1:]
+    if fn in ("where", "maximum", "minimum"):
+        # A bound, or what stands for nothing.
+        bound = [isinstance(operand.owner, ConstantOp) for operand in operands]
+        kept = {degree for degree, is_bound in zip(given, bound, strict=True) if not is_bound}
+        return kept.pop() if len(kept) == 1 else None
+    if fn in ("add", "sub"):
+        return given[0] if len(set(given)) == 1 else None
+    return None
+
+
+def _contracted(op: FlowOp) -> int:
+    """Return over how many products each element of a contraction is a sum."""
+    spec = str(op.plain["spec"])
+    inputs, _, result = spec.partition("->")
+    sizes: dict[str, int] = {}
+    for letters, operand in zip(inputs.split(","), op.operands, strict=True):
+        sizes |= dict(zip(letters, tensor(operand).static_shape(), strict=True))
+    return prod(size for letter, size in sizes.items() if letter not in result)
+
+
+def _grows(values: Sequence[SSAValue], others: Sequence[SSAValue]) -> bool:
+    """True where some value has other sizes in the other capture."""
+    return any(a.type != b.type for a, b in zip(values, others, strict=True))
+
+
+def _are_equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    if one.shape != other.shape or one.is_meta or other.is_meta:
+        return one.shape == other.shape
+    return one.data_ptr() == other.data_ptr() or torch.equal(one, other)
+
+
+def fn_of(op: Operation) -> str:
+    """Return the function of a pointwise op or a reduction; of what moves numbers ``copy``."""
+    return str(op.plain["fn"]) if isinstance(op, PointwiseOp | ReduceOp) else "copy"
