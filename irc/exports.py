@@ -23,6 +23,7 @@ from irc.collection import collection_held
 from irc.constraints.pins import Pins, pins_option
 from irc.constraints.steps import called_pins, pinned_count
 from irc.errors import IrcError
+from irc.logs import PROGRESS
 from irc.pipeline import Options, make_plan
 from irc.plan.load import LoadedPlan
 from irc.plan.save import check_target, save_plan
@@ -240,6 +241,7 @@ def _write_training(
     recipe = replace(recipe, split=split)
     options = replace(options, samples=axes_called_so(options.mesh))
     plan = training_plan(captured.program, recipe, options, module, keep_ir=True)
+    PROGRESS.info("files")
     save_plan(out, plan, tensors=captured.program.tensors, force=force)
     return PlanText(summary(plan, options.cluster, captured.program), out)
 
@@ -291,6 +293,7 @@ def _write_parts(
         plan = make_uneven_plan(program, smaller, samples, *how)
         tensors = {**smaller.tensors, **program.tensors}
     plan = with_files(plan, files)
+    PROGRESS.info("files")
     save_parts(out, plan, tensors, force=force)
     return PlanText(parts_summary(plan, program.source), out)
 
@@ -428,6 +431,7 @@ def _save(
     from irc.native import Native
 
     found = Native.parse(native)
+    PROGRESS.info("machine code and files")
     if isinstance(made, OpenExport):
         plan = made.plan
         found.compile(plan, made.kernels, program.tensors, made.low)

@@ -28,6 +28,8 @@ VARIABLE = "IRC_LOGS"
 ALL = "all"
 TOPIC_NAMES = ("graph", "fusion", "fallback", "recompile", "cache")
 
+PROGRESS = logging.getLogger("irc.progress")
+"""Is told at level INFO what is begun, in a few words; commands that take long show it."""
 _LOGGERS = {name: logging.getLogger(f"irc.{name}") for name in TOPIC_NAMES}
 _read: str | None = None
 

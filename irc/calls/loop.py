@@ -31,6 +31,7 @@ from irc.errors import IrcError
 from irc.frontends.torch.capture import Captured, capture
 from irc.frontends.torch.guards import Guards
 from irc.frontends.torch.structure import argument_names
+from irc.frontends.torch.tensor_checks import warn_of_checks
 from irc.pipeline import Options
 from irc.plan.parts import PIPE
 from irc.plan.schema import Plan
@@ -181,7 +182,9 @@ class Loop:
             [self._blank(leaf, is_part=number in own) for number, leaf in enumerate(leaves)], spec
         )
         with self.parameters.blank(), torch.no_grad():
-            return capture(self.module, *blank, hooks=False)
+            captured = capture(self.module, *blank, hooks=False)
+        warn_of_checks(captured.effect, "a plan for a mesh")
+        return captured
 
     def _blank(self, leaf: Any, *, is_part: bool) -> Any:
         if not isinstance(leaf, torch.Tensor):

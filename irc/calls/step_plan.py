@@ -17,6 +17,7 @@ from irc.frontends.torch.capture import Captured, capture
 from irc.frontends.torch.examples import positional
 from irc.frontends.torch.in_precision import computing
 from irc.frontends.torch.loss import with_loss
+from irc.frontends.torch.tensor_checks import warn_of_checks
 from irc.pipeline import Options, make_plan
 from irc.pipeline.training import padding
 from irc.plan.load import LoadedPlan
@@ -72,6 +73,7 @@ def captured_step(
     micro_args, micro_kwargs = pytree.tree_unflatten(small, spec)
     face = module if loss is None else with_loss(module, loss, micro_args, micro_kwargs)
     captured = capture(computing(face, recipe.precision), micro_args, micro_kwargs)
+    warn_of_checks(captured.effect, "a compiled step")
     names = captured.program.input_names
     taken = {LR: "learning rate"}
     if recipe.precision.is_scaled:

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from irc.errors import IrcError
+from irc.logs import PROGRESS
 
 HELP = "compile an ONNX model or a PyTorch module into a plan"
 ADAMW = "adamw"
@@ -179,7 +180,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compiled(args: argparse.Namespace) -> str:
-    return _compile_module(args) if is_named_object(args.model) else _compile_file(args)
+    from irc.commands.progress import progress
+
+    aside = ("output", "force", "json", "traceback")
+    asked = {k: v for k, v in vars(args).items() if k not in aside and not callable(v)}
+    with progress(sorted(asked.items())):
+        PROGRESS.info("capturing %s", args.model)
+        return _compile_module(args) if is_named_object(args.model) else _compile_file(args)
 
 
 def is_named_object(text: str) -> bool:

@@ -15,6 +15,7 @@ from irc.dialects.dominance import verify_module
 from irc.dialects.levels import levels_of
 from irc.dialects.text import context
 from irc.errors import InternalError, IrcError
+from irc.logs import PROGRESS
 from irc.pipeline.foreign import apply_foreign
 from irc.pipeline.levels import levels_after, require_level
 from irc.pipeline.options import VerifyEach
@@ -47,6 +48,7 @@ def apply_passes(
     ctx, levels = context(), levels_of(module) if passes else ()
     for number, each in enumerate(passes):
         require_level(each, levels)
+        PROGRESS.info("%s, pass %d of %d", each.name, number + 1, len(passes))
         try:
             _apply(each, ctx, module, verify_each)
         except Exception as error:

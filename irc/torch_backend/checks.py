@@ -31,7 +31,9 @@ def take_checks(gm: GraphModule) -> list[str]:
     said: list[str] = []
     results = [*output.args[0]]
     for node in checks:
-        results.append(node.args[0] if node.args else node.kwargs["input"])
+        value = node.args[0] if node.args else node.kwargs["input"]
+        with gm.graph.inserting_before(node):  # what is written to it later is not looked at
+            results.append(gm.graph.call_method("clone", (value,)))
         said.append(node.args[1] if len(node.args) > 1 else node.kwargs.get("assert_msg", ""))
         gm.graph.erase_node(node)
     if checks:

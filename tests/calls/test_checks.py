@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import irc
+from irc.frontends.torch.tensor_checks import CheckLeftOutWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -58,3 +59,36 @@ def test_a_check_is_made_in_each_call(call: Any, way: str, grad: bool, dynamic: 
         if call is asynchronous:
             with pytest.raises(RuntimeError):
                 run(good / 0)
+
+
+def written_after(x: Tensor) -> Tensor:
+    holds = (x > 0).all()
+    CHECK.msg(holds, "not positive")
+    CHECK.default(x[0])
+    holds.logical_not_()
+    x.zero_()
+    return x + holds
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_written_later_is_not_looked_at(way: str) -> None:
+    compiled = WAYS[way](written_after)
+    assert torch.equal(compiled(torch.ones(4)), written_after(torch.ones(4)))
+    with pytest.raises(RuntimeError, match="not positive"):
+        compiled(-torch.ones(4))
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_step_says_that_it_leaves_checks_out() -> None:
+    class Checked(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = torch.nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            CHECK.msg((x > 0).all(), "not positive")
+            return self.line(x).square().mean()
+
+    step = irc.compile_step(Checked(), optimizer="sgd")
+    with pytest.warns(CheckLeftOutWarning, match="no part of a compiled step"):
+        step(torch.ones(4, 3))

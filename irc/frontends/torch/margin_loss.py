@@ -41,8 +41,9 @@ def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int = MEAN)
     classes = torch.where(is_end, 0, labels)
     every = torch.arange(scores.shape[1], device=labels.device)
     is_other = ~((classes[:, :, None] == every) & is_label[:, :, None]).any(1)
-    # At a margin of 0 there is no gradient: relu has none, clamp has one.
-    margins = (1 - scores.gather(1, classes)[:, :, None] + scores[:, None, :]).relu()
+    # At a margin of 0 there is no gradient, and one that is no number counts nothing.
+    margins = 1 - scores.gather(1, classes)[:, :, None] + scores[:, None, :]
+    margins = torch.where(margins > 0, margins, 0)
     is_counted = is_label[:, :, None] & is_other[:, None, :]
     losses = torch.where(is_counted, margins, 0).sum((1, 2)) / scores.shape[1]
     if reduction == NONE:

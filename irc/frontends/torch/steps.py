@@ -28,7 +28,7 @@ def without_steps() -> Generator[None]:
                 "capture-failed",
                 f"an optimizer takes a step in a call: {type(optimizer).__name__}",
                 because="what it keeps between steps is no part of a program",
-                help="train with irc.compile(..., optimizer=...), or step where Python runs",
+                help="train with irc.compile_step(..., optimizer=...), or step where Python runs",
             )
 
     handle = register_optimizer_step_pre_hook(refuse)

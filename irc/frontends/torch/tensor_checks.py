@@ -3,19 +3,37 @@
 # pyright: basic
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+_TORCH: Any = torch
 CHECKS = (
-    torch._assert_async,
+    _TORCH._assert_async,
     torch.ops.aten._assert_async.default,
     torch.ops.aten._assert_async.msg,
 )
 """What checks that a tensor of one element is not zero, and has no result."""
 
 EFFECT = "a tensor is checked, by assert or torch._assert_async"
+
+
+class CheckLeftOutWarning(UserWarning):
+    """A tensor is checked by what is compiled, and the compiled program does not check it."""
+
+
+def warn_of_checks(effect: str, where: str) -> None:
+    """Say that checks of tensors are left out.
+
+    Args:
+        effect: what a call does besides, as a capture has it.
+        where: of what they are no part.
+    """
+    if effect == EFFECT:
+        text = f"{effect}: it is no part of {where}, which computes on where it does not hold"
+        warnings.warn(text, CheckLeftOutWarning, stacklevel=3)
 
 
 class TensorChecks:

@@ -54,3 +54,11 @@ def test_a_label_that_is_no_class(label: int, way: str) -> None:
         F.multilabel_margin_loss(SCORES[0], labels)
     with torch.no_grad(), pytest.raises((RuntimeError, IndexError)):
         WAYS[way](F.multilabel_margin_loss)(SCORES[0], labels)
+
+
+def test_a_score_that_is_no_number_counts_nothing() -> None:
+    scores = SCORES.clone()
+    scores[0, 3] = torch.nan
+    wanted = F.multilabel_margin_loss(scores, LABELS)
+    assert wanted.isfinite()
+    torch.testing.assert_close(irc.compile(F.multilabel_margin_loss)(scores, LABELS), wanted)
