@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,14 +14,36 @@ from irc.commands.progress import progress
 from irc.logs import PROGRESS
 
 
+class Terminal(io.StringIO):
+    """The standard error, of which lines are taken."""
+
+    is_terminal = True
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+    def lines(self) -> list[str]:
+        said = self.getvalue().splitlines()
+        self.seek(0)
+        self.truncate()
+        return said
+
+
 class Clock:
     """Time that goes on by what a step takes."""
 
-    def __init__(self) -> None:
-        self.now = 100.0
+    now = 100.0
 
     def monotonic(self) -> float:
         return self.now
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    made = Terminal()
+    # pytest puts its own stream into sys when a test begins.
+    monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=made))
+    return made
 
 
 @pytest.fixture
@@ -40,41 +64,48 @@ def command(clock: Clock, name: str = "net.py:build") -> None:
             clock.now += seconds
 
 
-def test_steps_are_said_after_two_seconds(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_are_said_after_two_seconds(clock: Clock, terminal: Terminal) -> None:
     """The first time nothing is known of the rest; the second time it is, of the same command."""
     command(clock)
     # What follows within half a second of a line has none.
-    assert capsys.readouterr().err.splitlines() == ["   7.0 s  fuse", "   9.0 s  fuse"]
+    assert terminal.lines() == ["   7.0 s  fuse", "   9.0 s  fuse"]
     command(clock)
-    said = capsys.readouterr().err.splitlines()
-    assert said[0] == "   7.0 s  fuse, about 3 s left if it goes as last time"
+    assert terminal.lines()[0] == "   7.0 s  fuse, about 3 s left if it goes as last time"
     command(clock, "other.py:build")
-    assert "left" not in capsys.readouterr().err
+    assert "left" not in "".join(terminal.lines())
 
 
-def test_what_is_short_says_nothing(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_short_says_nothing(clock: Clock, terminal: Terminal) -> None:
     with progress([("model", "small.py:build")]):
         PROGRESS.info("capturing")
         clock.now += 1.0
-    assert capsys.readouterr().err == ""
+    assert terminal.lines() == []
     assert not PROGRESS.handlers
 
 
-def test_a_child_process_is_silent(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_child_process_is_silent(clock: Clock, terminal: Terminal) -> None:
     with progress([("model", "net.py:build")]):
         clock.now += 5.0
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "getpid", lambda: -1)
             PROGRESS.info("planned ahead")
         PROGRESS.info("planned here")
-    assert capsys.readouterr().err.splitlines() == ["   5.0 s  planned here"]
+    assert terminal.lines() == ["   5.0 s  planned here"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', '{"a": {"steps": 3, "total": 1}}'])
 def test_a_broken_memory_is_none(
-    text: str, clock: Clock, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    text: str, clock: Clock, terminal: Terminal, tmp_path: Path
 ) -> None:
     command(clock)
     (tmp_path / "cache" / "progress" / "last.json").write_text(text)
     command(clock)
-    assert "left" not in capsys.readouterr().err
+    said = terminal.lines()
+    assert len(said) == 4
+    assert "left" not in "".join(said)
+
+
+def test_only_a_terminal_is_told(clock: Clock, terminal: Terminal) -> None:
+    terminal.is_terminal = False
+    command(clock)
+    assert terminal.lines() == []

@@ -1,4 +1,4 @@
-"""What a long command is doing: a line on the standard error for each step that is begun.
+"""What a long command is doing: on a terminal a line for each step that is begun.
 
 Nothing is said in the first two seconds. How long the rest takes is told by the last time that the
 same command came to its end here: a file in irc's cache has when each of its steps began.
@@ -83,14 +83,16 @@ class Progress(logging.Handler):
 
 @contextmanager
 def progress(command: Sequence[tuple[str, object]]) -> Generator[None]:
-    """Say on the standard error what is done inside, where that takes long.
+    """Say on the standard error, where that is a terminal, what is done inside.
 
     Args:
         command: names and values of what makes it the same command another time.
     """
-    key = hashlib.sha256(
-        repr([(name, str(value)) for name, value in command]).encode()
-    ).hexdigest()[:16]
+    if not sys.stderr.isatty():
+        yield
+        return
+    words = repr([(name, str(value)) for name, value in command])
+    key = hashlib.sha256(words.encode()).hexdigest()[:16]
     shown, level = Progress(_remembered().get(key, _Timeline())), PROGRESS.level
     PROGRESS.addHandler(shown)
     PROGRESS.setLevel(logging.INFO)
