@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import log, prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-import torch
 from xdsl.ir import Operation, SSAValue
 
 from irc.dialects.builder import arguments, entry
@@ -156,12 +155,13 @@ def _grows(values: Sequence[SSAValue], others: Sequence[SSAValue]) -> bool:
     return any(a.type != b.type for a, b in zip(values, others, strict=True))
 
 
-def _are_equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+def _are_equal(one: Any, other: Any) -> bool:
+    """Return whether two tensors that captures hold, if any, have the same numbers."""
     if one is None or other is None:
         return one is other
     if one.shape != other.shape or one.is_meta or other.is_meta:
         return one.shape == other.shape
-    return one.data_ptr() == other.data_ptr() or torch.equal(one, other)
+    return one.data_ptr() == other.data_ptr() or bool((one == other).all())
 
 
 def fn_of(op: Operation) -> str:
