@@ -24,6 +24,7 @@ from irc.plan.load import LoadedPlan
 from irc.plan.training import training_files
 from irc.program import Program
 from irc.train import training_of
+from irc.training.degrees import have_same_ops
 from irc.training.loss_scale import SCALE
 from irc.training.optimizers import OPTIMIZERS
 from irc.training.recipe import Recipe
@@ -117,16 +118,23 @@ def captured_micro_batch(
     try:
         other, _ = captured_step(*batch, less=less + size - more, **local)
     except IrcError as error:
-        text = f"micro-batches of {size} samples: the loss is taken for a mean over samples, since "
-        text += f"{more} of them at once cannot be captured to compare: {error}"
-        warnings.warn(text, LossWarning, stacklevel=2)
+        _warn_of_loss(size, f"{more} of them at once cannot be captured to compare: {error}")
         return captured, split
+    if not have_same_ops(program, other.program):
+        _warn_of_loss(size, f"{more} of them at once are computed by other ops")
     weigh_sums(program, other.program, recipe.loss, size / samples, more / size)
     return captured, split
 
 
 class LossWarning(UserWarning):
     """Whether a loss is a sum or a mean over samples cannot be told."""
+
+
+def _warn_of_loss(size: int, why: str) -> None:
+    text = (
+        f"micro-batches of {size} samples: the loss is taken for a mean over samples, since {why}"
+    )
+    warnings.warn(text, LossWarning, stacklevel=3)
 
 
 def _cut(leaves: Sequence[Any], count: int) -> set[int]:

@@ -45,6 +45,12 @@ CLOSE = 1e-6
 """Of exponents, to a whole number."""
 
 
+def have_same_ops(program: Program, other: Program) -> bool:
+    """Return whether two captures differ in sizes and literals alone."""
+    own, twins = (entry(each.module).body.block.ops for each in (program, other))
+    return [op.name for op in own] == [op.name for op in twins]
+
+
 class Degrees:
     """The degrees of the values of a program.
 
@@ -57,7 +63,7 @@ class Degrees:
         self._ratio = ratio
         mine, theirs = entry(program.module), entry(other.module)
         own, twins = (list(func.body.block.ops) for func in (mine, theirs))
-        if [op.name for op in own] != [op.name for op in twins]:
+        if not have_same_ops(program, other):
             return
         named = {name: value for _, name, value in arguments(theirs)}
         for _, name, value in arguments(mine):

@@ -94,3 +94,18 @@ def test_a_module_of_one_size_is_warned_of() -> None:
     step = irc.compile_step(model, optimizer="sgd", micro_batches=2)
     with pytest.warns(step_plan.LossWarning, match="taken for a mean over samples"):
         assert step(x).item() == pytest.approx(wanted, rel=1e-6)
+
+
+class Unrolled(nn.Linear):
+    """Has an op for each of its samples."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        rows = [super(Unrolled, self).forward(row).square().mean() for row in input]
+        return torch.stack(rows).mean()
+
+
+def test_a_module_of_other_ops_is_warned_of() -> None:
+    """Its captures cannot be compared."""
+    step = irc.compile_step(Unrolled(5, 4), optimizer="sgd", micro_batches=2)
+    with pytest.warns(step_plan.LossWarning, match="computed by other ops"):
+        step(torch.randn(4, 5))
