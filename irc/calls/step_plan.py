@@ -24,11 +24,10 @@ from irc.plan.load import LoadedPlan
 from irc.plan.training import training_files
 from irc.program import Program
 from irc.train import training_of
-from irc.training.degrees import have_same_ops
 from irc.training.loss_scale import SCALE
 from irc.training.optimizers import OPTIMIZERS
 from irc.training.recipe import Recipe
-from irc.training.summed_losses import divides_by_tokens, weigh_sums
+from irc.training.summed_losses import divides_by_tokens, summed_terms, weigh_terms
 
 Loss: TypeAlias = Callable[..., Any]
 LR = "lr"
@@ -67,7 +66,7 @@ def captured_step(
     """
     leaves, spec = pytree.tree_flatten((positional(args), dict(kwargs)))
     cut = _cut(leaves, recipe.micro_batches)
-    small = [leaf[: -(-len(leaf) // recipe.micro_batches) - less] if i in cut else leaf
+    small = [_first(leaf, -(-len(leaf) // recipe.micro_batches) - less) if i in cut else leaf
              for i, leaf in enumerate(leaves)]  # fmt: skip
     if widened is not None:
         small = [widened(leaf) if i in own else leaf for i, leaf in enumerate(small)]
@@ -103,8 +102,9 @@ def captured_micro_batch(
 
     What it takes, gives and raises is that of :func:`captured_step`. Where the loss is no mean over
     tokens, a second capture of another size tells which of its terms are sums over samples
-    (:mod:`irc.training.summed_losses`). A module that takes no other size is warned of: its loss
-    counts as a mean.
+    (:mod:`irc.training.summed_losses`); where torch computes the two by other ops, as one sample
+    often is, a third, which is compared with the second. A module that takes no other size is
+    warned of: its loss counts as a mean.
     """
     batch = (module, loss, recipe, args, kwargs)
     captured, split = captured_step(*batch, less=less, **local)
@@ -114,15 +114,21 @@ def captured_micro_batch(
     leaves = pytree.tree_leaves((positional(args), dict(kwargs)))
     samples = len(leaves[min(_cut(leaves, recipe.micro_batches))])
     size = -(-samples // recipe.micro_batches) - less
-    more = min(2 * size, samples)
+
+    def of(rows: int) -> Program:
+        return captured_step(*batch, less=less + size - rows, **local)[0].program
+
+    more = 2 * size
     try:
-        other, _ = captured_step(*batch, less=less + size - more, **local)
+        other = of(more)
+        paths = summed_terms(program, other, recipe.loss, 2.0)
+        if paths is None:
+            paths = summed_terms(other, of(2 * more), recipe.loss, 2.0)
     except IrcError as error:
         _warn_of_loss(size, f"{more} of them at once cannot be captured to compare: {error}")
         return captured, split
-    if not have_same_ops(program, other.program):
+    if paths is None or not weigh_terms(program, paths, recipe.loss, size / samples):
         _warn_of_loss(size, f"{more} of them at once are computed by other ops")
-    weigh_sums(program, other.program, recipe.loss, size / samples, more / size)
     return captured, split
 
 
@@ -135,6 +141,11 @@ def _warn_of_loss(size: int, why: str) -> None:
         f"micro-batches of {size} samples: the loss is taken for a mean over samples, since {why}"
     )
     warnings.warn(text, LossWarning, stacklevel=3)
+
+
+def _first(leaf: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return the first samples of a batch, which start again where it has fewer."""
+    return torch.cat([leaf] * -(-rows // len(leaf)))[:rows] if rows > len(leaf) else leaf[:rows]
 
 
 def _cut(leaves: Sequence[Any], count: int) -> set[int]:

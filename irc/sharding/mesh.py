@@ -21,8 +21,12 @@ def mesh_of(module: ModuleOp) -> Mesh:
     return Mesh.parse(attr.data) if isinstance(attr, StringAttr) else Mesh(())
 
 
-def parse_mesh(text: str | None) -> Mesh:
+def parse_mesh(text: str | None, *, written: str | None = None) -> Mesh:
     """Read ``data=2,tensor=2``; nothing is one device.
+
+    Args:
+        text: the mesh.
+        written: what the user wrote, where that is not ``text``.
 
     Raises:
         IrcError: ``mesh-syntax``.
@@ -32,7 +36,7 @@ def parse_mesh(text: str | None) -> Mesh:
     except ValueError as error:
         raise IrcError(
             "mesh-syntax",
-            f"cannot read mesh '{text}'",
+            f"cannot read mesh '{text if written is None else written}'",
             because=str(error),
             help=f"'{REST}' is a size in a script that runs under torchrun; here, write a number"
             if f"={REST}" in (text or "")
@@ -60,7 +64,8 @@ def fit_mesh(text: str, ranks: int) -> str:
             because=f"'{rest[0]}' and '{rest[1]}' would both take the ranks that are left",
             help=f"write '{REST}' for one axis",
         )
-    multiple = parse_mesh(",".join("".join(p) for p in parts if p[2].strip() != REST)).num_ranks
+    ones = ("".join((*part[:2], "1" if part[2].strip() == REST else part[2])) for part in parts)
+    multiple = parse_mesh(",".join(ones), written=text).num_ranks
     size, left = divmod(ranks, multiple)
     if left or not size:
         near = f"{ranks - left} or {ranks - left + multiple}" if size else f"{multiple}"

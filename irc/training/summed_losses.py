@@ -14,15 +14,16 @@ are left alone, as is what is divided by a sum over the batch (tokens that count
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from xdsl.ir import Operation, SSAValue
 
 from irc.dialects.builder import FlowBuilder, arguments, entry
 from irc.dialects.flow import FlowOp, PointwiseOp, ReduceOp, ReshapeOp, loc_of, tensor
 from irc.program import Program
-from irc.training.degrees import ALIKE, CLOSE, Degree, Degrees, fn_of
+from irc.training.degrees import ALIKE, CLOSE, Degree, Degrees, fn_of, have_same_ops
 from irc.training.entry import loss_index
 
 
@@ -51,28 +52,47 @@ def divides_by_tokens(program: Program, loss: str) -> bool:
     return isinstance(inner, PointwiseOp) and fn_of(inner) in {"where", "neg"}
 
 
-def weigh_sums(program: Program, other: Program, loss: str, part: float, ratio: float) -> int:
-    """Divide the terms of a loss that are sums over samples by a micro-batch's part of them.
+Path: TypeAlias = "tuple[tuple[str, int], ...]"
+"""The way from a loss to a value: functions, and which operand of each; without reshapes."""
+
+
+def summed_terms(program: Program, other: Program, loss: str, ratio: float) -> set[Path] | None:
+    """Return where the terms of a loss that are sums over samples are read.
 
     Args:
-        program: the forward pass of a micro-batch; changed.
+        program: the forward pass of a micro-batch.
         other: that of one with more samples.
         loss: name of the loss.
-        part: of the samples of the batch, that ``program`` has.
         ratio: how many times the samples of ``program`` the other has; above 1.
 
     Returns:
-        How many terms there were.
+        Their paths; None where the two are computed by other ops and cannot be compared.
 
     Raises:
         IrcError: ``loss-unknown``.
     """
-    value, at = _loss(program, loss)
-    end = entry(program.module).body.block.last_op
-    assert end is not None
-    degrees = Degrees(program, other, ratio).of
-    places = set(_terms(_Place(end, at), value, 0.0, degrees))
-    for number, place in enumerate(sorted(places, key=lambda each: each.index)):
+    value, _ = _loss(program, loss)
+    if not have_same_ops(program, other):
+        return None
+    return set(_terms((), value, 0.0, Degrees(program, other, ratio).of))
+
+
+def weigh_terms(program: Program, paths: Iterable[Path], loss: str, part: float) -> bool:
+    """Divide terms of a loss by a micro-batch's part of the samples.
+
+    Args:
+        program: the forward pass of a micro-batch; changed, unless it has no such terms.
+        paths: where the terms are read; of this program, or of one with more samples.
+        loss: name of the loss.
+        part: of the samples of the batch, that ``program`` has.
+
+    Returns:
+        Whether the program has all of them.
+    """
+    places = {_place(program, path, loss) for path in paths}
+    if None in places:
+        return False
+    for number, place in enumerate(sorted(filter(None, places), key=lambda each: each.index)):
         operand = place.user.operands[place.index]
         block = place.user.parent_block()
         assert block is not None
@@ -80,7 +100,7 @@ def weigh_sums(program: Program, other: Program, loss: str, part: float, ratio: 
         b.loc = loc_of(place.user) if isinstance(place.user, FlowOp) else "micro-batches"
         factor = b.scalar(1 / part, tensor(operand).dtype)
         place.user.operands[place.index] = b.pointwise("mul", operand, factor)
-    return len(places)
+    return True
 
 
 @dataclass(frozen=True)
@@ -91,30 +111,45 @@ class _Place:
     index: int
 
 
+def _place(program: Program, path: Path, loss: str) -> _Place | None:
+    """Return where a path leads to; None where the program has no such ops."""
+    value, index = _loss(program, loss)
+    user = entry(program.module).body.block.last_op
+    assert user is not None
+    for fn, operand in path:
+        while isinstance(value.owner, ReshapeOp):
+            value = value.owner.operands[0]
+        if not isinstance(value.owner, PointwiseOp) or fn_of(value.owner) != fn:
+            return None
+        user, index = value.owner, operand
+        value = user.operands[index]
+    return _Place(user, index)
+
+
 def _terms(
-    place: _Place, value: SSAValue, offset: float, degrees: Mapping[SSAValue, Degree]
-) -> Iterator[_Place]:
-    """Yield the places where sums over samples enter a loss; each is one term of it."""
+    path: Path, value: SSAValue, offset: float, degrees: Mapping[SSAValue, Degree]
+) -> Iterator[Path]:
+    """Yield the paths on which sums over samples enter a loss; each is one term of it."""
     degree, op = degrees.get(value), value.owner
     if degree is not None:
         if abs(degree + offset - 1) < CLOSE:
-            yield place
+            yield path
         return
     if isinstance(op, ReshapeOp):
-        yield from _terms(_Place(op, 0), op.operands[0], offset, degrees)
+        yield from _terms(path, op.operands[0], offset, degrees)
     if not isinstance(op, PointwiseOp):
         return
     fn = fn_of(op)
     if fn in ("add", "sub", "neg", "cast", "copy"):
         for index, operand in enumerate(op.operands):
-            yield from _terms(_Place(op, index), operand, offset, degrees)
+            yield from _terms((*path, (fn, index)), operand, offset, degrees)
     elif fn in ("mul", "div"):
         left, right = (degrees.get(operand) for operand in op.operands)
         if right is not None:
             more = right if fn == "mul" else -right
-            yield from _terms(_Place(op, 0), op.operands[0], offset + more, degrees)
+            yield from _terms((*path, (fn, 0)), op.operands[0], offset + more, degrees)
         elif left is not None and fn == "mul":
-            yield from _terms(_Place(op, 1), op.operands[1], offset + left, degrees)
+            yield from _terms((*path, (fn, 1)), op.operands[1], offset + left, degrees)
 
 
 def _loss(program: Program, name: str) -> tuple[SSAValue, int]:

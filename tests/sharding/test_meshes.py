@@ -17,7 +17,7 @@ from irc.sharding.mesh import equal_shares, fit_mesh, parse_mesh
         ("pipe=2,data=auto,tensor=2", 8, "pipe=2,data=2,tensor=2"),
         ("data=2,tensor=2", 3, "data=2,tensor=2"),
         ("", 3, ""),
-        ("auto=2,data=auto,", 4, "auto=2,data=2"),
+        ("auto=2,data=auto", 4, "auto=2,data=2"),
     ],
 )
 def test_an_axis_takes_the_rest(text: str, ranks: int, wanted: str) -> None:
@@ -31,6 +31,7 @@ def test_an_axis_takes_the_rest(text: str, ranks: int, wanted: str) -> None:
         ("data=auto,tensor=2", 3, "world-size", "start 2 or 4, or choose"),
         ("data=auto,tensor=2", 1, "world-size", "start 2, or choose"),
         ("data=auto,pipe=auto", 4, "mesh-syntax", "'data' and 'pipe' would both take"),
+        ("auto=2,data=auto,", 4, "mesh-syntax", "'auto=2,data=auto,'"),
         ("data=auto,tensor", 4, "mesh-syntax", "'tensor' is not of the form"),
         ("data=auto,tensor=0", 4, "mesh-syntax", "sizes start at 1"),
         ("data=auto,data=2", 4, "mesh-syntax", "names repeat: data"),

@@ -60,6 +60,37 @@ def test_the_loss_is_that_of_the_batch(name: str, rows: int) -> None:
     torch.testing.assert_close(mine.weight, theirs.weight, rtol=1e-12, atol=1e-14)
 
 
+class Reads(nn.Module):
+    """Attention within each sample, which torch computes by other ops where there is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.out = nn.Linear(5, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inside(x)
+        return self.out(((h @ h.transpose(-1, -2)).softmax(-1) @ h).mean(1))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_micro_batches_of_one_sample(name: str) -> None:
+    """The terms of their loss are known from larger ones; rows of 4, and of 2, 2, 1."""
+    torch.manual_seed(0)
+    # A weighted mean of one sample has other ops than one of two: refused, a limit of 5 in 3.
+    for rows, parts in [(4, 4)] + [(5, 3)] * (name not in ("masked", "shares")):
+        theirs = Reads().double()
+        mine = copy.deepcopy(theirs)
+        x, y = torch.randn(rows, 3, 5, dtype=torch.float64), torch.randint(4, (rows,))
+        wanted = LOSSES[name](theirs(x), y)
+        wanted.backward()
+        own = torch.optim.SGD(mine.parameters(), lr=1.0)
+        before = mine.inside.weight.detach().clone()
+        step = irc.compile_step(mine, loss=LOSSES[name], optimizer=own, micro_batches=parts)
+        torch.testing.assert_close(step(x, y), wanted.detach(), rtol=1e-12, atol=0)
+        grad = before - mine.inside.weight.detach()
+        torch.testing.assert_close(grad, theirs.inside.weight.grad, rtol=1e-10, atol=1e-13)
+
+
 def captures(loss: Loss, rows: int) -> int:
     """Return how often a step of two micro-batches is captured."""
     with mock.patch.object(step_plan, "capture", wraps=step_plan.capture) as each:
