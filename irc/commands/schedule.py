@@ -9,6 +9,8 @@ from irc.commands import schedule_simulate
 from irc.commands.json_output import add_json_option, print_json
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from irc.schedule.actions import Schedule
     from irc.schedule.timeline import Timeline, Times
 
@@ -22,9 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "and print its time, bubble and memory; draw: an SVG picture; convert: as text or as "
         "torch's table; search: the best one by times and memory; simulate: a step on all ranks, "
         "with links, memory, gradients and slow ranks")  # fmt: skip
-    add("name", metavar="NAME|FILE", nargs="?", help="a name, as 1f1b, interleaved:2 (two stages "
-        "a rank) or vocab-1:1f1b (a vocabulary on all ranks), or a file: torch's table where it "
-        "ends in .csv, else irc's text")  # fmt: skip
+    add("name", metavar="NAME|FILE|PLAN", nargs="?", help="a name, as 1f1b, interleaved:2 (two "
+        "stages a rank) or vocab-1:1f1b (a vocabulary on all ranks); a file: torch's table where "
+        "it ends in .csv, else irc's text; or the folder of a plan of stages")  # fmt: skip
     add("--ranks", type=int, metavar="N", help="of the pipeline")
     add("--micro-batches", type=int, metavar="N", help="of a step")
     add("--vocabulary", type=int, choices=(1, 2), metavar="1|2", help="of a named one: weave "
@@ -274,11 +276,13 @@ def _schedule(args: argparse.Namespace) -> Schedule:
     from pathlib import Path
 
     from irc.schedule.check import check
-    from irc.schedule.named import generate
+    from irc.schedule.named import BUILTIN, generate
     from irc.schedule.notation import load_schedule
 
     name = str(args.name)
-    if Path(name).suffix or "/" in name:
+    if name not in BUILTIN and Path(name).is_dir():
+        schedule = load_schedule(_of_plan(Path(name)))
+    elif Path(name).suffix or "/" in name:
         schedule = load_schedule(name)
     else:
         ranks, micro_batches = _sizes(args)
@@ -289,6 +293,21 @@ def _schedule(args: argparse.Namespace) -> Schedule:
         check(schedule)
         schedule = with_vocabulary(schedule, args.vocabulary)
     return schedule
+
+
+def _of_plan(folder: Path) -> str:
+    """Return the file in which a plan has its schedule."""
+    from irc.errors import IrcError
+    from irc.plan.parts import SCHEDULE
+
+    if not (folder / SCHEDULE).is_file():
+        raise IrcError(
+            "option-value", f"'{folder}' has no schedule",
+            because="it is no plan of stages, which has its schedule in " + SCHEDULE,
+            help="give the name of a schedule, as irc schedule list has them, a file, or a plan of "
+            "stages: irc compile with pipe in --mesh, and --loss",
+        )  # fmt: skip
+    return str(folder / SCHEDULE)
 
 
 def _sizes(args: argparse.Namespace) -> tuple[int, int]:
