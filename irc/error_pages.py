@@ -681,6 +681,26 @@ PAGES = (
         fix="irc opt program.mlir -p canonicalize   (irc list passes names them)",
     ),
     ErrorPage(
+        code="phase-invalid",
+        title="a stopped compilation cannot go on",
+        exit_code=2,
+        what="A file beside the program, `.mlir.json` or `.mlir.safetensors`, is damaged, or is of"
+        " another version of irc, which runs other passes.",
+        why="They say how the program is compiled, and which passes it is behind.",
+        example="irc compile model.mlir -o plan   (model.mlir.json was cut off)",
+        fix="irc compile model.onnx --to fuse -o model.mlir --force",
+    ),
+    ErrorPage(
+        code="phase-unknown",
+        title="no phase of this compilation has this name",
+        exit_code=2,
+        what="The name after `--to` or `--from` is no level of the IR and no pass, or is that of a"
+        " pass that this compilation does not run.",
+        why="irc cannot stop where it does not come along.",
+        example="irc compile model.onnx --to fues -o model.mlir",
+        fix="irc compile model.onnx --to fuse -o model.mlir   (irc list passes names the passes)",
+    ),
+    ErrorPage(
         code="pipeline-memory",
         title="a stage does not fit into the memory of its ranks",
         exit_code=4,

@@ -24,10 +24,8 @@ from irc.constraints.pins import Pins, pins_option
 from irc.constraints.steps import called_pins, pinned_count
 from irc.errors import IrcError
 from irc.logs import PROGRESS
-from irc.pipeline import Options, make_plan
-from irc.plan.load import LoadedPlan
-from irc.plan.save import check_target, save_plan
-from irc.program import Program
+from irc.pipeline import Options
+from irc.plan.save import check_target
 from irc.report.any_plan import PlanText
 from irc.report.summary import summary
 from irc.searched import (
@@ -42,12 +40,10 @@ from irc.sharding.mesh import parse_mesh
 from irc.training.optimizers import EAGER
 from irc.training.precision import PrecisionOption
 from irc.training.recipe import OptimizerOption, Recipe
+from irc.written import Output, save, write, write_step
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from irc.calls.open_export import OpenExport
-    from irc.frontends.onnx.read import Source
 
 
 @collection_held()
@@ -82,7 +78,8 @@ def export_plan(
     precision: PrecisionOption = None,
     layout: str = "",
     devices: int | None = None,
-) -> PlanText:
+    to: str = "",
+) -> str:
     """Compile a PyTorch module to a plan folder that ``irc run`` and torchrun start.
 
     With an optimiser it is a plan of training steps: ``irc run`` makes some of them, and holds
@@ -127,6 +124,9 @@ def export_plan(
         layout: what the axes of the mesh are for, as :func:`compile` takes it: ``ddp``, ``fsdp``,
             ``tp``, or several with ``+`` between; by default what is fastest.
         devices: of the cluster, that ``mesh="auto"`` is to use; by default all.
+        to: stop at a level of the IR or behind a pass, by name, and write the program into ``out``,
+            a file that ends in ``.mlir``, from which ``irc compile --from`` goes on; ``-`` returns
+            the text alone.
 
     Returns:
         A summary of the plan: text, and in a notebook a picture of the plan.
@@ -138,7 +138,8 @@ def export_plan(
         micro_batches = micro_batches_option(micro_batches, accumulate)
         refuse_beside_auto(micro_batches, f"{schedule}", stages, recompute)
         refuse_open(dynamic, layout)
-        check_target(Path(out), force=force)
+        if not to:
+            check_target(Path(out), force=force)
         best = chosen_for(
             module, args, kwargs, devices, backend=backend, cluster=cluster, passes=passes,
             rules=rules, pins=pins, memory_bytes=memory_bytes, stored_bytes=stored_bytes,
@@ -169,6 +170,7 @@ def export_plan(
         layout=layout_option(layout, mesh),
         dynamic=dynamic_option(dynamic, mesh),
     )
+    output = Output(out, native, force, to)
     if dynamic and optimizer is not None:
         raise IrcError(
             "option-value",
@@ -193,14 +195,12 @@ def export_plan(
             sums=recipe.precision.sums,
             offload=offload_option(offload, count, backend),
         )
-        check_target(Path(out), force=force)
+        output.check(options)
         store(module, recipe.precision)
         if count is not None:
             pipelining = f"{schedule}", stages
-            return _write_parts(
-                module, args, kwargs, recipe, loss, options, pipelining, out, force=force
-            )
-        return _write_training(module, args, kwargs, recipe, loss, options, out, force=force)
+            return _write_parts(module, args, kwargs, recipe, loss, options, pipelining, output)
+        return _write_training(module, args, kwargs, recipe, loss, options, output)
     if loss is not None or frozen or recompute != "none" or precision is not None:
         raise IrcError(
             "option-value",
@@ -208,14 +208,15 @@ def export_plan(
             help='name an optimiser: optimizer="adamw", or --train adamw',
         )
     refuse_pipeline(options.mesh, micro_batches, f"{schedule}", stages, offload)
-    check_target(Path(out), force=force)
+    output.check(options)
     if options.dynamic is not None:
         from irc.calls.open_module import open_module
 
+        output.refuse_phase("with dynamic= there is one for each of several sizes", "leave it out")
         opened, program = open_module(module, args, dict(kwargs or {}), options)
-        return _save(opened, program, options, out, native, force=force)
+        return save(opened, program, options, output)
     program = capture(module, args, dict(kwargs or {})).program
-    return _write(program, options, out, native, force=force)
+    return write(program, options, output)
 
 
 def _write_training(
@@ -225,14 +226,14 @@ def _write_training(
     recipe: Recipe,
     loss: object,
     options: Options,
-    out: str | Path,
-    *,
-    force: bool,
-) -> PlanText:
+    output: Output,
+) -> str:
     import torch
 
     from irc.calls.feeding import axes_called_so
-    from irc.calls.step_plan import captured_micro_batch, check_device, training_plan
+    from irc.calls.step_plan import captured_micro_batch, check_device, training_options
+    from irc.dialects.text import dump
+    from irc.plan.training import training_files
 
     check_device(module, planned=True)
     called = None if loss is None or isinstance(loss, str) else cast("Callable[..., Any]", loss)
@@ -240,10 +241,10 @@ def _write_training(
         captured, split = captured_micro_batch(module, called, recipe, args, dict(kwargs or {}))
     recipe = replace(recipe, split=split)
     options = replace(options, samples=axes_called_so(options.mesh))
-    plan = training_plan(captured.program, recipe, options, module, keep_ir=True)
-    PROGRESS.info("files")
-    save_plan(out, plan, tensors=captured.program.tensors, force=force)
-    return PlanText(summary(plan, options.cluster, captured.program), out)
+    program = captured.program
+    files = training_files(recipe, dump(program.module))
+    options = training_options(program, recipe, options, module)
+    return write_step(program, options, files, output)
 
 
 def _write_parts(
@@ -254,9 +255,7 @@ def _write_parts(
     loss: object,
     options: Options,
     pipelining: tuple[str, str],
-    out: str | Path,
-    *,
-    force: bool,
+    output: Output,
 ) -> PlanText:
     import torch
 
@@ -271,6 +270,10 @@ def _write_parts(
     from irc.programs.uneven import make_uneven_plan
     from irc.report.parts import parts_summary
 
+    output.refuse_phase(
+        "a step in stages or micro-batches is of several",
+        "leave out --to; each function's program is in ir/ of its part of the plan",
+    )
     named, stages = pipelining
     mesh = options.mesh
     ranks = mesh.size(PIPE) if PIPE in mesh.names else 1
@@ -294,153 +297,8 @@ def _write_parts(
         tensors = {**smaller.tensors, **program.tensors}
     plan = with_files(plan, files)
     PROGRESS.info("files")
-    save_parts(out, plan, tensors, force=force)
-    return PlanText(parts_summary(plan, program.source), out)
-
-
-@collection_held()
-def compile_file(
-    path: str,
-    out: str,
-    *,
-    mesh: str | None = None,
-    backend: str = "cpu",
-    cluster: str | None = None,
-    sizes: Mapping[str, int] | None = None,
-    values: Mapping[str, float] | None = None,
-    passes: Sequence[str] = (),
-    rules: Sequence[str] = (),
-    pins: Pins = "",
-    memory_bytes: int | None = None,
-    force: bool = False,
-    native: str = "",
-) -> str:
-    """Compile an ONNX file to a plan folder; see :func:`export_plan`.
-
-    Args:
-        path: the model.
-        out: the folder.
-        mesh: axes of the mesh.
-        backend: what writes the kernels.
-        cluster: prices the plan.
-        sizes: numbers for the model's named sizes. On one device with the backend cpu, others stay
-            open: the plan serves all numbers that it was checked for.
-        values: of inputs of one element that are the same in every call; the plan has no such
-            inputs.
-        passes: plug-in passes to run; ``no-order`` and its like leave out one of irc's own.
-        rules: files of rewrite rules.
-        pins: constraints, as :func:`compile` takes them.
-        memory_bytes: the most that a device may hold at any moment.
-        force: replace a plan in the folder.
-        native: kinds of processors to hold machine code for, as :func:`export_plan` takes them.
-    """
-    options = Options(
-        mesh=parse_mesh(mesh or ""),
-        backend=backend,
-        cluster=cluster or "this-host",
-        passes=names_option("passes", passes),
-        rules=names_option("rules", rules),
-        pins=called_pins(pins),
-        memory_bytes=memory_bytes,
-    )
-    refuse_pipeline(options.mesh, None, DEFAULT_SCHEDULE, "")
-    check_target(Path(out), force=force)
-    from irc.frontends.onnx.misuse import judging
-    from irc.frontends.onnx.read import read_model
-    from irc.onnx.given_values import with_numbers
-
-    source = with_numbers(read_model(path), dict(values or {}))
-    with judging(source):
-        return _compile_source(source, dict(sizes or {}), options, out, native, force=force)
-
-
-def _compile_source(
-    source: Source,
-    sizes: Mapping[str, int],
-    options: Options,
-    out: str | Path,
-    native: str,
-    *,
-    force: bool,
-) -> str:
-    from irc.frontends.onnx import load_onnx
-
-    if options.mesh.num_ranks > 1 or options.backend != "cpu":
-        return _write(load_onnx(source, sizes=sizes), options, out, native, force=force)
-    from irc.onnx.open_file import open_file
-
-    try:
-        opened = open_file(source, sizes, options)
-        program = load_onnx(source, sizes=sizes) if opened is None else opened[1]
-        made = make_plan(program, options) if opened is None else opened[0]
-    except IrcError as error:
-        if not {"op-unsupported", "size-unbound"} & set(error.codes):
-            raise
-        found = _write_host(source, sizes, options, out, native, force=force)
-        if found is None:
-            raise
-        return found
-    return _save(made, program, options, out, native, force=force)
-
-
-def _write_host(
-    source: Source,
-    sizes: Mapping[str, int],
-    options: Options,
-    out: str | Path,
-    native: str,
-    *,
-    force: bool,
-) -> str | None:
-    """Write a file as a host program with regions; None where nothing of it is the host's.
-
-    Raises:
-        IrcError: what is refused there too.
-    """
-    from irc.native import NativeHostProgram
-    from irc.onnx.host_file import host_file
-    from irc.plan.host import save_host
-    from irc.report.host import host_summary
-
-    found = NativeHostProgram.parse(native)
-    if (made := host_file(source, sizes, options)) is None:
-        return None
-    found.compile(made.plan, made.exports)
-    save_host(out, made.plan, force=force, also=found.write)
-    described = host_summary(made.plan, options.cluster, made.program.source)
-    return PlanText(f"{described}\n{found.summary()}", out)
-
-
-def _write(
-    program: Program, options: Options, out: str | Path, native: str, *, force: bool
-) -> PlanText:
-    return _save(make_plan(program, options), program, options, out, native, force=force)
-
-
-def _save(
-    made: LoadedPlan | OpenExport,
-    program: Program,
-    options: Options,
-    out: str | Path,
-    native: str,
-    *,
-    force: bool,
-) -> PlanText:
-    from irc.calls.open_export import OpenExport
-    from irc.dialects.task import KernelOp
-    from irc.native import Native
-
-    found = Native.parse(native)
-    PROGRESS.info("machine code and files")
-    if isinstance(made, OpenExport):
-        plan = made.plan
-        found.compile(plan, made.kernels, program.tensors, made.low)
-    else:
-        plan = made
-        kernels = [op for op in program.module.body.block.ops if isinstance(op, KernelOp)]
-        found.compile(plan, kernels, program.tensors)
-    save_plan(out, plan, tensors=program.tensors, force=force, also=found.write)
-    return PlanText(f"{summary(plan, options.cluster, program)}\n{found.summary()}", out)
+    save_parts(output.place, plan, tensors, force=output.force)
+    return PlanText(parts_summary(plan, program.source), output.place)
 
 
 @collection_held()

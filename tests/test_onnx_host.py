@@ -18,7 +18,7 @@ import irc.runtime
 from irc.cli import main
 from irc.dialects.builder import functions
 from irc.errors import IrcError
-from irc.exports import compile_file
+from irc.from_files import compile_file
 from irc.frontends.onnx.prepare import prepare
 from irc.frontends.onnx.read import read_model
 from irc.frontends.onnx.trace import trace

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 import irc
 import irc.onnx as ort
 from irc.errors import IrcError
-from irc.exports import compile_file
+from irc.from_files import compile_file
 from irc.runtime.host import HostExecutor
 from tests.frontends.onnx.compare import model_of, reference
 from tests.models.host_models import WEIGHTS, loop_model, normal, scan_model, stored

@@ -14,7 +14,7 @@ import torch
 import irc
 from irc.cli import main
 from irc.errors import IrcError
-from irc.exports import compile_file
+from irc.from_files import compile_file
 
 BRANCHES = """<ir_version: 8, opset_import: ["": 17]>
 g (float[B,6] x, int64 rate, bool[1] wide) => (float[B,k] y)

@@ -198,6 +198,15 @@ def training_plan(
         keep_ir: keep the text after every pass, and the model, which ``irc run`` trains eagerly.
     """
     forward = dump(program.module) if keep_ir else ""
+    options = training_options(program, recipe, options, module)
+    extra = training_files(recipe, forward) if keep_ir else None
+    return make_plan(program, options, keep_ir=keep_ir, extra=extra)
+
+
+def training_options(
+    program: Program, recipe: Recipe, options: Options, module: nn.Module | str
+) -> Options:
+    """Return the options of the pipeline for a step of one program; see :func:`training_plan`."""
     training = training_of(
         program,
         trainable=module,
@@ -212,9 +221,7 @@ def training_plan(
     told = [recipe.numbers, *(group.numbers for group in recipe.groups)]
     divides = any(numbers.get("eps") == 0 for numbers in told)
     pad = None if OPTIMIZERS[recipe.kind].factors or divides else padding(options)
-    training = replace(training, pad=pad)
-    extra = training_files(recipe, forward) if keep_ir else None
-    return make_plan(program, replace(options, training=training), keep_ir=keep_ir, extra=extra)
+    return replace(options, training=replace(training, pad=pad))
 
 
 def check_device(module: nn.Module, *, planned: bool = False) -> None:

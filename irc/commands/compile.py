@@ -1,4 +1,4 @@
-"""`irc compile`: an ONNX file or a PyTorch module in, a plan folder out."""
+"""`irc compile`: an ONNX file, a PyTorch module or a program as text in, a plan folder out."""
 
 import argparse
 from pathlib import Path
@@ -14,15 +14,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `irc compile`."""
     parser.add_argument(
         "model",
-        metavar="MODEL.onnx|NAME:FUNCTION",
+        metavar="MODEL.onnx|NAME:FUNCTION|FILE.mlir",
         help="an ONNX file; or a function of a Python module (pkg.net:build) or file (net.py:build)"
-        " that returns (module, example_args)",
+        " that returns (module, example_args); or a program that --to has written",
     )
     parser.add_argument(
-        "-o", "--output", metavar="DIR", required=True, help="the folder for the plan"
+        "-o",
+        "--output",
+        metavar="DIR|FILE.mlir",
+        help="the folder for the plan; of --to the file for the program (default: it is printed)",
     )
     parser.add_argument(
         "--json", action="store_true", help="print what irc explain plan DIR --json says"
+    )
+    parser.add_argument(
+        "--to",
+        metavar="PHASE",
+        default="",
+        help="stop there, and write the program as text, its weights beside it: behind a pass"
+        " (fuse; irc list passes), where a level of the IR ends (flow, flow+sbp, spmd, task), or at"
+        " capture",
+    )
+    parser.add_argument(
+        "--from",
+        metavar="PHASE",
+        dest="phase",
+        default="",
+        help="go on from there with FILE.mlir (default: where --to has stopped)",
+    )
+    parser.add_argument(
+        "--import",
+        metavar="FILE.py|MODULE",
+        dest="imports",
+        action="append",
+        default=[],
+        help="import it before: it declares ops of FILE.mlir; may be given again",
     )
     parser.add_argument("--mesh", metavar="AXES", help="the mesh, such as data=2,tensor=2")
     parser.add_argument(
@@ -160,6 +186,7 @@ def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compile, and print a summary of the plan."""
     key, signer = None, ""
+    _check_places(args)
     if args.sign_key is not None:
         from irc.plan.signature import sign, signing_key
 
@@ -168,7 +195,7 @@ def run(args: argparse.Namespace) -> int:
         signer, _ = sign(Path(args.output), key)
     else:
         summary = _compiled(args)
-    if args.json:
+    if args.json and not args.to:
         from irc.report.any_plan import explain_folder
 
         print(explain_folder(args.output, as_json=True))
@@ -179,13 +206,50 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_places(args: argparse.Namespace) -> None:
+    """Refuse what is written to nowhere, and options that have nothing to be of.
+
+    Raises:
+        IrcError: ``option-value``.
+    """
+    if args.output is None and not args.to:
+        raise IrcError(
+            "option-value",
+            "irc compile writes a plan, and no folder is named",
+            help="-o DIR, or --to PHASE, which prints the program",
+        )
+    for option in ("json", "sign_key"):
+        if args.to and getattr(args, option):
+            raise IrcError(
+                "option-value",
+                f"--{option.replace('_', '-')} is of a plan, and --to {args.to} stops before that",
+                help="leave it out here, and give it where you go on --from the phase",
+            )
+    if not is_program(args.model):
+        for option in ("phase", "imports"):
+            if getattr(args, option):
+                raise IrcError(
+                    "option-value",
+                    f"--{'from' if option == 'phase' else 'import'} is of programs in text form,"
+                    f" and '{args.model}' is none",
+                    help="irc compile MODEL --to PHASE -o FILE.mlir writes one",
+                )
+
+
+def is_program(model: str) -> bool:
+    """True for a file with a program in text form."""
+    return Path(model).suffix == ".mlir"
+
+
 def _compiled(args: argparse.Namespace) -> str:
     from irc.commands.progress import progress
 
-    aside = ("output", "force", "json", "traceback")
+    aside = ("output", "force", "json", "traceback", "parser")
     asked = {k: v for k, v in vars(args).items() if k not in aside and not callable(v)}
     with progress(sorted(asked.items())):
         PROGRESS.info("capturing %s", args.model)
+        if is_program(args.model):
+            return _compile_program(args)
         return _compile_module(args) if is_named_object(args.model) else _compile_file(args)
 
 
@@ -213,12 +277,44 @@ def refuse_bare_file(model: str) -> None:
         )
 
 
-def _compile_file(args: argparse.Namespace) -> str:
-    from irc.exports import compile_file
-    from irc.onnx.given_values import parse_values
-    from irc.plan.open_sizes import parse_sizes
+def _compile_program(args: argparse.Namespace) -> str:
+    from irc.constraints.steps import called_pins
+    from irc.from_files import compile_text
+    from irc.frontends.torch.named import import_all
+    from irc.pipeline import Options
+    from irc.sharding.mesh import parse_mesh
 
-    refuse_bare_file(args.model)
+    _refuse_of_modules(args, "programs in text form")
+    if args.size or args.value:
+        raise IrcError("option-value", "--size and --value are of ONNX files")
+    asked = ("mesh", "cluster", "passes", "rules", "pins")
+    is_asked = args.backend != "cpu" or any(getattr(args, name) for name in asked)
+    import_all(args.imports)
+    options = Options(
+        mesh=parse_mesh(args.mesh or ""),
+        backend=args.backend,
+        cluster=args.cluster or "this-host",
+        passes=tuple(args.passes),
+        rules=tuple(args.rules),
+        pins=called_pins(args.pins),
+    )
+    return compile_text(
+        args.model,
+        args.output or "-",
+        phase=args.phase,
+        options=options if is_asked else None,
+        force=args.force,
+        native=args.native,
+        to=args.to,
+    )
+
+
+def _refuse_of_modules(args: argparse.Namespace, what: str) -> None:
+    """Refuse options of PyTorch modules for something else.
+
+    Raises:
+        IrcError: ``option-value``.
+    """
     only = "train lr loss frozen stored_bytes schedule stages layout"
     given = {name: getattr(args, name) for name in only.split()}
     given["precision"] = args.precision
@@ -229,12 +325,21 @@ def _compile_file(args: argparse.Namespace) -> str:
         if value:
             raise IrcError(
                 "option-value",
-                f"--{option.replace('_', '-')} is of PyTorch modules, not of ONNX files",
+                f"--{option.replace('_', '-')} is of PyTorch modules, not of {what}",
                 help="name a function that returns (module, example_args): net.py:build",
             )
+
+
+def _compile_file(args: argparse.Namespace) -> str:
+    from irc.from_files import compile_file
+    from irc.onnx.given_values import parse_values
+    from irc.plan.open_sizes import parse_sizes
+
+    refuse_bare_file(args.model)
+    _refuse_of_modules(args, "ONNX files")
     return compile_file(
         args.model,
-        args.output,
+        args.output or "-",
         mesh=args.mesh,
         backend=args.backend,
         cluster=args.cluster,
@@ -245,6 +350,7 @@ def _compile_file(args: argparse.Namespace) -> str:
         pins=args.pins,
         force=args.force,
         native=args.native,
+        to=args.to,
     )
 
 
@@ -278,7 +384,7 @@ def _compile_module(args: argparse.Namespace) -> str:
         example.module,
         example.args,
         example.kwargs,
-        out=args.output,
+        out=args.output or "-",
         mesh=args.mesh or "",
         backend=args.backend,
         cluster=args.cluster or "this-host",
@@ -298,4 +404,5 @@ def _compile_module(args: argparse.Namespace) -> str:
         stored_bytes=args.stored_bytes,
         precision=args.precision,
         layout=args.layout or "",
+        to=args.to,
     )

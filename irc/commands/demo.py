@@ -187,7 +187,7 @@ def _compile_gpt(plan: Path, mesh: str) -> str:
 
 
 def _compile_file(model: Path, plan: Path, mesh: str) -> str:
-    from irc.exports import compile_file
+    from irc.from_files import compile_file
 
     return compile_file(str(model), str(plan), mesh=mesh, cluster=CLUSTER, force=True)
 

@@ -185,7 +185,7 @@ def _is_onnx(text: str) -> bool:
 
 
 def _of_file(args: argparse.Namespace, asked: Asked) -> _Result:
-    from irc.exports import compile_file
+    from irc.from_files import compile_file
     from irc.plan.open_sizes import parse_sizes
     from irc.report.planned import planned
     from irc.searched import cluster_in_order, searched_file

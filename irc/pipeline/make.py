@@ -12,7 +12,7 @@ from irc.backends.launch.render import launch_files
 from irc.cluster.load import THIS_HOST, find_cluster
 from irc.cost.actions import ActionCost
 from irc.dialects.printer import Texts
-from irc.pipeline.default import passes_by_part
+from irc.pipeline.default import Passes, passes_by_part
 from irc.pipeline.memory import MEMORY, PLACING
 from irc.pipeline.options import Options
 from irc.pipeline.reproducer import sources_of
@@ -34,6 +34,50 @@ OF_PARTS = (CHUNKING, CHUNKING_EXPERTS, "slice-batch")
 """Passes that have to know where a program is one of several functions."""
 
 
+@dataclass
+class Lowering:
+    """A program on its way down the pipeline, which may stop behind any pass.
+
+    Attributes:
+        module: the program; changed.
+        options: what the user chose.
+        passes: those that run, in order.
+        done: how many have run.
+        is_whole: whether the program is all that is to be computed, and that was told.
+    """
+
+    module: ModuleOp
+    options: Options
+    passes: Passes
+    done: int = 0
+    is_whole: bool = False
+
+    def run(self, on_stage: OnStage | None = None, until: int | None = None) -> None:
+        """Run passes, in place.
+
+        Args:
+            on_stage: called with ``capture`` where the program is all that is to be computed, as a
+                whole, and after each pass from there on with its name.
+            until: how many are to have run; by default all.
+        """
+        every = [*self.passes.training, *self.passes.stage, *self.passes.function]
+        start, until = len(self.passes.training), len(every) if until is None else until
+        run_passes(self.module, every[self.done : min(until, start)])
+        if until >= start and not self.is_whole:
+            if self.options.training is not None:
+                check_vjp(self.module)
+            self.is_whole = True
+            if on_stage is not None:
+                on_stage("capture", self.module)
+        run_passes(
+            self.module,
+            every[max(self.done, start) : until],
+            verify_each=self.options.verify_each,
+            on_stage=on_stage,
+        )
+        self.done = until
+
+
 def lower(
     program: Program,
     options: Options,
@@ -46,23 +90,80 @@ def lower(
     Args:
         program: its module is changed.
         options: what the user chose.
-        on_stage: called with ``capture`` where the program is all that is to be computed, as a
-            whole, and after each pass from there on with its name.
+        on_stage: called as :meth:`Lowering.run` has it.
         is_placed: leave out the passes that give values places in an arena where it is False.
     """
     passes = passes_by_part(options)
-    if options.training is not None:
-        run_passes(program.module, passes.training)
-        check_vjp(program.module)
-    if on_stage is not None:
-        on_stage("capture", program.module)
-    rest = [*passes.stage, *passes.function]
-    run_passes(
-        program.module,
-        [each for each in rest if is_placed or each.name not in PLACING],
-        verify_each=options.verify_each,
-        on_stage=on_stage,
-    )
+    if not is_placed:
+        placeless = [each for each in passes.function if each.name not in PLACING]
+        passes = passes._replace(function=placeless)
+    Lowering(program.module, options, passes).run(on_stage)
+
+
+class Compilation:
+    """A program on its way to a plan.
+
+    Args:
+        program: as a frontend gives it; its module is changed.
+        options: what the user chose.
+        extra: other files of the plan, by name.
+        keep_ir: also keep the text after every pass, which ``irc check`` reads.
+        on_stage: called as :meth:`Lowering.run` has it.
+
+    Attributes:
+        program: the same.
+        options: the same.
+        extra: the same.
+        lowering: how far it is.
+        texts: of the program after each pass that has run, by file.
+        ranges: of inputs that are indices.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        options: Options,
+        extra: Mapping[str, str] | None = None,
+        *,
+        keep_ir: bool = True,
+        on_stage: OnStage | None = None,
+    ) -> None:
+        self.program, self.options, self.extra = program, options, {**(extra or {})}
+        self.lowering = Lowering(program.module, options, passes_by_part(options))
+        self.texts: dict[str, str] = {}
+        # Before a vocabulary has padding, which is no word.
+        self.ranges = input_ranges(program.module)
+        self._printed, self._keep_ir, self._on_stage = Texts(), keep_ir, on_stage
+
+    def run(self, until: int | None = None) -> None:
+        """Run passes, until so many have run; by default all."""
+        self.lowering.run(self._keep, until)
+
+    def plan(self) -> LoadedPlan:
+        """Run all passes that are left, and return the plan in memory."""
+        self.run()
+        options = self.options
+        plan, sources = planned(self.program.module, options, self.ranges)
+        if options.num_ranks == 1:
+            check_budget(plan, options.memory_bytes, options.stored_bytes)
+        if _has_no_files(options):
+            return LoadedPlan(plan, {}, b"")
+        return bundle(
+            plan,
+            ir=self.texts,
+            kernels=sources,
+            extra={**(launch_files(plan) if self._keep_ir else {}), **self.extra},
+            torch_version=_torch_version(),
+        )
+
+    def _keep(self, name: str, module: ModuleOp) -> None:
+        if self._on_stage is not None:
+            self._on_stage(name, module)
+        if name == "capture":
+            for own, bounds in input_ranges(module).items():
+                self.ranges[own] = min(self.ranges.get(own, bounds), bounds)
+        if self._keep_ir and name not in MEMORY:  # the plan says what they decide
+            self.texts[f"{len(self.texts):02}-{name}.mlir"] = f"{self._printed.of(module)}\n"
 
 
 def make_plan(
@@ -73,41 +174,8 @@ def make_plan(
     extra: Mapping[str, str] | None = None,
     on_stage: OnStage | None = None,
 ) -> LoadedPlan:
-    """Compile a program to a plan in memory.
-
-    Args:
-        program: as a frontend gives it; its module is changed.
-        options: what the user chose.
-        keep_ir: also keep the text after every pass, which ``irc check`` reads.
-        extra: other files of the plan, by name.
-        on_stage: called as :func:`lower` has it.
-    """
-    texts: dict[str, str] = {}
-    # Before a vocabulary has padding, which is no word.
-    printed, ranges = Texts(), input_ranges(program.module)
-
-    def keep(name: str, module: ModuleOp) -> None:
-        if on_stage is not None:
-            on_stage(name, module)
-        if name == "capture":
-            for own, bounds in input_ranges(module).items():
-                ranges[own] = min(ranges.get(own, bounds), bounds)
-        if keep_ir and name not in MEMORY:  # the plan says what they decide
-            texts[f"{len(texts):02}-{name}.mlir"] = f"{printed.of(module)}\n"
-
-    lower(program, options, keep)
-    plan, sources = planned(program.module, options, ranges)
-    if options.num_ranks == 1:
-        check_budget(plan, options.memory_bytes, options.stored_bytes)
-    if _has_no_files(options):
-        return LoadedPlan(plan, {}, b"")
-    return bundle(
-        plan,
-        ir=texts,
-        kernels=sources,
-        extra={**(launch_files(plan) if keep_ir else {}), **(extra or {})},
-        torch_version=_torch_version(),
-    )
+    """Compile a program to a plan in memory; the arguments are those of :class:`Compilation`."""
+    return Compilation(program, options, extra, keep_ir=keep_ir, on_stage=on_stage).plan()
 
 
 def planned(

@@ -14,7 +14,7 @@ from torch import nn
 
 import irc
 from irc.errors import IrcError
-from irc.exports import compile_file
+from irc.from_files import compile_file
 from irc.plan.load import load_plan
 from irc.plan.sizes import SIZES
 from irc.report.sizes import explain_sizes

@@ -14,7 +14,7 @@ import torch
 from irc.calls.trial_bytes import MOST_BYTES, refusal, trial_bytes
 from irc.cli import main
 from irc.dialects.flow import tensor
-from irc.exports import compile_file
+from irc.from_files import compile_file
 from irc.frontends.onnx import load_onnx
 from irc.interpret.flow import run_function
 from irc.onnx import host_file, open_file

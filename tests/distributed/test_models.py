@@ -10,7 +10,8 @@ import onnx
 import pytest
 import torch
 
-from irc.exports import compile_file, export_plan
+from irc.exports import export_plan
+from irc.from_files import compile_file
 from irc.plan.load import load_plan
 from irc.plan.schema import Start
 from irc.runtime.launch import run_plan

@@ -20,7 +20,7 @@ import torch
 import irc
 import irc.runtime
 from irc.errors import IrcError
-from irc.exports import compile_file
+from irc.from_files import compile_file
 from irc.native.host import reason_against_host
 from irc.plan.host import HostRegion, load_host
 from irc.plan.host_code import Library, Node

@@ -11,7 +11,7 @@ import torch
 
 import irc
 from irc.backends.cpu.variants import VARIANTS
-from irc.exports import compile_file
+from irc.from_files import compile_file
 from irc.runtime import load
 from irc.runtime.native import processor
 from irc.runtime.native.report import random_input

@@ -16,7 +16,7 @@ from torch import nn
 
 import irc
 from irc.errors import IrcError
-from irc.exports import compile_file
+from irc.from_files import compile_file
 from irc.report.sizes import explain_sizes
 from irc.runtime import load
 from irc.runtime.native import processor

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from irc import onnx as irc_onnx
-from irc.exports import compile_file
+from irc.from_files import compile_file
 from irc.ops.recurrent import GATES
 from irc.runtime import load
 from irc.runtime.native import processor

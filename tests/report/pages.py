@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from irc.exports import compile_file, export_plan
+from irc.exports import export_plan
+from irc.from_files import compile_file
 from tests.models.host_models import loop_model
 
 VOID = {"meta", "link", "br", "rect", "line", "path"}

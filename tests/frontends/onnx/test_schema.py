@@ -16,7 +16,7 @@ import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from irc.errors import IrcError
-from irc.exports import compile_file
+from irc.from_files import compile_file
 from irc.frontends.onnx.load import load_onnx
 
 NUMBERS: Mapping[str, Sequence[int] | int] = {
