@@ -532,7 +532,7 @@ def explain(compiled: Callable[..., Any]) -> ModuleReport: ...
 
 
 def explain(compiled: Any) -> ModuleReport | PlanText:
-    """Say what irc has made of a compiled module or function in the calls so far, or of a plan.
+    """Say what irc has made of what it compiled in the calls so far, or of a plan.
 
     For each kind of call (shapes, dtypes, training flag, whether gradients are recorded): the
     programs that were compiled, their kernels and the ops that each fuses, what was left to torch
@@ -545,8 +545,14 @@ def explain(compiled: Any) -> ModuleReport | PlanText:
         fast(x)
         print(irc.explain(fast))
 
-    ``IRC_LOGS=graph,fusion,fallback,recompile,cache`` prints the same facts as they happen, also of
-    ``torch.compile(backend="irc")`` (:mod:`irc.logs`).
+    A step of :func:`compile_step` has a kind of call for each kind of batch and for ``evaluate`` on
+    a mesh; one in stages also its schedule, which parameters each stage has, and the functions of
+    all stages. Of :func:`compile_entries` each entry is a kind of call. Of what
+    ``torch.compile(model, backend="irc")`` has returned each function that Dynamo traces is one,
+    and what runs behind a break of its graph is another.
+
+    ``IRC_LOGS=graph,fusion,fallback,recompile,cache`` prints the same facts as they happen
+    (:mod:`irc.logs`).
 
     Of the folder of a plan it is the text of ``irc explain plan``, and in a notebook a picture: the
     mesh, how inputs, weights and outputs lie on it, time, memory, and the schedule of stages. What
@@ -555,20 +561,21 @@ def explain(compiled: Any) -> ModuleReport | PlanText:
         irc.explain("plan")
 
     Args:
-        compiled: a module, a function or a method that ``irc.compile`` has returned; or the folder
-            of a plan, of any number of ranks.
+        compiled: what ``irc.compile``, ``irc.compile_step``, ``irc.compile_entries`` or
+            ``torch.compile(.., backend="irc")`` has returned; or the folder of a plan, of any
+            number of ranks.
 
     Raises:
-        IrcError: ``input-mismatch`` for anything else; ``plan-missing``, ``plan-version`` or
-            ``plan-corrupt`` of a folder.
+        IrcError: ``input-mismatch`` for anything else, saying what is supported; ``plan-missing``,
+            ``plan-version`` or ``plan-corrupt`` of a folder.
     """
     if isinstance(compiled, str | Path):
         from irc.report.any_plan import explain_folder
 
         return explain_folder(compiled)
-    from irc.calls.compiled import module_report
+    from irc.explained import explained
 
-    return module_report(compiled)
+    return explained(compiled)
 
 
 def compile_entries(

@@ -90,6 +90,54 @@ class Graph:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """A stage of a pipeline.
+
+    Attributes:
+        place: on the axis ``pipe``; 0 where one device runs all.
+        parameters: names of those that it has, in program order.
+    """
+
+    place: int
+    parameters: tuple[str, ...]
+
+    def __str__(self) -> str:
+        if not self.parameters:
+            return f"no parameters, on place {self.place} of the pipe"
+        first, last = self.parameters[0], self.parameters[-1]
+        names = first if len(self.parameters) == 1 else f"{first} to {last}"
+        return f"{names} ({len(self.parameters)}), on place {self.place} of the pipe"
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A step that was planned in stages.
+
+    Attributes:
+        schedule: its name; empty where a file has none.
+        micro_batches: of a step.
+        stages: in order.
+        seconds: that irc took to plan all of them. 0 where another rank has planned it.
+    """
+
+    schedule: str
+    micro_batches: int
+    stages: tuple[Stage, ...]
+    seconds: float
+
+    @property
+    def heading(self) -> str:
+        """What it is, without its stages."""
+        count, schedule = len(self.stages), self.schedule or "of a file"
+        stages = "1 stage" if count == 1 else f"{count} stages"
+        return f"{stages}, schedule {schedule}, {self.micro_batches} micro-batches"
+
+    def __str__(self) -> str:
+        stages = "; ".join(f"{number}: {stage}" for number, stage in enumerate(self.stages))
+        return f"{self.heading}, {self.seconds:.3f} s: {stages}"
+
+
+@dataclass(frozen=True)
 class FallBack:
     """What torch or Python runs in irc's place.
 
@@ -147,9 +195,15 @@ class Cached:
 MOST_FACTS = 2000
 """Of one module; sizes that never end would fill memory with what nobody reads."""
 
-Fact: TypeAlias = Graph | FallBack | Recompile | Cached
+Fact: TypeAlias = Graph | Pipeline | FallBack | Recompile | Cached
 
-TOPICS = {Graph: "graph", FallBack: "fallback", Recompile: "recompile", Cached: "cache"}
+TOPICS = {
+    Graph: "graph",
+    Pipeline: "graph",
+    FallBack: "fallback",
+    Recompile: "recompile",
+    Cached: "cache",
+}
 """The logger of each kind of fact; the kernels of a graph go to ``fusion`` as well."""
 
 
@@ -162,18 +216,22 @@ class CallKind:
         training: the module's flag; None of a function.
         gradients: whether autograd records.
         autocast: the dtype that autocast computes in; empty without.
+        of: what is called, where that is not all of what was compiled: an entry by its name, a
+            function that torch.compile has traced.
     """
 
     arguments: tuple[str, ...]
     training: bool | None
     gradients: bool
     autocast: str = ""
+    of: str = ""
 
     def __str__(self) -> str:
         mode = {None: "", True: "training, ", False: "evaluation, "}[self.training]
         gradients = "gradients recorded" if self.gradients else "no gradients"
         cast = f", autocast {self.autocast}" if self.autocast else ""
-        return f"({', '.join(self.arguments)}), {mode}{gradients}{cast}"
+        what = f"{self.of} " if self.of else ""
+        return f"{what}({', '.join(self.arguments)}), {mode}{gradients}{cast}"
 
 
 class Record:
@@ -244,7 +302,23 @@ class Record:
 
     def of_this_call(self) -> Record:
         """Return a record for what is compiled later for the call that runs: a backward pass."""
-        return _OfOneCall(self)
+        return _OfOneCall(self, self.pending)
+
+    def of_kind(self, kind: CallKind) -> Record:
+        """Return a record for what is compiled, now and later, for one kind of call."""
+        with self._lock:
+            every = self.kinds.setdefault(kind, [[]])
+            return _OfOneCall(self, every[-1])
+
+    @property
+    def knows_graph(self) -> bool:
+        """True where a program is among what is pending."""
+        return any(isinstance(fact, Graph) for fact in self.pending)
+
+    def lines(self) -> set[str]:
+        """Return the lines of what was left to torch or Python."""
+        facts = [fact for _, noted in self.sorted() for fact in noted]
+        return {fact.line for fact in facts if isinstance(fact, FallBack)}
 
     def sorted(self) -> list[tuple[CallKind | None, list[Fact]]]:
         """Return what was noted by kind of call; None where no call has returned yet.
@@ -274,14 +348,17 @@ class Record:
 
 
 class _OfOneCall(Record):
-    """Notes facts for the call that ran when it was made, whichever runs now."""
+    """Notes facts for one call of a whole record, whichever runs now."""
 
-    def __init__(self, whole: Record) -> None:
+    def __init__(self, whole: Record, facts: list[Fact]) -> None:
         super().__init__()
-        self._whole, self._facts = whole, whole.pending
+        self._whole, self._facts = whole, facts
 
     def note(self, fact: Fact) -> None:
         self._whole.add(fact, self._facts)
+
+    def of_this_call(self) -> Record:
+        return self
 
 
 _here = threading.local()

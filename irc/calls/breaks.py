@@ -73,7 +73,7 @@ def watched() -> Generator[Seen]:
             seen.errors.append(error)
         if error is not None:
             stack = getattr(error, "real_stack", None) or ()
-            told.append(Break(_first(str(error)), _of_stack(stack), _line_of(stack)))
+            told.append(Break(reason_of(str(error)), _of_stack(stack), _line_of(stack)))
         return False
 
     noted, left = len(graph_break_reasons), _left(counters)
@@ -89,7 +89,7 @@ def watched() -> Generator[Seen]:
             logger.setLevel(level)
         for each in graph_break_reasons[noted:]:
             stack = each.user_stack
-            seen.breaks.append(Break(_first(each.reason), _of_stack(stack), _line_of(stack)))
+            seen.breaks.append(Break(reason_of(each.reason), _of_stack(stack), _line_of(stack)))
         if not seen.breaks and _left(counters) > left:
             # A frame that cannot go on after a break is left whole, and has no entry there.
             seen.breaks += told or [Break("Dynamo leaves the function to Python", "")]
@@ -111,7 +111,8 @@ def _line_of(stack: Sequence[traceback.FrameSummary]) -> str:
     return innermost(frames) if frames else ""
 
 
-def _first(text: str) -> str:
+def reason_of(text: str) -> str:
+    """Return why a graph breaks, in a line."""
     line = text.strip().split("\n")[0].strip()
     return BRANCH if line.startswith("generic_jump") else line
 

@@ -380,7 +380,7 @@ class Dispatcher:
             parts=None if loop is None else loop.parameters.parts(),
             fed=None if loop is None else lambda plan: loop.feeding.of_plan(plan, fed),
         )
-        if not self.record.pending:  # another rank has planned it
+        if not self.record.knows_graph:  # another rank has planned it
             note_graph(Watch(), program.source, executor.plan, (), self.options)
         if loop is not None:
             captured.guards = Guards.of(loop.module, args, dict(kwargs))
@@ -694,13 +694,18 @@ def statistics(compiled: Any) -> Statistics:
     return found.statistics
 
 
+def is_compiled(given: Any) -> bool:
+    """True for a module, function or method that ``irc.compile`` has returned, or a class."""
+    return hasattr(getattr(given, "__func__", given), "_irc_original")
+
+
 def explained(compiled: Any) -> tuple[str, Record | None, Options | None]:
     """Return the name of a compiled module or function, what was noted, and its options.
 
     A module has neither before its first call.
 
     Raises:
-        IrcError: ``input-mismatch`` where the argument was not made by ``irc.compile``.
+        IrcError: ``input-mismatch`` where the argument is a compiled class.
     """
     target: Any = getattr(compiled, "__func__", compiled)  # of a method
     if isinstance(target, type) and hasattr(target, "_irc_original"):
@@ -710,8 +715,6 @@ def explained(compiled: Any) -> tuple[str, Record | None, Options | None]:
             f"'{name}' is a class, and each of its modules is compiled by itself",
             help=f"model = {name}(...); model(...); irc.explain(model)",
         )
-    if not hasattr(target, "_irc_original"):
-        raise _not_compiled(compiled)
     if isinstance(target, nn.Module):
         name, known = type(original(target)).__name__, dispatcher_of(target)
         return (name, None, None) if known is None else (name, known.record, known.options)
@@ -731,22 +734,6 @@ def shown(compiled: Any) -> str:
     from irc.report.html.notebook import shown_module
 
     return shown_module(lambda: module_report(compiled), repr(compiled))
-
-
-def _not_compiled(given: Any) -> IrcError:
-    if hasattr(given, "get_compiler_config") or hasattr(given, "_orig_mod"):
-        return IrcError(
-            "input-mismatch",
-            "irc.explain was given what torch.compile returns",
-            because="torch does not tell a backend which function a graph is of",
-            help="compile it by irc.compile; or set IRC_LOGS=all, which prints of both",
-        )
-    return IrcError(
-        "input-mismatch",
-        f"irc.explain was given {type(given).__name__}, which irc.compile has not returned",
-        because="it takes a module, function or method that irc.compile has returned",
-        help="fast = irc.compile(model); fast(x); print(irc.explain(fast))",
-    )
 
 
 def refresh(compiled: Any) -> None:

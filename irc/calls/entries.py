@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from xdsl.dialects.builtin import ModuleOp
 
+from irc.calls.noted import Watch, call_kind, line_of, note_graph, noted_plan, noting
 from irc.calls.version import Version
 from irc.cluster.load import find_cluster
 from irc.constraints.patterns import Pattern
@@ -27,12 +28,14 @@ from irc.errors import IrcError, did_you_mean
 from irc.frontends.torch.capture import Captured, capture
 from irc.frontends.torch.in_place import in_place
 from irc.frontends.torch.structure import paths
-from irc.pipeline import Options, make_plan, run_passes
+from irc.pipeline import Options, run_passes
 from irc.plan.load import LoadedPlan
 from irc.plugin import builtin_pass
 from irc.program import Program
+from irc.record import CallKind, Record
 from irc.runtime import held
 from irc.runtime.call_agreement import Call as RankCall
+from irc.runtime.executor import Executor
 from irc.runtime.executors import executor_of
 from irc.runtime.prepared import Store
 from irc.runtime.ranks import Ranks
@@ -53,12 +56,16 @@ class Captures:
         own: for each entry, names of weights that are other tensors than those of an earlier one.
         options: of the pipeline.
         runs: how often each entry runs, relative to the others.
+        kinds: of the calls of each entry.
+        lines: where each entry's function is written.
     """
 
     of: dict[str, Captured]
     options: Options
     runs: Mapping[str, int]
     own: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+    kinds: dict[str, CallKind] = field(default_factory=dict[str, CallKind])
+    lines: dict[str, str] = field(default_factory=dict[str, str])
     _plans: dict[str, LoadedPlan] = field(default_factory=dict[str, LoadedPlan])
 
     @staticmethod
@@ -72,12 +79,14 @@ class Captures:
             if name not in entries:
                 raise _unknown(name, entries)
         found: dict[str, Captured] = {}
+        made = Captures(found, options, runs)
         with torch.no_grad():
             for name, call in entries.items():
                 args: Sequence[Any] = call[1] if len(call) > 1 else ()
                 kwargs: Mapping[str, Any] = call[2] if len(call) > 2 else {}
+                made.kinds[name] = call_kind(call[0], args, kwargs, of=f"entry '{name}'")
+                made.lines[name] = line_of(getattr(call[0], "forward", call[0]))
                 found[name] = in_place(capture(call[0], args, dict(kwargs)))
-        made = Captures(found, options, runs)
         first: dict[str, torch.Tensor] = {}
         for name, captured in found.items():
             made.own[name] = {
@@ -87,6 +96,11 @@ class Captures:
             }
         return made
 
+    def record_of(self, name: str) -> Record | None:
+        """Return where is noted what is compiled for an entry."""
+        record = self.options.record
+        return None if record is None else record.of_kind(self.kinds[name])
+
     def plan(self, name: str, *, keep_ir: bool = False) -> LoadedPlan:
         """Return the plan of an entry; the first call makes all of them."""
         if not self._plans:
@@ -94,7 +108,9 @@ class Captures:
                 self._place()
             alone = replace(self.options, pins="")
             for each, captured in self.of.items():
-                self._plans[each] = make_plan(captured.program, alone, keep_ir=keep_ir)
+                own = replace(alone, record=self.record_of(each))
+                line = self.lines.get(each, "")
+                self._plans[each] = noted_plan(captured.program, own, line, keep_ir=keep_ir)
         return self._plans[name]
 
     def _place(self) -> None:
@@ -154,8 +170,13 @@ class Entries:
     and of which ranks hold parts have to be given so: :meth:`hold` splits them.
     """
 
-    def __init__(self, versions: Mapping[str, Version], ranks: Ranks | None = None) -> None:
-        self._versions, self._ranks = dict(versions), ranks
+    def __init__(
+        self,
+        versions: Mapping[str, Version],
+        ranks: Ranks | None = None,
+        record: Record | None = None,
+    ) -> None:
+        self._versions, self._ranks, self.record = dict(versions), ranks, record
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         """Return what runs an entry on calls like its example.
@@ -220,28 +241,32 @@ def compile_entries(
 
     See :func:`irc.compile_entries`.
     """
+    options = replace(options, record=Record())
     captures = Captures.make(entries, options, runs or {})
     ranks = Ranks.of(options.mesh) if options.mesh.num_ranks > 1 else None
+    executors: dict[str, Executor] = {}
     if ranks is not None:
         own = {
             name: marks_of(captured.program.module, name, options, runs)
             for name, captured in captures.of.items()
         }
-        executors = {
-            name: ranks.executor(
-                lambda name=name: captures.plan(name), captured.program.tensors, own[name]
-            )
-            for name, captured in captures.of.items()
-        }
+        for name, captured in captures.of.items():
+            with noting(captures.record_of(name)):
+                executors[name] = ranks.executor(
+                    lambda name=name: captures.plan(name), captured.program.tensors, own[name]
+                )
+        if ranks.rank:  # rank 0 has planned them
+            for name, run in executors.items():
+                noted = replace(options, record=captures.record_of(name))
+                note_graph(Watch(), captures.of[name].program.source, run.plan, (), noted)
     else:
         shared: dict[str, Any] = {"copies": {}, "store": Store()}
-        executors = {
-            name: executor_of(captures.plan(name), captured.program.tensors, **shared)
-            for name, captured in captures.of.items()
-        }
-    return Entries(
-        {name: Version(captures.of[name], run) for name, run in executors.items()}, ranks
-    )
+        for name, captured in captures.of.items():
+            with noting(captures.record_of(name)):
+                plan = captures.plan(name)
+                executors[name] = executor_of(plan, captured.program.tensors, **shared)
+    versions = {name: Version(captures.of[name], run) for name, run in executors.items()}
+    return Entries(versions, ranks, options.record)
 
 
 def _unknown(name: str, entries: Mapping[str, Any]) -> IrcError:

@@ -11,6 +11,7 @@ from torch import nn
 
 from irc.calls.compiled import MAX_VERSIONS, TRACING
 from irc.calls.constants import name_constants
+from irc.calls.noted import Watch, line_of, note_graph, noted_plan
 from irc.calls.version import Version
 from irc.constraints.pins import pin
 from irc.errors import IrcError
@@ -18,7 +19,7 @@ from irc.frontends.torch.capture import capture
 from irc.frontends.torch.guards import Guards
 from irc.frontends.torch.in_place import in_place
 from irc.frontends.torch.structure import argument_names
-from irc.pipeline import Options, make_plan
+from irc.pipeline import Options
 from irc.runtime.call_agreement import Call
 from irc.runtime.parts import Parts
 from irc.runtime.ranks import WEIGHTS, Ranks
@@ -72,11 +73,14 @@ class Evaluation:
         placed = parts.placements()
         pin(program.module, {name: placed[name] for name in held})
         executor = self._ranks.executor(
-            lambda: make_plan(program, self._options),
+            lambda: noted_plan(program, self._options, line_of(module.forward), keep_ir=True),
             program.tensors,
             marks_of(program.module, self._options),
             parts={name: parts.local[name] for name in held},
         )
+        record = self._options.record
+        if record is not None and not record.knows_graph:  # another rank has planned it
+            note_graph(Watch(), program.source, executor.plan, (), self._options)
         guards = Guards.of(module, args, dict(kwargs))
         return Version(replace(captured, guards=guards), executor)
 

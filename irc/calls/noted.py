@@ -39,6 +39,7 @@ KINDS = {
     "aot backward": "backward pass",
     "a part": "part of a graph",
     "a branch": "branch of control flow",
+    "a step": "step of training",
 }
 """Where programs of a torch graph come from, in the user's words; others are whole calls."""
 
@@ -56,9 +57,11 @@ class Watch:
         self.ops: dict[str, Op] = {}
         self.text = ""
         self._start = time.perf_counter()
+        self._has_seen = False
 
     def __call__(self, name: str, module: ModuleOp) -> None:
         """Note the ops of a stage, numbers left out: behind ``fuse`` there are kernels alone."""
+        self._has_seen = True
         if name == "capture" and logs.is_told("graph"):
             self.text = Texts().of(module)
         if name in ("capture", "fuse"):
@@ -89,7 +92,8 @@ class Watch:
         library = tuple(Op(name_of(step), step.loc) for step in library_steps(plan))
         begins = (op.line for op in self.ops.values() if op.line != "unknown")
         line = line or next(begins, "")
-        seconds = time.perf_counter() - self._start
+        # What was planned elsewhere took no time here.
+        seconds = time.perf_counter() - self._start if self._has_seen else 0.0
         return Graph(what, line, tuple(known), library, plan.arena_bytes, seconds, self.text)
 
 
@@ -104,7 +108,12 @@ def _ops(ids: Iterable[str], known: Mapping[str, Op]) -> tuple[Op, ...]:
 
 
 def noted_plan(
-    program: Program, options: Options, line: str = "", *, keep_ir: bool = False
+    program: Program,
+    options: Options,
+    line: str = "",
+    *,
+    keep_ir: bool = False,
+    extra: Mapping[str, str] | None = None,
 ) -> LoadedPlan:
     """Return the plan of a program, and note what it is.
 
@@ -113,14 +122,18 @@ def noted_plan(
         options: with a record, or without.
         line: of the function that it was traced from.
         keep_ir: as :func:`irc.pipeline.make_plan` has it.
+        extra: as that has it.
 
     Raises:
         IrcError: what planning raises; ``left-to-torch`` with ``strict`` for an op without a form.
     """
+    if options.record is None and not options.strict:
+        return make_plan(program, options, keep_ir=keep_ir, extra=extra)
     watch = Watch()
-    plan = make_plan(program, options, keep_ir=keep_ir, on_stage=watch)
+    plan = make_plan(program, options, keep_ir=keep_ir, extra=extra, on_stage=watch)
     kernels = [op for op in program.module.body.block.ops if isinstance(op, KernelOp)]
-    note_graph(watch, program.source, plan.plan, kernels, options, line=line)
+    source = program.source if options.training is None else "a step"
+    note_graph(watch, source, plan.plan, kernels, options, line=line)
     return plan
 
 
@@ -148,6 +161,24 @@ def note_graph(
     Raises:
         IrcError: ``left-to-torch`` with ``strict`` where there are such.
     """
+    what = KINDS.get(source, "whole call") + (f", {sizes}" if sizes else "")
+    noted_graph(watch, what, plan, kernels, options, line=line)
+
+
+def noted_graph(
+    watch: Watch,
+    what: str,
+    plan: Plan,
+    kernels: Iterable[KernelOp],
+    options: Options,
+    *,
+    line: str = "",
+) -> None:
+    """Note a program under its name; the arguments and errors are those of :func:`note_graph`.
+
+    Raises:
+        IrcError: ``left-to-torch`` with ``strict``.
+    """
     left = [
         FallBack("op", name_of(step), NO_FORM, step.loc)
         for step in library_steps(plan)
@@ -157,7 +188,6 @@ def note_graph(
         refuse_strict(options, each)
     if options.record is None:
         return
-    what = KINDS.get(source, "whole call") + (f", {sizes}" if sizes else "")
     options.record.note(watch.graph(what, plan, kernels, line))
     for each in left:
         options.record.note(each)
@@ -207,7 +237,11 @@ def line_of(function: Callable[..., Any]) -> str:
 
 
 def call_kind(
-    original: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    original: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    of: str = "",
 ) -> CallKind:
     """Return of which kind a call is.
 
@@ -215,6 +249,7 @@ def call_kind(
         original: the module or function that was compiled.
         args: of the call.
         kwargs: of the call.
+        of: what is called, where that has to be said.
     """
     is_module = isinstance(original, nn.Module)
     run = original.forward if is_module else original
@@ -223,14 +258,36 @@ def call_kind(
         names = argument_names(run, args, dict(kwargs))
     except (TypeError, ValueError):  # a builtin has no signature
         names = [f"{number}" for number in range(len(leaves))]
+    training = original.training if isinstance(original, nn.Module) else None
+    return kind_of(names, leaves, training, of=of)
+
+
+def kind_of(
+    names: Sequence[str],
+    leaves: Sequence[Any],
+    training: bool | None,
+    *,
+    of: str = "",
+    gradients: bool | None = None,
+) -> CallKind:
+    """Return of which kind a call is.
+
+    Args:
+        names: of its arguments, as they are flattened.
+        leaves: their values.
+        training: the flag of the module that is called; None of a function.
+        of: what is called, where that has to be said.
+        gradients: whether they are computed; by default, whether autograd records.
+    """
     pairs = zip(names[:MOST_ARGUMENTS], leaves, strict=False)
     told = [f"{name}: {_value(leaf)}" for name, leaf in pairs]
     if len(leaves) > MOST_ARGUMENTS:
         told.append(f"and {len(leaves) - MOST_ARGUMENTS} more")
     on = next((device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)), "")
     cast = f"{torch.get_autocast_dtype(on)}" if on else ""
-    training = original.training if isinstance(original, nn.Module) else None
-    return CallKind(tuple(told), training, torch.is_grad_enabled(), cast.removeprefix("torch."))
+    if gradients is None:
+        gradients = torch.is_grad_enabled()
+    return CallKind(tuple(told), training, gradients, cast.removeprefix("torch."), of)
 
 
 def _value(leaf: Any) -> str:

@@ -6,6 +6,7 @@ schedule. A step of several micro-batches on one stage is the same with a pipe o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,6 +17,7 @@ from torch import nn
 
 from irc.calls.compiled import MAX_VERSIONS
 from irc.calls.feeding import Feeding
+from irc.calls.noted_stages import note_stages
 from irc.calls.step import TrainingStep
 from irc.calls.step_plan import Loss, uneven_samples
 from irc.collection import collection_held
@@ -199,11 +201,13 @@ class PipelinedStep(TrainingStep):
                 self._cut = self._cut or stage_pins(names_by_stage(captured.program.module))
             return made
 
+        start = time.perf_counter()
         if mesh.num_ranks == 1:
             plan = make()
         else:
             marks = marks_of(captured.program.module, recipe, options, self.pipelining)
             plan = unpack_parts(shared_bytes(lambda: pack_parts(make()), rank, marks))
+        note_stages(plan, options, 0.0 if rank else time.perf_counter() - start)
         self._state.adopt_parts(plan, tensors, rank)
         captured.guards = Guards.of(self._face(batch, named), batch, dict(named))
         fed = self._feeding.of_parts(plan, own)

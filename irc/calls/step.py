@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from irc.calls.compiled import MAX_VERSIONS, TRACING
 from irc.calls.constants import name_constants
 from irc.calls.feeding import Feeding
+from irc.calls.noted import Watch, kind_of, note_graph, noting
 from irc.calls.step_plan import Loss, captured_micro_batch, check_device, training_plan
 from irc.calls.step_state import StepState
 from irc.calls.step_version import StepVersion
@@ -34,6 +35,7 @@ from irc.frontends.torch.structure import argument_names
 from irc.pipeline import Options
 from irc.plan.in_notebook import shown_plan
 from irc.plan.load import LoadedPlan
+from irc.record import Recompile, Record
 from irc.runtime.agreement import is_checked
 from irc.runtime.call_agreement import Call, agree_on_call, collects_first, compare_call
 from irc.runtime.collectives import TorchCommunicator
@@ -67,6 +69,7 @@ class TrainingStep(StepState):
     Attributes:
         samples: how many this step has trained on, of all ranks together: the first dim of a
             batch's first tensor.
+        record: what was compiled, for :func:`irc.explain`.
     """
 
     def __init__(
@@ -84,6 +87,8 @@ class TrainingStep(StepState):
         scale: LossScale | None = None,
     ) -> None:
         store(module, recipe.precision)
+        self.record = Record()
+        options = replace(options, record=self.record)
         super().__init__(module, recipe, options, seed, init, optimizer, scale)
         self._check_every, self._loss, self._seed = check_every, loss, seed
         self._feeding = feeding or Feeding(options.mesh)
@@ -121,15 +126,18 @@ class TrainingStep(StepState):
             named = dict(sorted(named.items()))  # leaves are told by number
         self._state.hide()
         with torch.no_grad():
-            version = self._find(batch, named)
+            version, reason = self._find(batch, named)
             is_known = version is not None
             if self.options.mesh.num_ranks > 1:
                 self._agree(version, batch, named, rates)
             self._check_wanted()
             if version is None:
-                version = self._add(batch, named)
+                version = self._compiled(batch, named, reason)
             inputs = version.captured.flatten(batch, named)
-            loss = version(inputs, rates_tensor(rates), self._scale)
+            with noting(None if is_known else self.record):
+                loss = version(inputs, rates_tensor(rates), self._scale)
+            if not is_known:
+                self._close(batch, named)
             if self._eager is not None and not (self._scale and self._scale.overflowed):
                 seed = self._seed + self._state.step
                 self._eager.step(self._state.parts, version.trained, lr, seed)
@@ -170,8 +178,10 @@ class TrainingStep(StepState):
         self._follow()
         self._state.hide()
         with torch.no_grad():
-            if self._find(batch, named) is None:
-                self._add(batch, named)
+            version, reason = self._find(batch, named)
+            if version is None:
+                self._compiled(batch, named, reason)
+                self._close(batch, named)
 
     @property
     def plan(self) -> LoadedPlan | None:
@@ -254,12 +264,31 @@ class TrainingStep(StepState):
             self._known_names[spec] = names
         return self._feeding.own(leaves, names)
 
-    def _find(self, batch: Sequence[Any], named: Mapping[str, Any]) -> StepVersion | None:
+    def _find(
+        self, batch: Sequence[Any], named: Mapping[str, Any]
+    ) -> tuple[StepVersion | None, str]:
+        """Return the version for a batch, or None and why the last one is not for it."""
+        reason = ""
         for version in self._versions:
             same = version.optimizer == self.recipe.optimizer
-            if same and version.captured.guards.check(batch, named) is None:
-                return version
-        return None
+            reason = version.captured.guards.check(batch, named) if same else OTHER_NUMBERS
+            if reason is None:
+                return version, ""
+        return None, reason
+
+    def _compiled(self, batch: Sequence[Any], named: Mapping[str, Any], reason: str) -> StepVersion:
+        """Return a new version, and note why there has to be one."""
+        with self.record.noting():
+            version = self._add(batch, named)
+        if reason:
+            self.record.note(Recompile(reason))
+        return version
+
+    def _close(self, batch: Sequence[Any], named: Mapping[str, Any]) -> None:
+        """Say which batch has caused what was noted."""
+        leaves = pytree.tree_leaves((positional(batch), dict(sorted(named.items()))))
+        names = self._names(batch, named)
+        self.record.close(kind_of(names, leaves, self.module.training, gradients=True))
 
     @collection_held()
     def _add(self, batch: Sequence[Any], named: Mapping[str, Any]) -> StepVersion:
@@ -284,6 +313,8 @@ class TrainingStep(StepState):
             plan = make()
         else:
             plan = shared_plan(make, rank, marks_of(captured.program.module, recipe, options))
+            if not self.record.knows_graph:  # another rank has planned it
+                note_graph(Watch(), "a step", plan.plan, (), options)
         self._state.adopt(plan.plan, tensors, rank)
         # Its parameters may have gone to the meta device, which is no other kind of batch.
         captured.guards = Guards.of(self._face(batch, named), batch, dict(named))
@@ -365,6 +396,9 @@ class TrainingStep(StepState):
     def _placements(self) -> Mapping[str, Placement]:
         """Return where ranks hold what they have taken."""
         return self._state.parts.placements() if self.options.mesh.num_ranks > 1 else {}
+
+
+OTHER_NUMBERS = "the optimiser's numbers are others than at compile time"
 
 
 def _wanted(module: nn.Module) -> tuple[bool, ...]:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from irc.calls.noted import line_of, noted_plan
 from irc.dialects.text import dump
 from irc.errors import IrcError
 from irc.frontends.torch.capture import Captured, capture
@@ -18,7 +19,7 @@ from irc.frontends.torch.examples import positional
 from irc.frontends.torch.in_precision import computing
 from irc.frontends.torch.loss import with_loss
 from irc.frontends.torch.tensor_checks import warn_of_checks
-from irc.pipeline import Options, make_plan
+from irc.pipeline import Options
 from irc.pipeline.training import padding
 from irc.plan.load import LoadedPlan
 from irc.plan.training import training_files
@@ -200,7 +201,8 @@ def training_plan(
     forward = dump(program.module) if keep_ir else ""
     options = training_options(program, recipe, options, module)
     extra = training_files(recipe, forward) if keep_ir else None
-    return make_plan(program, options, keep_ir=keep_ir, extra=extra)
+    line = "" if isinstance(module, str) else line_of(module.forward)
+    return noted_plan(program, options, line, keep_ir=keep_ir, extra=extra)
 
 
 def training_options(

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from irc.calls.evaluation import Evaluation, evaluating
+from irc.calls.noted import call_kind, noting
 from irc.calls.resuming import Resumed, stored_state
 from irc.errors import IrcError
 from irc.pipeline import Options
@@ -350,7 +351,11 @@ class StepState:
         self._state.hide()
         if self._evaluation is None:
             self._evaluation = Evaluation(self.module, self.options, lambda: self._state.parts)
-        return self._evaluation(args, named)
+        with noting(self.options.record):
+            found = self._evaluation(args, named)
+        if (record := self.options.record) is not None and record.pending:
+            record.close(call_kind(self.module, args, named, of="evaluation of"))
+        return found
 
     def _check_values(self) -> None:
         """Refuse to call a module that has no values."""

@@ -19,6 +19,7 @@ from irc.record import (
     Graph,
     Kernel,
     Op,
+    Pipeline,
     Recompile,
     Record,
 )
@@ -42,6 +43,7 @@ class CallReport:
         cached: files of machine code that were read or kept.
         seconds: that irc took to plan it, without torch's tracing and machine code.
         is_left: a first timing has given its calls, or a graph of them, to torch.
+        pipelines: steps of training in stages; their graphs are the stages' functions.
     """
 
     kind: CallKind | None
@@ -51,26 +53,29 @@ class CallReport:
     cached: tuple[Cached, ...]
     seconds: float
     is_left: bool
+    pipelines: tuple[Pipeline, ...] = ()
 
     @staticmethod
     def of(kind: CallKind | None, facts: Sequence[Fact]) -> CallReport:
         """Sort facts."""
         graphs = tuple(each for each in facts if isinstance(each, Graph))
         left = tuple(each for each in facts if isinstance(each, FallBack))
+        pipelines = tuple(each for each in facts if isinstance(each, Pipeline))
         return CallReport(
             kind,
             graphs,
             left,
             tuple(each for each in facts if isinstance(each, Recompile)),
             tuple(each for each in facts if isinstance(each, Cached)),
-            sum(graph.seconds for graph in graphs),
+            sum(each.seconds for each in (*graphs, *pipelines)),
             any(each.kind == "timing" for each in left),
+            pipelines,
         )
 
     @property
     def title(self) -> str:
         """The kind of call in words."""
-        return "before any call returned" if self.kind is None else str(self.kind)
+        return "of no call that is known" if self.kind is None else str(self.kind)
 
 
 @dataclass(frozen=True)
@@ -82,19 +87,24 @@ class ModuleReport:
         backend: what computes; empty before the first call.
         calls: by kind, in the order in which they first came.
         is_full: facts were left out, since there are too many.
+        uncalled: what is said where nothing was compiled yet.
     """
 
     name: str
     backend: str
     calls: tuple[CallReport, ...]
     is_full: bool = False
+    uncalled: str = UNCALLED
 
     @staticmethod
-    def of(name: str, record: Record | None, *, backend: str) -> ModuleReport:
+    def of(
+        name: str, record: Record | None, *, backend: str, uncalled: str = UNCALLED
+    ) -> ModuleReport:
         """Return the report of a record; None stands for one of no calls."""
         every = [] if record is None else record.sorted()
         calls = tuple(CallReport.of(*each) for each in every)
-        return ModuleReport(name, backend, calls, record is not None and record.is_full)
+        is_full = record is not None and record.is_full
+        return ModuleReport(name, backend, calls, is_full, uncalled)
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
@@ -105,6 +115,11 @@ class ModuleReport:
     def kernels(self) -> tuple[Kernel, ...]:
         """All kernels."""
         return tuple(each for graph in self.graphs for each in graph.kernels)
+
+    @property
+    def pipelines(self) -> tuple[Pipeline, ...]:
+        """All steps in stages."""
+        return tuple(each for call in self.calls for each in call.pipelines)
 
     @property
     def fallbacks(self) -> tuple[FallBack, ...]:
@@ -128,7 +143,7 @@ class ModuleReport:
 
     def _heading(self) -> str:
         if not self.calls:
-            return f"{self.name}: {UNCALLED}"
+            return f"{self.name}: {self.uncalled}"
         return (
             f"{self.name}: {counted(len(self.calls), 'kind')} of calls,"
             f" {counted(len(self.graphs), 'graph')}, {counted(len(self.kernels), 'kernel')} for"
@@ -172,6 +187,8 @@ def _sections(call: CallReport) -> Iterator[tuple[str, list[str]]]:
     """Yield what there is to say of a kind of call: a title, and at least one line."""
     if call.recompiles:
         yield "compiled again", [str(each) for each in call.recompiles]
+    for pipeline in call.pipelines:
+        yield "pipeline", list(_pipeline(pipeline))
     for graph in call.graphs:
         yield "graph", list(_graph(graph))
     if not call.graphs and not call.fallbacks:
@@ -186,12 +203,22 @@ def _sections(call: CallReport) -> Iterator[tuple[str, list[str]]]:
         yield "cache", ["no file was read or kept for it"]
 
 
+def _pipeline(pipeline: Pipeline) -> Iterator[str]:
+    yield f"{pipeline.heading}{_planned(pipeline.seconds)}"
+    for number, stage in enumerate(pipeline.stages):
+        yield f"{STEP}stage {number}: {stage}"
+
+
+def _planned(taken: float) -> str:
+    return f", planned in {seconds(taken)}" if taken else ""
+
+
 def _graph(graph: Graph) -> Iterator[str]:
     where = f" from {graph.line}" if graph.line else ""
     launches = "1 launch" if graph.launches == 1 else f"{graph.launches} launches"
     yield (
         f"{graph.what}{where}: {counted(len(graph.kernels), 'kernel')}, {launches},"
-        f" arena {size(graph.arena_bytes)}, planned in {seconds(graph.seconds)}"
+        f" arena {size(graph.arena_bytes)}{_planned(graph.seconds)}"
     )
     for kernel in graph.kernels:
         often = f", {kernel.launches} launches" if kernel.launches != 1 else ""

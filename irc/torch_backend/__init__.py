@@ -34,6 +34,7 @@ from irc.torch_backend.angles import order_angles
 from irc.torch_backend.checks import checking, take_checks
 from irc.torch_backend.compiled import Flat
 from irc.torch_backend.counts import count_left, counters, first_line
+from irc.torch_backend.frames import record_here
 from irc.torch_backend.moving import MovingGraph, names_places
 from irc.torch_backend.shared_memory import apart
 from irc.torch_backend.specialising import SpecialisingGraph, has_open_sizes
@@ -52,7 +53,7 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) ->
         IrcError: an option is unknown, or cannot be met; with ``fullgraph``, also where irc leaves
             a graph to torch.
     """
-    options = _options(kwargs)
+    options = _options(kwargs, gm)
     counters["graphs"] += 1
     if options.record is not None and (again := _retraced(gm)) is not None:
         options.record.note(again)
@@ -96,7 +97,7 @@ def _compiled(gm: GraphModule, example_inputs: Sequence[Any], options: Options) 
     return compile_graph(gm, example_inputs, options)
 
 
-def _options(given: dict[str, Any]) -> Options:
+def _options(given: dict[str, Any], gm: GraphModule) -> Options:
     chosen = {**(given.get("options") or {})}
     record = chosen.pop("record", None)  # of irc.compile, which goes this way itself
     if record is not None and not isinstance(record, Record):
@@ -109,4 +110,4 @@ def _options(given: dict[str, Any]) -> Options:
     chosen["pins"] = pins_option(chosen.get("pins", ""))
     if strict_option(chosen.get("strict", False)):
         chosen["fullgraph"] = True
-    return checked(Options(**chosen, record=Record() if record is None else record))
+    return checked(Options(**chosen, record=record or record_here(gm)))

@@ -256,17 +256,14 @@ def test_where_the_code_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("given", [3, None, nn.Linear(2, 2), torch.relu, b"model", nn.Linear])
 def test_what_irc_has_not_compiled_is_refused(given: Any) -> None:
-    with pytest.raises(IrcError, match=r"which irc.compile has not returned") as caught:
+    with pytest.raises(IrcError, match=r"which irc has not compiled") as caught:
         irc.explain(given)
     assert caught.value.code == "input-mismatch" and "irc.compile(model)" in caught.value.help
 
 
-def test_a_class_and_what_torch_has_compiled_are_refused_by_name() -> None:
+def test_a_class_is_refused_by_name() -> None:
     with pytest.raises(IrcError, match="'Net' is a class"):
         irc.explain(irc.compile(Net))
-    for given in (torch.compile(Net(), backend="irc"), torch.compile(torch.relu, backend="irc")):
-        with pytest.raises(IrcError, match=r"what torch.compile returns"):
-            irc.explain(given)
 
 
 @pytest.mark.parametrize("dynamic", [None, False, True])
