@@ -17,7 +17,6 @@ from tests.programs.models import OPTIMIZER
 def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plan of two stages, and one of one program."""
     folder = tmp_path_factory.mktemp("schedules")
-    torch.manual_seed(0)
     model, x = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))), torch.randn(8, 8)
     irc.export_plan(model[0], (x,), out=folder / "one")
     irc.export_plan(
