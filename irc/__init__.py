@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from irc.frontends.torch.capture import capture as capture
     from irc.ops.custom import register_op as register_op
     from irc.report.html.write import write_report as write_report
-    from irc.runtime.held import whole as whole
+    from irc.runtime.whole import whole as whole
     from irc.training.precision import Precision as Precision
     from irc.weight_files import load_safetensors as load_safetensors
     from irc.weight_files import save_safetensors as save_safetensors
@@ -48,7 +48,7 @@ _LAZY = {
     "quantize": "irc.weight_only",
     "register_op": "irc.ops.custom",
     "save_safetensors": "irc.weight_files",
-    "whole": "irc.runtime.held",
+    "whole": "irc.runtime.whole",
     "write_report": "irc.report.html.write",
 }
 

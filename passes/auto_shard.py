@@ -24,10 +24,11 @@ from irc.dialects.types import TensorType
 from irc.errors import IrcError, did_you_mean
 from irc.search.budget import infeasible
 from irc.search.graph import Graph, Wishes
-from irc.search.on_mesh import Plan, TooSmall, search
+from irc.search.on_mesh import search
 from irc.search.plan_cost import plan_cost
 from irc.search.samples import check_samples
 from irc.search.shared import cost_on
+from irc.search.solved import Plan, TooSmall
 from irc.search.whole_work import WholeWorkWarning, whole_work
 from irc.search.write import write_placements
 from irc.sharding.mesh import parse_mesh

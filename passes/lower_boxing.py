@@ -32,7 +32,8 @@ from irc.errors import InternalError, IrcError
 from irc.ops.refusals import refusal
 from irc.sharding.boxing import Boxing, Step, step_between
 from irc.sharding.collectives import check_collectives
-from irc.sharding.local import build_local, local_type
+from irc.sharding.local import build_local
+from irc.sharding.local_ops import local_type
 from irc.sharding.mesh import mesh_of, placements_in
 from irc.sharding.signatures import match_signature
 

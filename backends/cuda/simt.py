@@ -10,7 +10,8 @@ from __future__ import annotations
 from irc.backends.cuda.functions import TYPES
 from irc.backends.cuda.scalar import Scalar, index_type
 from irc.backends.cuda.staging import Operand, num_blocks, place_block
-from irc.dialects.mapping import TaskMapping, compose, parse_mapping, spatial
+from irc.dialects.mapping import TaskMapping, compose, spatial
+from irc.dialects.mapping_attr import parse_mapping
 from irc.errors import InternalError
 from irc.kernels.arithmetic import contraction
 from irc.kernels.form import Form

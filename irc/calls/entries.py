@@ -41,7 +41,7 @@ from irc.runtime.prepared import Store
 from irc.runtime.ranks import Ranks
 from irc.runtime.same_program import marks_of
 from irc.search.joint import HELD, place_together
-from irc.search.on_mesh import TooSmall
+from irc.search.solved import TooSmall
 
 Call: TypeAlias = Sequence[Any]
 """What an entry is compiled from: a module or function, its arguments, its keyword arguments."""

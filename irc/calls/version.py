@@ -25,6 +25,7 @@ from irc.record import FallBack, Record
 from irc.runtime import held
 from irc.runtime.executor import Executor
 from irc.runtime.shared_memory import clash
+from irc.runtime.whole import whole
 
 
 class Version:
@@ -394,10 +395,10 @@ def gathered(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[A
     """Return a call with everything whole on every rank; caches are gathered themselves."""
     given = (tuple(args), dict(kwargs))
     for cache in caches_in(given):
-        adopt(cache, held.whole(cache))
+        adopt(cache, whole(cache))
 
     def brought(leaf: Any) -> Any:
         # The caches themselves: a call writes to the object.
-        return leaf if is_cache(leaf) else held.whole(leaf)
+        return leaf if is_cache(leaf) else whole(leaf)
 
     return pytree.tree_map(brought, given, is_leaf=is_cache)

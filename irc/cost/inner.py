@@ -17,7 +17,8 @@ from irc.dialects.flow import FlowOp
 from irc.dialects.placement import Mesh
 from irc.dialects.types import ITEM_BYTES, TensorType
 from irc.ops.work import VIEWS
-from irc.sharding.local import build_local, local_type
+from irc.sharding.local import build_local
+from irc.sharding.local_ops import local_type
 from irc.sharding.signatures import RULE, NdSignature
 
 

@@ -38,7 +38,8 @@ from irc.ops.work import (
     local_factors,
 )
 from irc.sharding.boxing import Boxing, LocalShape, Step
-from irc.sharding.local import build_local, local_type
+from irc.sharding.local import build_local
+from irc.sharding.local_ops import local_type
 from irc.sharding.signatures import RULE, NdSignature
 
 VIEW_PART = 1e-3

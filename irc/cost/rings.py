@@ -19,7 +19,8 @@ from irc.cost.inner import most_inner_bytes
 from irc.cost.listed import listed_seconds, unfused_seconds
 from irc.dialects.flow import FlowOp
 from irc.ops.strategies import RING
-from irc.sharding.local import build_local, local_type
+from irc.sharding.local import build_local
+from irc.sharding.local_ops import local_type
 from irc.sharding.ring_ways import WAY, ring_key, way_of, ways_of
 from irc.sharding.signatures import NdSignature
 

@@ -23,14 +23,7 @@ from itertools import product as cartesian
 from math import gcd, prod
 from typing import Literal, TypeAlias
 
-from xdsl.ir import Data
-from xdsl.irdl import irdl_attr_definition
-from xdsl.parser import AttrParser
-from xdsl.printer import Printer
-from xdsl.utils.exceptions import ParseError, VerifyException
-from xdsl.utils.lexer import Span
-
-from irc.errors import IrcError
+from xdsl.utils.exceptions import VerifyException
 
 Task: TypeAlias = tuple[int, ...]
 AtomKind: TypeAlias = Literal["spatial", "repeat", "replicate"]
@@ -194,25 +187,6 @@ def _projected(atom: Atom, gone: frozenset[int]) -> list[Atom]:
 MAX_ENUMERATED = 1 << 16
 
 
-def verify_coverage(mapping: TaskMapping) -> None:
-    """Prove that every task is done exactly once; where workers are replicas, that often.
-
-    By the strides of its digits (:mod:`irc.dialects.mapping_modes`), which needs no enumeration:
-    in each dim the digits of workers and of slots, sorted by stride, must be a mixed-radix number.
-    A subclass that says otherwise what a worker does is enumerated, up to 65,536 tasks.
-
-    Raises:
-        VerifyException: with the first task that is missed or done too often.
-    """
-    verify_form(mapping)
-    if type(mapping).tasks is TaskMapping.tasks:
-        from irc.dialects.mapping_modes import modes_of, verify_modes
-
-        verify_modes(modes_of(mapping), str(mapping))
-    elif prod(mapping.task_shape) <= MAX_ENUMERATED:
-        _enumerate(mapping)
-
-
 def verify_form(mapping: TaskMapping) -> None:
     """Check that atoms agree in their dims and have sizes and ranks that mean something.
 
@@ -230,20 +204,6 @@ def verify_form(mapping: TaskMapping) -> None:
             raise VerifyException(f"{atom} has an extent below 1")
         if atom.ranks and sorted(atom.ranks) != list(range(mapping.ndim)):
             raise VerifyException(f"{atom}: ranks are each of 0 to {mapping.ndim - 1} once")
-
-
-def _enumerate(mapping: TaskMapping) -> None:
-    counts: dict[Task, int] = {}
-    for worker in range(mapping.num_workers):
-        for task in mapping.tasks(worker):
-            counts[task] = counts.get(task, 0) + 1
-            if counts[task] > mapping.replication:
-                raise VerifyException(
-                    f"{mapping} does task {task} twice (again by worker {worker})"
-                )
-    for task in cartesian(*map(range, mapping.task_shape)):
-        if counts.get(task, 0) < mapping.replication:
-            raise VerifyException(f"{mapping} misses task {task}")
 
 
 def spatial(*extents: int, ranks: Sequence[int] = ()) -> TaskMapping:
@@ -296,78 +256,3 @@ def compose(*mappings: TaskMapping) -> TaskMapping:
     atoms = [atom for mapping in mappings for atom in mapping.atoms]
     kept = [atom for atom in atoms if prod(atom.extents) != 1] or atoms[:1]
     return TaskMapping(tuple(kept))
-
-
-def parse_mapping(text: str) -> TaskMapping:
-    """Parse ``spatial(4, 2) * repeat(2, 2)`` (``grammar/mapping.lark``).
-
-    Raises:
-        IrcError: ``mapping-syntax``, naming the part that is wrong.
-    """
-    from irc.dialects.mapping_text import read_mapping
-
-    return read_mapping(text)
-
-
-@irdl_attr_definition
-class MappingAttr(Data[TaskMapping]):
-    """A task mapping, ``#task.map<spatial(4, 2) * repeat(2, 2)>``; does each task of it once.
-
-    Prints as it was written; the chain form in quotes, as MLIR has no token for its dot.
-
-    Raises:
-        IrcError: ``mapping-syntax`` from the parser, with file, line and column.
-    """
-
-    name = "task.map"
-
-    @classmethod
-    def parse_parameter(cls, parser: AttrParser) -> TaskMapping:
-        start = parser.pos
-        try:
-            with parser.in_angle_brackets():
-                text = parser.parse_optional_str_literal() or _tokens(parser)
-            return parse_mapping(text)
-        except (ParseError, IrcError) as error:
-            raise _located(error, Span(start, start, parser.lexer.input)) from None
-
-    def print_parameter(self, printer: Printer) -> None:
-        text = str(self.data)
-        printer.print_string(f'<"{text}">' if "." in text else f"<{text}>")
-
-    def verify(self) -> None:
-        verify_coverage(self.data)
-
-
-def _located(error: ParseError | IrcError, start: Span[str]) -> IrcError:
-    """Say what is wrong with the mapping that begins at ``start``, and where that is."""
-    from irc.dialects.mapping_text import mapping_error
-
-    where = str(start.get_location())
-    rest = start.input.content[start.start :].partition("\n")[0]
-    text = rest.removeprefix("<").partition(">")[0]
-    if isinstance(error, ParseError):  # not even the tokens of one
-        try:
-            parse_mapping(text)
-        except IrcError as inner:
-            error = inner
-    if isinstance(error, IrcError):
-        return IrcError(error.code, error.message, where, error.because, error.help)
-    if "." in text:
-        return mapping_error(text, "a chain stands in quotes, as MLIR has no token for .", where)
-    return mapping_error(text, "it does not end with >", where)
-
-
-def _tokens(parser: AttrParser) -> str:
-    """Read the text of a mapping up to the closing bracket, token by token."""
-    parts: list[str] = []
-    while True:
-        token = parser.parse_optional_identifier()
-        if token is None:
-            number = parser.parse_optional_integer(allow_boolean=False, allow_negative=False)
-            token = None if number is None else str(number)
-        for mark in ("*", "(", ")", "[", "]", ",", "="):
-            token = token or parser.parse_optional_punctuation(mark)
-        if token is None:
-            return "".join(parts)
-        parts.append(token)

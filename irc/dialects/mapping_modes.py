@@ -7,7 +7,7 @@ extent 1 drop, and neighbours that count on (the outer stride is the inner one t
 join. What remains is unique: the innermost mode ends where the task first stops moving evenly, so
 two mappings are the same function exactly where their modes are equal.
 
->>> from irc.dialects.mapping import parse_mapping
+>>> from irc.dialects.mapping_attr import parse_mapping
 >>> str(simplify(parse_mapping("spatial(2, 1) * repeat(1, 3) * spatial(2, 1) * repeat(1, 2)")))
 'spatial(4, 1) * repeat(1, 6)'
 """

@@ -60,7 +60,8 @@ from xdsl.traits import IsolatedFromAbove, NoTerminator, SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
 from irc.dialects.flow import FlowOp, Ints, flow_op, tensor, to_attribute, to_python
-from irc.dialects.mapping import MappingAttr, TaskMapping
+from irc.dialects.mapping import TaskMapping
+from irc.dialects.mapping_attr import MappingAttr
 from irc.dialects.size import Dim, Size, UnboundSizeError, least, names_of, value_of
 from irc.dialects.types import DTYPES, ShapeAttr, SizeAttr, dtype_name, parse_dim
 

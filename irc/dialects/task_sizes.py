@@ -11,7 +11,8 @@ from xdsl.ir import Attribute, SSAValue
 from irc.dialects.along import KernelAlongOp, reach_of_row
 from irc.dialects.attention import KernelAttentionOp, reach_of_role
 from irc.dialects.flow import to_attribute
-from irc.dialects.mapping import MappingAttr, spatial
+from irc.dialects.mapping import spatial
+from irc.dialects.mapping_attr import MappingAttr
 from irc.dialects.recurrent import KernelRecurrentOp
 from irc.dialects.size import Dim, least, value_of
 from irc.dialects.task import (

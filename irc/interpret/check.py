@@ -10,19 +10,12 @@ float32 arithmetic explains; where that allows as much as the value itself, it i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
 
-from irc.dialects.placement import Placement
 from irc.errors import IrcError
-
-if TYPE_CHECKING:
-    import torch
-
-Key: TypeAlias = tuple[str, int]
-"""Op id, qualified by the calls around it, and result index."""
+from irc.interpret.stage_values import AGAIN, Key, Value
 
 SLACK = 16.0
 """How many times eager's own error another order of float32 operations may reach."""
@@ -32,33 +25,6 @@ HALF_FLOOR = 0.125
 """The same where values are rounded to half precision, of a unit in their last place."""
 UNJUDGED = 1.0
 """Where an error as large as the value is allowed, zeros would pass: nothing can be said."""
-
-
-@dataclass(frozen=True)
-class Value:
-    """One value of a stage, with what a report says about it.
-
-    Attributes:
-        wholes: the logical tensor; more than one where replicas or copies are held, one for each.
-        op: the op's name.
-        loc: the user's source line.
-        placement: how the mesh holds it, None on one device.
-        before: what the same memory held until it was written again: of values that share it,
-            each is right at one time.
-    """
-
-    wholes: tuple[torch.Tensor, ...]
-    op: str
-    loc: str
-    placement: Placement | None
-    before: Value | None = None
-
-    def error(self, reference: Value) -> float:
-        """Return the largest error of any replica, relative to the reference's magnitude."""
-        from irc.interpret.levels import difference
-
-        now = max(difference(whole, reference.wholes[0]) for whole in self.wholes)
-        return now if self.before is None else min(now, self.before.error(reference))
 
 
 @dataclass(frozen=True)
@@ -144,9 +110,6 @@ class CheckReport:
 
 
 HEAD = f"{'stage':<24}{'values':>8}{'largest error':>15}{'allowed there':>15}"
-Stages: TypeAlias = Mapping[str, Callable[[], dict[Key, Value]]]
-AGAIN = "#"
-"""Between a pass and a number, in the name of the stage of its second run or a later one."""
 
 
 def check_plan(folder: str, inputs: str | None = None, *, trust: bool = False) -> CheckReport:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from irc.runtime.offload import Move, Outside, Run, outside_of
+from irc.runtime.outside import Move, Outside, Run, outside_of
 from irc.schedule.tapes import Event, Place
 
 

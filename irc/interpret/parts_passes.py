@@ -17,10 +17,11 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 
 from irc.dialects.builder import arguments, entry, results
-from irc.interpret.check import FLOOR, SLACK, UNJUDGED, Fault, Key, Value, source_of
+from irc.interpret.check import FLOOR, SLACK, UNJUDGED, Fault, source_of
 from irc.interpret.flow import run_function
 from irc.interpret.levels import level_of, random_inputs
 from irc.interpret.spmd import run_spmd
+from irc.interpret.stage_values import Key, Value
 from irc.interpret.stages import run_flow, run_planned, run_stage
 from irc.interpret.states import moving
 from irc.plan.load import LoadedPlan

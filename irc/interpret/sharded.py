@@ -23,7 +23,8 @@ from irc.interpret.collectives import run_collective
 from irc.interpret.flow import Trace, run_op
 from irc.interpret.walk import run_block, widened
 from irc.ops.refusals import refusal
-from irc.sharding.local import build_local, local_type
+from irc.sharding.local import build_local
+from irc.sharding.local_ops import local_type
 from irc.sharding.shards import combine, shard
 from irc.sharding.signatures import NdSignature, match_signature
 

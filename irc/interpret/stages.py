@@ -16,12 +16,12 @@ from irc.dialects.flow import id_of, loc_of
 from irc.dialects.placement import Broadcast, Mesh, Placement, Split
 from irc.dialects.task import KernelOp
 from irc.errors import IrcError
-from irc.interpret.check import AGAIN, Key, Stages, Value
 from irc.interpret.flow import run_function
 from irc.interpret.levels import level_of, padded_inputs, random_inputs
 from irc.interpret.plan import run_plan_ranks
 from irc.interpret.sharded import run_sharded
 from irc.interpret.spmd import placement_of, run_spmd
+from irc.interpret.stage_values import AGAIN, Key, Stages, Value
 from irc.interpret.states import moving
 from irc.interpret.task import result_key
 from irc.kernels.orders import stored_order

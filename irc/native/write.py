@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from irc.dialects.task import KernelOp
-from irc.native.program import NativePlan, native_plan, reason_against
+from irc.native.native_plan import NativePlan, native_plan, reason_against
 from irc.plan import built, native
 from irc.plan.files import plan_hash
 from irc.plan.load import LoadedPlan

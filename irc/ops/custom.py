@@ -235,21 +235,22 @@ def declaration(target: str) -> Declaration | None:
     return None
 
 
+OWN = (
+    "experts",
+    "grouped",
+    "attention_ops",
+    "resampling",
+    "along_dim",
+    "linear_loss",
+    "window_work",
+)
+"""Modules of :mod:`irc.ops` that declare ops: as text, since they need what stands here."""
+
+
 @cache
 def _builtin() -> Mapping[str, Declaration]:
-    # Its formulas are written with the classes above.
-    from irc.ops import (
-        along_dim,
-        attention_ops,
-        experts,
-        grouped,
-        linear_loss,
-        resampling,
-        window_work,
-    )
-
-    own = (experts, grouped, attention_ops, resampling, along_dim, linear_loss, window_work)
-    return {found.target: found for module in own for found in module.DECLARATIONS}
+    modules = [import_module(f"irc.ops.{name}") for name in OWN]
+    return {known.target: known for module in modules for known in module.DECLARATIONS}
 
 
 @cache

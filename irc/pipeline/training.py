@@ -98,9 +98,9 @@ def check_vjp(module: ModuleOp) -> None:
     Raises:
         IrcError: ``not-differentiable``.
     """
-    from irc.runtime import vjp
+    from irc.runtime import library, vjp
 
-    vjp.check([_call(op) for op in module.walk() if _is_vjp(op)])
+    vjp.check([_call(op) for op in module.walk() if _is_vjp(op)], library.run)
 
 
 def _is_vjp(op: Operation) -> bool:

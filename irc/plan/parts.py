@@ -20,12 +20,10 @@ from functools import cached_property
 from pathlib import Path
 
 from irc.dialects.placement import Mesh, Placement
-from irc.errors import IrcError
 from irc.plan import json_text
 from irc.plan.in_notebook import InNotebook
-from irc.plan.json_text import corrupt
 from irc.plan.load import Code, LoadedPlan
-from irc.plan.parts_facts import PartsFacts, schedule_digest
+from irc.plan.parts_facts import PartsFacts
 from irc.plan.schema import AxisCut, Buffer, Plan, placement_of
 from irc.plan.training import trained_by
 from irc.schedule.actions import Schedule
@@ -357,29 +355,3 @@ def with_files(plan: PartsPlan, files: Mapping[str, str]) -> PartsPlan:
     texts = dict(sorted(texts.items()))
     digests = {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
     return replace(plan, facts=replace(plan.facts, files=digests), texts=texts)
-
-
-def checked_parts(
-    facts: PartsFacts, schedule_text: str, parts: tuple[Mapping[str, LoadedPlan], ...]
-) -> PartsPlan:
-    """Hold everything against the digests in parts.json.
-
-    Raises:
-        IrcError: ``plan-corrupt``.
-    """
-    if schedule_digest(schedule_text) != facts.schedule:
-        raise corrupt(f"the content of {SCHEDULE} is not what {PARTS} says")
-    if len(parts) != len(facts.parts):
-        raise corrupt(f"there are {len(parts)} parts; {PARTS} says {len(facts.parts)}")
-    for number, (part, hashes) in enumerate(zip(parts, facts.parts, strict=True)):
-        if {kind: loaded.hash for kind, loaded in part.items()} != dict(hashes):
-            raise corrupt(f"the functions of part {number} are not what {PARTS} says")
-    from irc.plan.parts_verify import verify_parts  # which knows what a plan is
-
-    try:
-        verify_parts(PartsPlan(facts, schedule_text, parts))
-        return make_parts(facts, schedule_text, parts)
-    except IrcError as error:
-        if error.code == "plan-corrupt":
-            raise
-        raise corrupt(f"{error}", SCHEDULE) from error

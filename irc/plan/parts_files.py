@@ -18,9 +18,9 @@ from irc.plan.digests import note_weights, write_digests
 from irc.plan.files import MANIFEST, WEIGHTS, check_name, read_file
 from irc.plan.json_text import corrupt
 from irc.plan.load import LoadedPlan, load_plan
-from irc.plan.parts import PARTS, SCHEDULE, PartsPlan, checked_parts
+from irc.plan.parts import PARTS, SCHEDULE, PartsPlan
 from irc.plan.parts_facts import parse_facts
-from irc.plan.parts_verify import KINDS
+from irc.plan.parts_verify import KINDS, checked_parts
 from irc.plan.save import check_target, published, save_plan
 from irc.plan.trust import is_trusted
 from irc.plan.weights import Reference, with_values, write_safetensors

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from irc.plan import json_text
 from irc.plan.json_text import corrupt
 from irc.plan.load import pack, unpack
-from irc.plan.parts import PartsPlan, checked_parts
+from irc.plan.parts import PartsPlan
 from irc.plan.parts_facts import parse_facts
+from irc.plan.parts_verify import checked_parts
 
 
 def pack_parts(plan: PartsPlan) -> bytes:

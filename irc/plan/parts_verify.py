@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping
 from math import prod
 
 from irc.dialects.placement import Mesh
+from irc.errors import IrcError
 from irc.plan.json_text import corrupt
+from irc.plan.load import LoadedPlan
 from irc.plan.parts import (
     MICRO_BATCH_KINDS,
     PARTS,
@@ -19,9 +21,10 @@ from irc.plan.parts import (
     SMALLER_KINDS,
     PartsPlan,
     is_register,
+    make_parts,
     smaller_suffix,
 )
-from irc.plan.parts_facts import ChannelFacts
+from irc.plan.parts_facts import ChannelFacts, PartsFacts, schedule_digest
 from irc.plan.schema import Buffer, Plan, placement_of
 from irc.plan.weights import local_slices
 from irc.schedule.check import check
@@ -261,3 +264,29 @@ def _whole(plan: PartsPlan, number: int, name: str) -> tuple[int, ...]:
 def _of(plan: Plan, what: str) -> list[Buffer]:
     places = {"inputs": plan.inputs, "outputs": plan.outputs, "weights": plan.weights}[what]
     return [plan.buffers[index] for index in places]
+
+
+def checked_parts(
+    facts: PartsFacts, schedule_text: str, parts: tuple[Mapping[str, LoadedPlan], ...]
+) -> PartsPlan:
+    """Hold everything against the digests in parts.json.
+
+    Raises:
+        IrcError: ``plan-corrupt``.
+    """
+    if schedule_digest(schedule_text) != facts.schedule:
+        raise corrupt(f"the content of {SCHEDULE} is not what {PARTS} says")
+    if len(parts) != len(facts.parts):
+        raise corrupt(f"there are {len(parts)} parts; {PARTS} says {len(facts.parts)}")
+    for number, (part, hashes) in enumerate(zip(parts, facts.parts, strict=True)):
+        if {kind: loaded.hash for kind, loaded in part.items()} != dict(hashes):
+            raise corrupt(f"the functions of part {number} are not what {PARTS} says")
+    from irc.plan.parts_verify import verify_parts  # which knows what a plan is
+
+    try:
+        verify_parts(PartsPlan(facts, schedule_text, parts))
+        return make_parts(facts, schedule_text, parts)
+    except IrcError as error:
+        if error.code == "plan-corrupt":
+            raise
+        raise corrupt(f"{error}", SCHEDULE) from error

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self, TypeAlias
+from typing import Self
 
-from irc.plan.host import HostPlan, is_host, load_host
-from irc.plan.load import LoadedPlan, load_plan
+from irc.plan.any_plan import read_plan
+from irc.plan.host import HostPlan
 from irc.plan.parts import PartsPlan
-from irc.plan.parts_files import is_parts, load_parts
-
-AnyPlan: TypeAlias = LoadedPlan | PartsPlan | HostPlan
-"""Of one program; of several, in stages; of a host program and its regions."""
 
 
 class PlanText(str):
@@ -35,17 +31,6 @@ class PlanText(str):
         from irc.report.html.notebook import in_notebook, plan_html
 
         return in_notebook(lambda: plan_html(read_plan(self.folder)), self)
-
-
-def read_plan(folder: str | Path) -> AnyPlan:
-    """Read a plan of any kind.
-
-    Raises:
-        IrcError: ``plan-missing``, ``plan-version`` or ``plan-corrupt``.
-    """
-    if is_host(folder):
-        return load_host(folder)
-    return load_parts(folder) if is_parts(folder) else load_plan(folder)
 
 
 def explain_folder(folder: str | Path, *, as_json: bool = False) -> PlanText:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from irc.dialects.placement import AxisPlacement, Split
 from irc.errors import printable
 from irc.report.axes import MEANING
-from irc.report.export import Export
+from irc.report.exported import Export
 from irc.report.styles import Style
 from irc.sharding.dtensor import to_dtensor
 

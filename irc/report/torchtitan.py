@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from irc.dialects.placement import B
 from irc.report.axes import MEANING, Role
-from irc.report.export import Export
+from irc.report.exported import Export
 
 KEYS: dict[Role, str] = {
     "data": "data_parallel_replicate_degree",

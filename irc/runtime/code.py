@@ -219,7 +219,7 @@ def _written_open(
     loaded: LoadedPlan, sizes: PlanSizes, kernels: dict[str, KernelOp], where: str
 ) -> dict[str, str]:
     from irc.dialects.size import lowest
-    from irc.runtime.open_executor import kernel_templates
+    from irc.runtime.kernel_templates import kernel_templates
 
     made = {t.like.sym_name.data: t.at(sizes.example) for t in kernel_templates(loaded, sizes)}
     for kernel in made.values():

@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.utils import _pytree as pytree
 
 from irc.dialects.placement import Mesh, Placement
 from irc.errors import IrcError
@@ -109,19 +107,6 @@ def placement_of(tensor: Any, mesh: Mesh) -> Placement:
             help="start with a new cache, or gather it: irc.whole(cache)",
         )
     return from_dtensor(tensor.placements, mesh, ndim=tensor.ndim)
-
-
-def whole(tree: Any) -> Any:
-    """Return a tensor, or a structure of them, with every tensor whole on every rank.
-
-    Of a module it returns a copy with plain parameters, of the class that it had before
-    ``irc.compile``. Every process calls it; ranks gather what they hold in parts.
-    """
-    if isinstance(tree, nn.Module):
-        from irc.runtime.sharded_parameters import whole_module
-
-        return whole_module(tree, getattr(tree, "_irc_original", type(tree)))
-    return pytree.tree_map(lambda leaf: leaf.full_tensor() if is_held(leaf) else leaf, tree)
 
 
 def blank(tensor: Any) -> Any:

@@ -39,7 +39,7 @@ def host_segments(
 
 def _scheduled(kernel: KernelOp) -> KernelOp:
     """Return a kernel that is divided as the host's are; attention is as it was mapped."""
-    from irc.dialects.mapping import MappingAttr
+    from irc.dialects.mapping_attr import MappingAttr
 
     template = kernel.template.data
     if kernel.part_lengths or template not in get_args(Template):

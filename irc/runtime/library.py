@@ -8,9 +8,11 @@ Nothing here needs xdsl; torch is imported on the first call.
 # pyright: basic
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from irc.runtime import vjp
 from irc.runtime.flow_ops import (
     elementwise,
     extern,
@@ -64,6 +66,12 @@ def prepared(
     return lambda inputs: run(name, attrs, inputs, results)
 
 
+def _extern(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
+    if attrs["target"] == vjp.TARGET:
+        return vjp.run(json.loads(attrs["arguments"]), inputs, run)
+    return extern.run(attrs, inputs, results)
+
+
 LIBRARY: Mapping[str, Kernel] = {
     **elementwise.KERNELS,
     **indexing.KERNELS,
@@ -71,6 +79,6 @@ LIBRARY: Mapping[str, Kernel] = {
     **reductions.KERNELS,
     **windows.KERNELS,
     **random_numbers.KERNELS,
-    **extern.KERNELS,
+    "flow.extern": _extern,
 }
 """What each flow op does."""

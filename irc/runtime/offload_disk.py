@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from irc.errors import IrcError
-from irc.runtime.offload import (
+from irc.runtime.offload_host import copies_on, pinned
+from irc.runtime.outside import (
     Move,
     Outside,
     Run,
@@ -27,7 +28,6 @@ from irc.runtime.offload import (
     outside_of,
     places_outside,
 )
-from irc.runtime.offload_host import copies_on, pinned
 from irc.schedule.tapes import Place, Tape
 
 VARIABLE = "IRC_SCRATCH"

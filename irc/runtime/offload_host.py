@@ -13,14 +13,7 @@ from typing import Any
 import torch
 
 from irc.errors import IrcError
-from irc.runtime.offload import (
-    Move,
-    Run,
-    bytes_of,
-    device_of_slots,
-    outside_of,
-    places_outside,
-)
+from irc.runtime.outside import Move, Run, bytes_of, device_of_slots, outside_of, places_outside
 from irc.schedule.tapes import Place, Tape
 
 

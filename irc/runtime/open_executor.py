@@ -11,19 +11,18 @@ import torch
 
 from irc.dialects.bound_sizes import bound_module
 from irc.dialects.size import Dim, Relation, Size, deciding, floor_quotient, symbol
-from irc.dialects.task import KernelOp
 from irc.dialects.text import dump, load
 from irc.errors import IrcError
 from irc.plan.in_notebook import shown_plan
 from irc.plan.load import LoadedPlan
 from irc.plan.open_sizes import QuotientSize, SizeCondition, dim_of, example_or
 from irc.plan.schema import Plan
-from irc.plan.sizes import CAPTURE, KERNELS, LIKE, SIZES, PlanSizes, SizedPlan
-from irc.plan.template.forms import KernelTemplate
+from irc.plan.sizes import CAPTURE, SIZES, PlanSizes, SizedPlan
 from irc.runtime.code import check_calls, read_kernels, runnable
 from irc.runtime.driver import BySizes, Driver
 from irc.runtime.executor import Executor
 from irc.runtime.executors import driver_of
+from irc.runtime.kernel_templates import kernel_templates
 
 
 class OpenExecutor:
@@ -149,30 +148,6 @@ class BoundPlans:
                 program = load(text.decode(), CAPTURE)
             texts["ir/00-capture.mlir"] = dump(bound_module(program, full)).encode()
         return replace(found, texts=texts)
-
-
-def kernel_templates(loaded: LoadedPlan, sizes: PlanSizes) -> list[KernelTemplate]:
-    """Return the kernels that are made for each size, from their text."""
-    if not sizes.kernels:
-        return []
-    named, like = (_kernels(loaded, name) for name in (KERNELS, LIKE))
-    return [
-        KernelTemplate(named[e.name], like[e.name], e.division, named[e.name].symbols)
-        for e in sizes.kernels
-    ]
-
-
-def _kernels(loaded: LoadedPlan, name: str) -> dict[str, KernelOp]:
-    from irc.plan.json_text import corrupt
-
-    if name not in loaded.texts:
-        raise corrupt(f"the plan has no file {name}")
-    ops = load(loaded.texts[name].decode(), name).body.block.ops
-    found = {op.sym_name.data: op for op in ops if isinstance(op, KernelOp)}
-    for each in loaded.sized.sizes.kernels if loaded.sized else ():
-        if each.name not in found:
-            raise corrupt(f"{name} has no kernel {each.name}")
-    return found
 
 
 class StatedSizes(Protocol):

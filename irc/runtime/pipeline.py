@@ -25,7 +25,8 @@ from irc.runtime.executors import driver_of, memory_of
 from irc.runtime.frame import new_arena
 from irc.runtime.links import Links
 from irc.runtime.micro_batches import SEED, BatchSums, MicroBatches, keys_of
-from irc.runtime.offload import Moves, moves_of, places_outside
+from irc.runtime.offload import moves_of
+from irc.runtime.outside import Moves, places_outside
 from irc.runtime.parts import Parts
 from irc.runtime.peers import Peers, TorchPeers, shared_sums
 from irc.runtime.recorded_step import RecordedStep

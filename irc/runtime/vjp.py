@@ -9,22 +9,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from irc.errors import ErrorCollector, IrcError
 from irc.ops.custom import declaration
 from irc.runtime.derivative import declared_gradients
+from irc.runtime.flow_ops.extern import called_with, own_op
+
+if TYPE_CHECKING:
+    from irc.runtime.flow_ops.signature import Attrs, Results
 
 if TYPE_CHECKING:
     import torch
 
+    Run: TypeAlias = Callable[[str, Attrs, Sequence[torch.Tensor], Results], list[torch.Tensor]]
 
-def run(arguments: Sequence[Any], values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+TARGET = "irc::vjp"
+
+
+def run(
+    arguments: Sequence[Any], values: Sequence[torch.Tensor], run_op: Run
+) -> list[torch.Tensor]:
     """Return the gradients of the wanted operands.
 
     Args:
         arguments: name, attributes, number of operands, results given, operands wanted.
         values: the operands, then the gradients of the given results.
+        run_op: runs any flow op, :func:`irc.runtime.library.run`.
 
     Raises:
         IrcError: ``not-differentiable``, where torch has no derivative of the op.
@@ -39,7 +50,7 @@ def run(arguments: Sequence[Any], values: Sequence[torch.Tensor]) -> list[torch.
         operands = [value.detach().clone() for value in values[:count]]
         for index in wanted:
             operands[index].requires_grad_(True)
-        found = _forward(name, attrs, operands, given, gradients)
+        found = _forward(name, attrs, operands, given, gradients, run_op)
         made = [found[i] for i in given]
         if not all(value.requires_grad for value in made) and name == "flow.extern":
             # The reference is no torch code; the op itself may know its derivative.
@@ -79,8 +90,6 @@ def _by_declaration(
     """Ask the op's declaration for the gradients of all operands, and give the wanted ones."""
     import torch
 
-    from irc.runtime.flow_ops.extern import called_with
-
     _, attrs, _, given, wanted = arguments
     by_result: list[torch.Tensor | None] = [None] * (max(given) + 1)
     for index, gradient in zip(given, gradients, strict=True):
@@ -101,8 +110,6 @@ def _by_own_op(
     """Run torch's own op; None where this process has none."""
     import torch
 
-    from irc.runtime.flow_ops.extern import called_with, own_op
-
     op = own_op(attrs["target"])
     if op is None:
         return None
@@ -118,8 +125,8 @@ def _forward(
     operands: list[torch.Tensor],
     given: Sequence[int],
     gradients: Sequence[torch.Tensor],
+    run_op: Run,
 ) -> list[torch.Tensor]:
-    from irc.runtime import library
     from irc.runtime.dtypes import dtype_names
 
     # Only results that have gradients matter, and those have their gradients' shapes.
@@ -127,21 +134,21 @@ def _forward(
     for index, gradient in zip(given, gradients, strict=True):
         stated[index] = (tuple(gradient.shape), dtype_names()[gradient.dtype])
     if name in SMOOTH:
-        return [SMOOTH[name](attrs, operands, stated)]
-    return library.run(name, attrs, operands, stated)
+        return [SMOOTH[name](attrs, operands, stated, run_op)]
+    return run_op(name, attrs, operands, stated)
 
 
-def _pool(attrs: Mapping[str, Any], operands: list[torch.Tensor], stated: Any) -> torch.Tensor:
+def _pool(
+    attrs: Mapping[str, Any], operands: list[torch.Tensor], stated: Any, run_op: Run
+) -> torch.Tensor:
     """Pool as torch does, whose maximum gives the gradient to the first of equals."""
     import torch
     from torch.nn import functional
 
-    from irc.runtime import library
-
     (x,), window = operands, list(attrs["window"])
     count = len(window)
     if attrs["fn"] != "max" or count > 3:
-        return library.run("flow.pool", attrs, operands, stated)[0]
+        return run_op("flow.pool", attrs, operands, stated)[0]
     lead, shape = x.shape[: x.ndim - count], stated[0][0]
     pad: list[int] = []
     for i in reversed(range(count)):
@@ -175,13 +182,16 @@ def _not_differentiable(name: str, attrs: Mapping[str, Any], because: str) -> Ir
     )
 
 
-def check(calls: Sequence[tuple[Sequence[Any], Sequence[tuple[tuple[int, ...], str]]]]) -> None:
+def check(
+    calls: Sequence[tuple[Sequence[Any], Sequence[tuple[tuple[int, ...], str]]]], run_op: Run
+) -> None:
     """Refuse, all at once, the calls that torch cannot differentiate.
 
     They run on tensors without memory; an op that cannot do that is left to its first real run.
 
     Args:
         calls: the arguments of each call, and shape and dtype of its values.
+        run_op: as of :func:`run`.
 
     Raises:
         IrcError: ``not-differentiable``.
@@ -194,7 +204,7 @@ def check(calls: Sequence[tuple[Sequence[Any], Sequence[tuple[tuple[int, ...], s
     for arguments, kinds in calls:
         values = [torch.empty(shape, dtype=dtypes()[d], device="meta") for shape, d in kinds]
         try:
-            run(arguments, values)
+            run(arguments, values, run_op)
         except IrcError as error:
             errors.add(error)
         except (NotImplementedError, RuntimeError, TypeError, ValueError):

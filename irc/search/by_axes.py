@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Protocol
 
 from xdsl.dialects.builtin import ModuleOp
 
@@ -21,11 +22,30 @@ from irc.dialects.flow import FlowOp, id_of
 from irc.dialects.placement import Mesh
 from irc.search.facts import Facts
 from irc.search.graph import Wishes
-from irc.search.on_mesh import Plan, TooSmall, search
-from irc.search.options import Key, Way, ways_of
+from irc.search.options import Key, Way, Ways, ways_of
+from irc.search.solved import Plan, TooSmall
+
+
+class Search(Protocol):
+    """:func:`irc.search.on_mesh.search`, as far as it is called here."""
+
+    def __call__(
+        self,
+        module: ModuleOp,
+        cost: ClusterCost,
+        wishes: Wishes,
+        *,
+        node_limit: int,
+        beat_s: float = ...,
+        facts: Facts,
+        ways: Ways | None = ...,
+    ) -> Plan:
+        """Find the cheapest plan that fits."""
+        ...
 
 
 def search_by_axes(
+    search: Search,
     module: ModuleOp,
     cost: ClusterCost,
     wishes: Wishes,
@@ -35,7 +55,7 @@ def search_by_axes(
     node_limit: int,
     beat_s: float,
 ) -> Plan:
-    """Find a good plan that fits; see :func:`irc.search.on_mesh.search`.
+    """Find a good plan that fits; see :func:`irc.search.on_mesh.search`, which ``search`` is.
 
     Raises:
         TooSmall: nothing fits.
@@ -49,7 +69,7 @@ def search_by_axes(
     least = 0.0
     for mesh in dict.fromkeys(_axes(cost.mesh)):
         alone = ClusterCost(cost.cluster, mesh)
-        plan = _on_one(module, alone, wishes, facts, node_limit)
+        plan = _on_one(search, module, alone, wishes, facts, node_limit)
         share = mesh.num_ranks / cost.mesh.num_ranks
         nodes = plan.graph.problem.nodes
         least = max(least, share * sum(min(node.seconds) * node.count for node in nodes))
@@ -77,7 +97,12 @@ def _axes(mesh: Mesh) -> Iterator[Mesh]:
 
 
 def _on_one(
-    module: ModuleOp, cost: ClusterCost, wishes: Wishes, facts: Facts, node_limit: int
+    search: Search,
+    module: ModuleOp,
+    cost: ClusterCost,
+    wishes: Wishes,
+    facts: Facts,
+    node_limit: int,
 ) -> Plan:
     # Constraints are said of all axes together. Fewer ranks may not have the memory.
     free = replace(wishes, constraints=Constraints(cost.mesh))

@@ -31,9 +31,10 @@ from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.search.facts import Facts
 from irc.search.graph import Wishes
-from irc.search.on_mesh import Plan, Shortage, TooSmall, search
+from irc.search.on_mesh import search
 from irc.search.options import Key, Way, Ways, ways_of
 from irc.search.relaxation import Worse
+from irc.search.solved import Plan, Shortage, TooSmall
 
 NAMES = (("data",), ("data", "tensor"), ("data", "context", "tensor"))
 """Names of the axes, outermost first; the search gives them their meaning."""

@@ -8,9 +8,8 @@ outlives an op may lie otherwise than its readers want, and the search goes agai
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import comb, perm
-from typing import TYPE_CHECKING
 
 from xdsl.dialects.builtin import ModuleOp
 
@@ -18,6 +17,7 @@ from irc.cost.model import ClusterCost
 from irc.dialects.placement import Mesh
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
+from irc.search.by_axes import search_by_axes
 from irc.search.facts import Facts
 from irc.search.graph import Graph, Wishes
 from irc.search.options import Known, Options, Ways
@@ -25,10 +25,8 @@ from irc.search.problem import Problem
 from irc.search.program import Solution, TooLarge, solve
 from irc.search.relaxation import Infeasible
 from irc.search.shared import known_of
+from irc.search.solved import Plan, Shortage, TooSmall
 from irc.sharding.trees import Trees
-
-if TYPE_CHECKING:
-    from irc.search.liveness import Moment
 
 MOST_COLUMNS = 150_000
 """A larger program is taken apart by axes (:mod:`irc.search.by_axes`): of one with 392,000 columns
@@ -40,49 +38,6 @@ MOST_PLACEMENTS = 3_000
 MARGIN = 1.08
 """Of a device's memory this part is left to the allocator and the libraries: Mist reports 8 to 9 %
 more reserved than allocated, OneFlow divides by 1.06."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What was found on one mesh.
-
-    Attributes:
-        graph: the problem that was solved last, and what its ports stand for.
-        solution: the choice.
-        trees: boxings that were looked up.
-        limit_costs: the part by which the memory makes it dearer than the cheapest of all; None
-            where that is not known.
-    """
-
-    graph: Graph
-    solution: Solution
-    trees: Trees
-    limit_costs: float | None = None
-
-
-@dataclass
-class Shortage:
-    """When memory was short on the meshes before: most likely it is then on the next one, too.
-
-    Attributes:
-        moments: when it was.
-        is_known: the cheapest plan did not fit, so that plans are bounded from the start.
-    """
-
-    moments: dict[Moment, None] = field(default_factory=dict["Moment", None])
-    is_known: bool = False
-
-
-class TooSmall(Exception):  # noqa: N818 - what the solver says, not a fault
-    """No plan fits into the memory.
-
-    Attributes:
-        graph: the problem without a solution.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        super().__init__(f"no plan fits into {graph.problem.memory_bytes} bytes")
-        self.graph = graph
 
 
 def budget_bytes(cost: ClusterCost) -> int:
@@ -144,10 +99,15 @@ def search(
     try:
         return _search(module, cost, wishes, facts, options, shortage, budget, trees, best)
     except TooLarge as error:
-        from irc.search.by_axes import search_by_axes
-
         return search_by_axes(
-            module, cost, wishes, facts, error.num_columns, node_limit=node_limit, beat_s=beat_s
+            search,
+            module,
+            cost,
+            wishes,
+            facts,
+            error.num_columns,
+            node_limit=node_limit,
+            beat_s=beat_s,
         )
 
 

@@ -15,7 +15,8 @@ from irc.constraints.pins import Statement
 from irc.constraints.resolve import resolve
 from irc.cost.model import ClusterCost
 from irc.search.graph import Wishes
-from irc.search.on_mesh import TooSmall, search
+from irc.search.on_mesh import search
+from irc.search.solved import TooSmall
 from irc.training.recompute import apply_policies
 
 TRIED = ("none", "selective", "full")

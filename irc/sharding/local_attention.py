@@ -33,7 +33,7 @@ from irc.sharding.ring import Call, Ring, rows_of, wide
 from irc.sharding.ring_ways import KEYS, TOKENS, ZIGZAG, ZIGZAG_TOKENS, way_of
 
 if TYPE_CHECKING:
-    from irc.sharding.local import Local
+    from irc.sharding.local_ops import Local
 
 RingProgram: TypeAlias = Callable[[Ring, Sequence[SSAValue]], list[SSAValue]]
 

@@ -27,10 +27,10 @@ from irc.dialects.flow import (
 from irc.dialects.items import integer_range
 from irc.dialects.types import TensorType, is_float, number_in
 from irc.ops.rules_naming import dim_of
-from irc.sharding.local import Local
 from irc.sharding.local_experts import EXPERTS_PROGRAMS
 from irc.sharding.local_grouped import GROUPED_PROGRAMS
 from irc.sharding.local_loss import LOSS_PROGRAMS
+from irc.sharding.local_ops import Local
 
 EXTREME = {"max": "maximum", "min": "minimum"}
 

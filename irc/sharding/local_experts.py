@@ -18,7 +18,7 @@ from irc.dialects.comm import AllGatherOp, CombineRowsOp, DispatchRowsOp, Reduce
 from irc.dialects.flow import ConstantOp, ReduceOp, ReshapeOp, tensor
 from irc.dialects.types import TensorType
 from irc.ops.strategies import TRAVELLING, TRAVELLING_BACK
-from irc.sharding.local import Local
+from irc.sharding.local_ops import Local
 
 
 class Travel:

@@ -11,7 +11,7 @@ from irc.dialects.comm import LocalChunkOp
 from irc.dialects.flow import ExternOp, PadOp, tensor
 from irc.dialects.types import TensorType
 from irc.ops.grouped import GROUPED_ROWS, GROUPS
-from irc.sharding.local import Local
+from irc.sharding.local_ops import Local
 
 CALL = json.dumps([[{"operand": i} for i in range(4)], {}])
 

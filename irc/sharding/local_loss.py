@@ -19,7 +19,7 @@ from irc.dialects.flow import tensor
 from irc.ops.linear_loss import SPLIT_CLASSES, SPLIT_CLASSES_BACK
 
 if TYPE_CHECKING:
-    from irc.sharding.local import Local
+    from irc.sharding.local_ops import Local
 
 
 def _moved(local: Local, weight: int, index: int) -> SSAValue:

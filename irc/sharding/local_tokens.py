@@ -28,7 +28,7 @@ from irc.sharding.local_zigzag import (
 from irc.sharding.ring import Part, Ring, Slopes, as_result, merged, wide
 
 if TYPE_CHECKING:
-    from irc.sharding.local import Local
+    from irc.sharding.local_ops import Local
 
 
 def tokens_forward(ring: Ring, first: Sequence[SSAValue]) -> list[SSAValue]:

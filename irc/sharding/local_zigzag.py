@@ -21,7 +21,7 @@ from irc.dialects.types import TensorType, number_in
 from irc.sharding.ring import Part, Ring, Slopes, as_result, attend, merged, slopes
 
 if TYPE_CHECKING:
-    from irc.sharding.local import Local
+    from irc.sharding.local_ops import Local
 
 
 class Halves(NamedTuple):

@@ -19,7 +19,7 @@ from irc.ops.attention_ops import BACKWARD, Form, form_of
 from irc.ops.strategies import RING
 
 if TYPE_CHECKING:
-    from irc.sharding.local import Local
+    from irc.sharding.local_ops import Local
 
 
 @dataclass

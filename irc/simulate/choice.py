@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from irc.dialects.placement import Mesh
 from irc.schedule.overlap import Task, list_schedule
 from irc.search.graph import Graph
-from irc.search.on_mesh import Plan
+from irc.search.solved import Plan
 from irc.sharding.trees import Trees
 from irc.simulate.actions import SimAction, Timeline
 from irc.simulate.chosen_ops import Body, Collective, bodies

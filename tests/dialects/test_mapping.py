@@ -7,16 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xdsl.utils.exceptions import VerifyException
 
-from irc.dialects.mapping import (
-    Atom,
-    Task,
-    TaskMapping,
-    compose,
-    parse_mapping,
-    repeat,
-    spatial,
-    verify_coverage,
-)
+from irc.dialects.mapping import Atom, Task, TaskMapping, compose, repeat, spatial
+from irc.dialects.mapping_attr import parse_mapping, verify_coverage
 
 ATOMS = st.tuples(
     st.sampled_from(["spatial", "repeat"]), st.tuples(st.integers(1, 4), st.integers(1, 3))

@@ -11,16 +11,14 @@ from xdsl.utils.exceptions import VerifyException
 
 from irc.dialects.mapping import (
     Atom,
-    MappingAttr,
     TaskMapping,
     auto_map,
     column_spatial,
-    parse_mapping,
     repeat,
     replicate,
     spatial,
-    verify_coverage,
 )
+from irc.dialects.mapping_attr import MappingAttr, parse_mapping, verify_coverage
 from irc.dialects.mapping_modes import (
     Mode,
     Modes,

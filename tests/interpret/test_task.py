@@ -5,7 +5,8 @@ import torch
 from xdsl.dialects.builtin import IntegerAttr, i64
 
 from irc.dialects.flow import to_attribute
-from irc.dialects.mapping import MappingAttr, TaskMapping, parse_mapping
+from irc.dialects.mapping import TaskMapping
+from irc.dialects.mapping_attr import MappingAttr, parse_mapping
 from irc.dialects.placement import Mesh
 from irc.dialects.task import KernelOp, LaunchOp, StoreOp, ViewOp
 from irc.dialects.text import load

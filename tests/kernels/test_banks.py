@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from irc.dialects.mapping import parse_mapping
+from irc.dialects.mapping_attr import parse_mapping
 from irc.kernels.mapping.banks import Turns, turns, verify_free, warp_accesses
 from irc.kernels.mapping.layout import parse_layout
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from irc.dialects.mapping import Atom, TaskMapping, parse_mapping
+from irc.dialects.mapping import Atom, TaskMapping
+from irc.dialects.mapping_attr import parse_mapping
 from irc.kernels.mapping.layout import Layout, is_injective, parse_layout, registers, row_major
 
 ATOMS = st.builds(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from irc.dialects.mapping import verify_coverage
+from irc.dialects.mapping_attr import verify_coverage
 from irc.kernels.schedule import CPU_CHUNKS, TARGETS, schedule
 
 

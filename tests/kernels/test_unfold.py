@@ -5,7 +5,8 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from irc.dialects.mapping import Atom, TaskMapping, parse_mapping
+from irc.dialects.mapping import Atom, TaskMapping
+from irc.dialects.mapping_attr import parse_mapping
 from irc.kernels.mapping.unfold import C, Numbers, digits, loops, starts
 
 ATOMS = st.builds(

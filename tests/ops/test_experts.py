@@ -141,7 +141,8 @@ def test_a_wrong_exchange_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def inner_ops(op: FlowOp, signature: NdSignature, mesh: Mesh) -> Iterator[FlowOp]:
-    from irc.sharding.local import build_local, local_type
+    from irc.sharding.local import build_local
+    from irc.sharding.local_ops import local_type
 
     placed = zip(op.inputs, signature.operands, strict=True)
     block = Block(arg_types=[local_type(v.type, p, mesh) for v, p in placed])

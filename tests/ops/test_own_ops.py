@@ -172,14 +172,14 @@ def test_the_explanation_of_a_plan_lists_what_was_assumed(
 
 
 def test_a_derivative_of_another_count_is_refused() -> None:
-    from irc.runtime import vjp
+    from irc.runtime import library, vjp
 
     before = dict(DECLARED)
     irc.register_op("irc_own_bad::op", derivative=lambda gradients, x, y: gradients[0])
     call = {"target": "irc_own_bad::op", "arguments": '[[{"operand": 0}, {"operand": 1}], {}]'}
     x = torch.ones(2)
     with pytest.raises(IrcError, match="gives 1 gradients") as caught:
-        vjp.run(["flow.extern", call, 2, [0], [0, 1]], [x, x, x])
+        vjp.run(["flow.extern", call, 2, [0], [0, 1]], [x, x, x], library.run)
     assert caught.value.code == "not-differentiable"
     DECLARED.clear()
     DECLARED.update(before)

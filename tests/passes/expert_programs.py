@@ -15,7 +15,8 @@ from irc.dialects.flow import ExternOp, FlowOp, tensor
 from irc.dialects.placement import Mesh, Placement, Split
 from irc.dialects.types import PlacementAttr, TensorType
 from irc.ops.strategies import TRAVELLING, TRAVELLING_BACK
-from irc.sharding.local import build_local, local_type
+from irc.sharding.local import build_local
+from irc.sharding.local_ops import local_type
 from irc.sharding.signatures import NdSignature, signatures
 
 GRADIENTS = (0, 2, 3, 4)

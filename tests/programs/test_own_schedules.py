@@ -16,8 +16,9 @@ from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.interpret.parts import Run, run_here
 from irc.pipeline import Options
-from irc.plan.parts import PartsPlan, checked_parts
+from irc.plan.parts import PartsPlan
 from irc.plan.parts_facts import schedule_digest
+from irc.plan.parts_verify import checked_parts
 from irc.programs.make import make_parts_plan
 from irc.programs.schedules import schedule_for
 from irc.schedule.actions import Schedule

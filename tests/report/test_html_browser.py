@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from irc.report.any_plan import read_plan
+from irc.plan.any_plan import read_plan
 from irc.report.html.notebook import plan_html
 from irc.report.html.page import report_page
 from irc.report.html.write import write_report

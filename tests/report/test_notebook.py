@@ -16,8 +16,8 @@ from torch import nn
 
 import irc
 from irc.errors import IrcError
+from irc.plan.any_plan import read_plan
 from irc.plan.load import load_plan
-from irc.report.any_plan import read_plan
 from irc.report.html.notebook import plan_html
 from irc.report.table import seconds
 from tests.report.pages import Net, Page

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from irc.errors import IrcError
-from irc.runtime.offload import Moves
 from irc.runtime.offload_disk import DiskMoves
 from irc.runtime.offload_host import HostMoves
+from irc.runtime.outside import Moves
 from irc.schedule.actions import Action
 from irc.schedule.tapes import Event, Place, Tape
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from irc.errors import IrcError, IrcErrors
-from irc.runtime import vjp
+from irc.runtime import library, vjp
 from irc.train import training_program
 from tests.training.models import program_of
 
@@ -23,7 +23,9 @@ def call(target: str, count: int, wanted: list[int]) -> list[object]:
 def test_gradients_under_inference_mode() -> None:
     x, y, g = torch.randn(3, 5), torch.randn(5), torch.randn(3, 5)
     with torch.inference_mode():
-        found = vjp.run(call("aten::hypot", 2, [1, 0]), [x.clone(), y.clone(), g.clone()])
+        found = vjp.run(
+            call("aten::hypot", 2, [1, 0]), [x.clone(), y.clone(), g.clone()], library.run
+        )
     leaves = y.clone().requires_grad_(), x.clone().requires_grad_()
     wanted = torch.autograd.grad(torch.hypot(leaves[1], leaves[0]), leaves, g)
     for value, want in zip(found, wanted, strict=True):
@@ -33,7 +35,7 @@ def test_gradients_under_inference_mode() -> None:
 
 def test_an_operand_that_does_not_matter_gets_zeros() -> None:
     x, y, g = torch.randn(3), torch.randn(3), torch.randn(3)
-    (found,) = vjp.run(call("aten::nextafter", 2, [1]), [x, y, g])
+    (found,) = vjp.run(call("aten::nextafter", 2, [1]), [x, y, g], library.run)
     assert not found.any()
 
 
@@ -43,7 +45,7 @@ def test_an_operand_that_does_not_matter_gets_zeros() -> None:
 def test_what_torch_cannot_differentiate(target: str, count: int) -> None:
     values = [torch.rand(4) + 1 for _ in range(count + 1)]
     with pytest.raises(IrcError, match=target) as caught:
-        vjp.run(call(target, count, [0]), values)
+        vjp.run(call(target, count, [0]), values, library.run)
     assert caught.value.codes == ("not-differentiable",)
 
 

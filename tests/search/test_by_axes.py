@@ -18,7 +18,8 @@ from irc.frontends.torch.capture import capture
 from irc.passes.canonicalize import CanonicalizePass
 from irc.search import on_mesh
 from irc.search.graph import Wishes
-from irc.search.on_mesh import Plan, num_placements, search
+from irc.search.on_mesh import num_placements, search
+from irc.search.solved import Plan
 from irc.train import training_program
 from tests.models.hugging_face import t5
 from tests.training.models import TARGETS, TOKENS, program_of, small_gpt

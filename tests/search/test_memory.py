@@ -25,7 +25,8 @@ from irc.frontends.torch.capture import capture
 from irc.pipeline import run_passes
 from irc.plugin import find_pass
 from irc.search.graph import Wishes
-from irc.search.on_mesh import Plan, search
+from irc.search.on_mesh import search
+from irc.search.solved import Plan
 from irc.train import training_program
 from tests.models.megatron import Stack
 

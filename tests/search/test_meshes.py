@@ -10,7 +10,7 @@ from irc.frontends.torch.capture import capture
 from irc.passes.canonicalize import CanonicalizePass
 from irc.search.graph import Wishes
 from irc.search.meshes import MAX_NEAR, search_meshes
-from irc.search.on_mesh import Plan
+from irc.search.solved import Plan
 from tests.search.plans import Mlp, empty
 
 

@@ -35,7 +35,7 @@ from irc.passes.canonicalize import CanonicalizePass
 from irc.passes.lower_boxing import LowerBoxingPass
 from irc.passes.lower_externs import LowerExternsPass
 from irc.sharding.collectives import check_collectives
-from irc.sharding.local import Local
+from irc.sharding.local_ops import Local
 from irc.sharding.signatures import signatures
 from irc.train import training_program
 from tests.sharding.test_property import Case, check_all

@@ -21,7 +21,8 @@ from irc.dialects.flow import (
 from irc.dialects.placement import B, Mesh, Placement, Split
 from irc.dialects.types import OpaqueType, TensorType
 from irc.ops.attention_ops import Form, form_of
-from irc.sharding.local import build_local, local_type
+from irc.sharding.local import build_local
+from irc.sharding.local_ops import local_type
 from irc.sharding.signatures import NdSignature, signatures
 
 MESH = Mesh.parse("data=2,tensor=2")

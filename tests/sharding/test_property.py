@@ -33,7 +33,7 @@ from irc.ops.rules import RULES
 from irc.ops.strategies import AS_IT_IS, STRATEGIES, Strategy
 from irc.runtime.dtypes import dtypes
 from irc.sharding import signatures as signatures_module
-from irc.sharding.local import Local
+from irc.sharding.local_ops import Local
 from irc.sharding.shards import combine, shard
 from irc.sharding.signatures import NdSignature, find_signature, signatures
 

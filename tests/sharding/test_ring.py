@@ -22,7 +22,8 @@ from irc.interpret.sharded import run_ranks
 from irc.ops.attention_ops import Form
 from irc.ops.strategies import CAUSAL_ROWS, RING
 from irc.runtime import attention as reference
-from irc.sharding.local import build_local, local_type
+from irc.sharding.local import build_local
+from irc.sharding.local_ops import local_type
 from irc.sharding.ring import Ring
 from irc.sharding.ring_ways import KEYS, WAY, WAYS, ZIGZAG
 from irc.sharding.shards import combine, shard

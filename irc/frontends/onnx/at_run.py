@@ -47,10 +47,8 @@ def left_to_library(node: Node, error: Exception) -> Sequence[Value] | None:
     )
     if isinstance(error, IrcError) and error.code != "op-unsupported":
         return None
-    if owner.bodies is not None and node.kind in CONTROL and node.proto.domain in DOMAINS:
-        from irc.frontends.onnx.run_time_control import convert_control
-
-        found = convert_control(node)
+    if owner.control is not None and node.kind in CONTROL and node.proto.domain in DOMAINS:
+        found = owner.control(node)
         owner.library_nodes += 1
         return found
     if isinstance(error, NeedsSize | UnboundSizeError) and not (

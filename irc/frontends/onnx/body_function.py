@@ -47,6 +47,7 @@ class Body(Importer):
             raise IrcError("onnx-invalid", f"subgraphs nest over {MAX_DEPTH} deep", outer.b.loc)
         self.source, self.sizes, self.dynamic = outer.source, outer.sizes, True
         self.frozen, self.bodies, self.named = {}, outer.bodies, outer.named
+        self.control = outer.control
         self.readers, self._versions = outer.readers, outer._versions
         self.errors = ErrorCollector()
         self.library_nodes = self._unrolled = 0

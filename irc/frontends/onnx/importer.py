@@ -8,9 +8,9 @@ passed over in silence, so that one look reports everything.
 from __future__ import annotations
 
 from collections import ChainMap, Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import onnx
 from onnx import helper
@@ -64,6 +64,10 @@ Scope = ChainMap[str, "Value | None"]
 """Values by name; None for what a node that could not be converted would have given."""
 
 
+Control: TypeAlias = Callable[[Node], list[Value]]
+"""Converts a node whose bodies are called when the program runs."""
+
+
 class Importer(FunctionValues):
     """Builds one program.
 
@@ -73,8 +77,10 @@ class Importer(FunctionValues):
         constants: the values of inputs that are the same in every call.
         dynamic: also take what only an interpreter runs: sizes that are known when it runs,
             sequences, strings, element types that flow lacks.
-        bodies: with ``dynamic``, bodies of If, Loop and Scan that run as often as the values say
-            become functions of the program, not library ops.
+        control: with ``dynamic``, converts If, Loop and Scan whose bodies run as often as values
+            say, so that they become functions of the program
+            (:func:`irc.frontends.onnx.run_time_control.convert_control`); None: the library runs
+            them.
         table: gives dimensions their sizes; by default one of ``sizes``.
     """
 
@@ -85,13 +91,14 @@ class Importer(FunctionValues):
         constants: Mapping[str, Array] | None = None,
         *,
         dynamic: bool = False,
-        bodies: bool = False,
+        control: Control | None = None,
         table: SizeTable | None = None,
     ) -> None:
         super().__init__()
         self.source = source
         self.dynamic = dynamic
-        self.bodies: Functions | None = Functions() if bodies else None
+        self.control = control
+        self.bodies: Functions | None = None if control is None else Functions()
         self.library_nodes = 0
         self.frozen = dict(constants or {})
         self.sizes = SizeTable(sizes) if table is None else table

@@ -19,6 +19,7 @@ from irc.dialects.size import Dim, Relation, Size, bind, deciding, floor_quotien
 from irc.errors import IrcError
 from irc.frontends.onnx.boundary import input_dim
 from irc.frontends.onnx.importer import Importer
+from irc.frontends.onnx.run_time_control import convert_control
 from irc.frontends.onnx.sizes import SizeTable
 
 if TYPE_CHECKING:
@@ -370,7 +371,7 @@ def trace(
         fixed: symbols that are to be numbers from the start.
         given: numbers by the model's names, which the user gave.
         dynamic: as the importer takes it.
-        bodies: likewise.
+        bodies: whether If, Loop and Scan become functions of the program, as its ``control`` does.
 
     Raises:
         IrcError: what the model is refused for at any sizes.
@@ -380,7 +381,8 @@ def trace(
     for _ in range(MAX_STARTS):
         numbers = {**(given or {}), **{name: each.number for name, each in known.items()}}
         sizes = TracedSizes({n: v for n, v in values.items() if n not in ties}, numbers, ties)
-        importer = Importer(source, dynamic=dynamic, bodies=bodies, table=sizes)
+        control = convert_control if bodies else None
+        importer = Importer(source, dynamic=dynamic, control=control, table=sizes)
         sizes.where = partial(getattr, importer.b, "loc")
         stated = stated_shapes(source.model.graph.input, sizes)
         places, lonely = places_of(stated, sizes)

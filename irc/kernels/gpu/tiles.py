@@ -11,7 +11,8 @@ from xdsl.dialects.builtin import DictionaryAttr
 from irc.dialects.attention import KernelAttentionOp
 from irc.dialects.attention_backward import KernelAttentionBackwardOp
 from irc.dialects.flow import to_attribute
-from irc.dialects.mapping import MappingAttr, TaskMapping, repeat, spatial
+from irc.dialects.mapping import TaskMapping, repeat, spatial
+from irc.dialects.mapping_attr import MappingAttr
 from irc.dialects.task import KernelContractOp, KernelOp, LoadOp, ValueType
 from irc.kernels.gpu.attention import backward_candidates
 from irc.kernels.gpu.attention import candidates as attention_candidates

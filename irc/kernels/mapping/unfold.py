@@ -6,7 +6,7 @@ worker; inside the loops only multiples of loop counters are added:
 
     task[d] = start[d] + sum(stride * counter)
 
->>> from irc.dialects.mapping import parse_mapping
+>>> from irc.dialects.mapping_attr import parse_mapping
 >>> m = parse_mapping("spatial(4, 2) * repeat(2, 2) * spatial(4, 8) * repeat(4, 4)")
 >>> for text in starts(m, "t", C()): print(text)
 t / 64 * 32 + t / 8 % 4 * 4

@@ -10,7 +10,8 @@ from xdsl.dialects.builtin import DictionaryAttr
 from xdsl.ir import SSAValue
 
 from irc.dialects.flow import to_attribute
-from irc.dialects.mapping import MappingAttr, TaskMapping, spatial
+from irc.dialects.mapping import TaskMapping, spatial
+from irc.dialects.mapping_attr import MappingAttr
 from irc.dialects.size import Dim
 from irc.dialects.task import BufferType, KernelBodyOp, KernelOp
 from irc.dialects.task_sizes import bind_kernel

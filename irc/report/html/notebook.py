@@ -13,11 +13,11 @@ from importlib.resources import files
 
 from irc.cluster.load import THIS_HOST
 from irc.dialects.placement import Mesh
+from irc.plan.any_plan import AnyPlan
 from irc.plan.host import HostPlan
 from irc.plan.load import LoadedPlan
 from irc.plan.parts import PartsPlan
 from irc.plan.schema import Call
-from irc.report.any_plan import AnyPlan
 from irc.report.calls import ModuleReport
 from irc.report.html.element import Child, Element, code, e, table, text_of
 from irc.report.html.figures import Figures, figures_of_host, figures_of_one, figures_of_parts

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from irc.dialects.placement import Broadcast, Mesh
+from irc.plan.any_plan import read_plan
 from irc.plan.host import HostPlan
 from irc.plan.parts import PartsPlan
-from irc.report.any_plan import read_plan
 from irc.report.html.element import Child, Element, code, e, table
 from irc.report.html.placements import placed_on
 from irc.report.module_tree import ROLES, plan_arguments

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from irc.errors import IrcError
 from irc.ops.custom import declaration
 from irc.runtime import effects
 from irc.runtime.dtypes import dtypes
-from irc.runtime.flow_ops.signature import Attrs, Kernel, Results
+from irc.runtime.flow_ops.signature import Attrs, Results
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,17 @@ def prepared(
     return run
 
 
-def _extern(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
+def run(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
+    """Run an op of a library.
+
+    Args:
+        attrs: those of the ``flow.extern``.
+        inputs: operands.
+        results: shape and dtype of each result, as the op states them.
+
+    Raises:
+        IrcError: ``op-undeclared``, where this process has no such op.
+    """
     target: str = attrs["target"]
     if target.startswith("onnx::"):
         from irc.runtime import onnx_library
@@ -58,11 +68,6 @@ def _extern(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
 
         return onnx_library.run(target, decoded(attrs["arguments"]), inputs, results)
     arguments = json.loads(attrs["arguments"])
-    if target == "irc::vjp":
-        from irc.runtime import vjp
-
-        return vjp.run(arguments, inputs)
-
     positional, keywords = called_with(arguments, _as_written_for(target, inputs))
     if target == effects.TARGET:
         return effects.run(_operator, positional, keywords)
@@ -201,7 +206,3 @@ CELLS = ("onnx::RNN", "onnx::GRU", "onnx::LSTM")
 
 MEMORY = ("aten::as_strided", "aten::resize", "aten::view.dtype", "aten::view_as_complex")
 """How the names of ops begin that look at memory, not at numbers."""
-
-KERNELS: Mapping[str, Kernel] = {
-    "flow.extern": _extern,
-}

@@ -8,7 +8,7 @@ import torch
 from irc.backends.cuda import compile_for
 from irc.backends.cuda.attention_tiles import AttentionTiles
 from irc.backends.cuda.file import form_and_template
-from irc.dialects.mapping import verify_coverage
+from irc.dialects.mapping_attr import verify_coverage
 from tests.backends import attention_kernels as attend
 from tests.backends.cuda.host import HostError, Libraries, marked, run_in_all_orders, with_bugs
 

@@ -8,7 +8,7 @@ import torch
 from irc.backends.cuda import compile_for
 from irc.backends.cuda.attention_backward_tiles import AttentionBackwardTiles
 from irc.backends.cuda.file import emit_kernel, form_and_template
-from irc.dialects.mapping import verify_coverage
+from irc.dialects.mapping_attr import verify_coverage
 from irc.errors import IrcError
 from tests.backends import attention_backward_kernels as backward
 from tests.backends.attention_kernels import Attend

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from irc.backends.cuda import compile_for, emit, load
-from irc.dialects.mapping import parse_mapping, verify_coverage
+from irc.dialects.mapping_attr import parse_mapping, verify_coverage
 from irc.dialects.task import KernelOp
 from irc.errors import IrcError, IrcErrors
 from tests.backends import gpu_kernels as g

@@ -18,7 +18,7 @@ from irc.backends.cuda.instructions import INSTRUCTIONS
 from irc.backends.cuda.pipeline import Tile
 from irc.backends.cuda.split import num_parts
 from irc.backends.cuda.tensor_core import TensorCore
-from irc.dialects.mapping import verify_coverage
+from irc.dialects.mapping_attr import verify_coverage
 from irc.dialects.task import KernelOp
 from irc.kernels.form import read
 from irc.kernels.mapping.banks import verify_free

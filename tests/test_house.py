@@ -1,0 +1,115 @@
+"""The map of the house, irc/README.md: its picture, its road and its lists are the code's."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.house import MAP, ROOT, circles, imports, rooms, with_picture
+
+ROAD = """
+import sys
+
+import torch
+from torch import nn
+
+import irc
+
+entered = {}
+
+
+def enter(frame, event, _):
+    code = frame.f_code
+    if event == "call" and not code.co_name.startswith("<"):
+        entered.setdefault(code.co_filename)
+
+
+def compile(width):
+    model = nn.Sequential(nn.Linear(width, 8), nn.GELU())
+    x = torch.randn(4, width)
+    with torch.no_grad():
+        fast = irc.compile(model)
+        fast(x), fast(x)
+
+
+compile(8)  # what is imported on the way is no part of it
+sys.setprofile(enter)
+compile(24)
+sys.setprofile(None)
+print(*entered, sep="\\n")
+"""
+
+
+def part(name: str) -> str:
+    """Return what stands between a mark of the map and its end."""
+    text = MAP.read_text().partition(f"<!-- {name} -->\n")[2].partition("<!-- end -->")[0]
+    assert text, name
+    return text
+
+
+def test_the_picture_is_that_of_the_imports() -> None:
+    text = MAP.read_text()
+    assert text == with_picture(text), "python -m tests.house draws it anew"
+
+
+def test_no_file_imports_another_in_a_circle() -> None:
+    assert circles(imports()) == []
+
+
+def test_rooms_that_import_each_other() -> None:
+    """These two circles of rooms are known; others are not to come."""
+    assert sorted(map(sorted, circles(rooms()))) == [
+        ["dialects", "ops"],
+        ["frontends", "interpret", "runtime"],
+    ]
+
+
+def test_a_planted_circle_is_seen() -> None:
+    graph = imports().copy()
+    graph.add_edge("irc.errors", "irc.calls.compiled")
+    assert any({"irc.errors", "irc.calls.compiled"} <= each for each in circles(graph))
+
+
+def test_links_lead_to_files() -> None:
+    for link in re.findall(r"\]\(([^)]+)\)", MAP.read_text()):
+        assert (MAP.parent / link).resolve().exists(), link
+
+
+def test_the_road_is_the_one_that_a_call_goes() -> None:
+    """Each step begins with a file that is entered after that of the step before."""
+    done = subprocess.run(
+        [sys.executable, "-c", ROAD], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    entered = [str(Path(line).resolve()) for line in done.stdout.splitlines()]
+    steps = re.findall(r"^\d+\. \[[^]]+\]\(([^)]+\.py)\)", part("road"), re.MULTILINE)
+    assert len(steps) == len(re.findall(r"^\d+\. ", part("road"), re.MULTILINE)) > 10
+    places = [entered.index(str((MAP.parent / step).resolve())) for step in steps]
+    assert places == sorted(places), list(zip(steps, places, strict=True))
+    for file in re.findall(r"\]\(([^)]+\.py)\)", part("road")):
+        if "auto_shard" not in file:  # on a mesh alone
+            assert str((MAP.parent / file).resolve()) in entered, file
+
+
+ADDITIONS = re.findall(r"^\| [^|]+ \| `([^`]+)` \| (.+) \|$", part("additions"), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("name", "files"), ADDITIONS, ids=[name for name, _ in ADDITIONS])
+def test_an_addition_touches_these_files(name: str, files: str) -> None:
+    """Those that have the name in quotes, and the one that is called by it."""
+    listed = set(re.findall(r"`([^`]+\.py)`", files))
+    quoted = re.compile(rf"[\"'](flow\.)?{re.escape(name)}[\"']")
+    own = f"{name.replace('-', '_')}.py"
+    touched = {
+        str(path.relative_to(ROOT))
+        for top in ("irc", "passes", "backends")
+        for path in (ROOT / top).rglob("*.py")
+        if not path.is_relative_to(ROOT / "irc" / "passes")
+        and not path.is_relative_to(ROOT / "irc" / "backends")
+        and (path.name == own or quoted.search(path.read_text()))
+    }
+    assert touched == listed
