@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -17,9 +18,12 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from irc.errors import IrcError, did_you_mean
+from irc.frontends.torch.assumed_rows import without_skips
 from irc.frontends.torch.eager_refusals import as_eager_takes, is_known
 from irc.frontends.torch.examples import bound
+from irc.frontends.torch.expert_loops import merge_loops
 from irc.frontends.torch.experts import whole_experts
+from irc.frontends.torch.failures import depends_on_values
 from irc.frontends.torch.flex import plain_flex_attention
 from irc.frontends.torch.fresh_writes import renew, resized_in_order
 from irc.frontends.torch.locations import location, user_frames
@@ -88,8 +92,7 @@ def export(
         plain_flex_attention(),
     ):
         warnings.simplefilter("ignore")
-        with stubbed(module) as repeated:
-            program = _exported(module, args, kwargs, dynamic_shapes)
+        program, repeated = _exported(module, args, kwargs, dynamic_shapes, stubbed)
         if transforms(program.graph_module):
             raise IrcError(
                 "capture-failed",
@@ -101,19 +104,23 @@ def export(
         if repeated:
             inline(program.graph_module, is_mark)
         settle(program.graph_module)
+        if not repeated:
+            merge_loops(program)
         renew(program.graph)
         copy_into_strided(program.graph)
         if repeated:
             expand(program, module)
+            merge_loops(program)
         if all(is_plain(node.target, node.args) for node in _calls(program.graph_module)):
             if torch.is_autocast_enabled("cpu"):
                 mark_autocast(program.graph)  # no function, since it was on before
             return program
         if repeated:
-            program = _exported(module, args, kwargs, dynamic_shapes)
+            program, _ = _exported(module, args, kwargs, dynamic_shapes)
             look(program)
             settle(program.graph_module)
             copy_into_strided(program.graph)
+            merge_loops(program)
         if (resized := resized_in_order(program.graph)) is not None:
             raise IrcError(
                 "capture-failed",
@@ -126,12 +133,30 @@ def export(
 
 
 def _exported(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
-) -> ExportedProgram:
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    around: Callable[[nn.Module], AbstractContextManager[bool]] = lambda _: nullcontext(False),
+) -> tuple[ExportedProgram, bool]:
+    """Return a trace, and what is entered around it."""
+    entered = False
+
+    def traced() -> ExportedProgram:
+        nonlocal entered
+        with around(module) as entered:
+            return torch.export.export(
+                module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
+            )
+
     with own_containers(module), own_thread():
-        return torch.export.export(
-            module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
-        )
+        try:
+            return traced(), entered
+        except Exception as error:
+            program = without_skips(traced) if depends_on_values(error) else None
+            if program is None:
+                raise
+            return program, entered
 
 
 def transforms(module: GraphModule) -> bool:

@@ -20,6 +20,13 @@ HELP = {
     "other": "mend the line, or leave that part of the module out of the compiled function",
 }
 
+LOOPS = (
+    "; a loop over experts is compiled where each is two Linear layers with SiLU, GELU or ReLU"
+    " between them (with a gate and biases, or without) of rows that torch.where, nonzero or a"
+    " boolean mask selects, times a weight of each row, added by index_add_ or out[rows] += .."
+)
+"""Added to the help where such a loop may have been meant."""
+
 TELLING = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
 TOLD = ("Unable to find user code", "failed while attempting to run meta for")
 """Who logs what the error says."""
@@ -80,14 +87,10 @@ def causes(error: BaseException, target: Callable[..., Any]) -> list[IrcError]:
             for line in dict.fromkeys(violated)
         ]
     if _is_control(error, text):
-        return [
-            _failed(
-                "the module's Python code depends on the values of a tensor",
-                where,
-                "control",
-                _first(text),
-            )
-        ]
+        message = "the module's Python code depends on the values of a tensor"
+        failed = _failed(message, where, "control", _first(text))
+        failed.help += LOOPS if _has_list(target) else ""
+        return [failed]
     if "not a known type" in text or "pytree" in text or "unsupported input type" in text.lower():
         return [
             _failed(
@@ -102,9 +105,19 @@ def causes(error: BaseException, target: Callable[..., Any]) -> list[IrcError]:
     return [_failed(f"{type(error).__name__}: {_first(text)}", where, "other")]
 
 
+def _has_list(target: Any) -> bool:
+    children = target.modules() if hasattr(target, "modules") else ()
+    return any(type(child).__name__ == "ModuleList" for child in children)
+
+
 def _plain(text: str) -> str:
     """Say ``size 0 of 'x'`` where torch says ``L['x'].size()[0]``."""
     return re.sub(r"L\['([^']+)'\]\.(?:size\(\)|shape)\[(\d+)\]", r"size \2 of '\1'", text)
+
+
+def depends_on_values(error: BaseException) -> bool:
+    """Return whether a trace failed because Python code asks for values or sizes of tensors."""
+    return _is_control(error, str(error))
 
 
 def _is_control(error: BaseException, text: str) -> bool:

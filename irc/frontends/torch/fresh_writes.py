@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import guard_or_true
 from torch.utils import _pytree as pytree
 
 from irc.frontends.torch.repeat import LAYERS
@@ -122,7 +123,11 @@ def _leaves_as_much(functional: torch._ops.OpOverload, node: Node) -> bool:
 
 def _steps(tensor: Tensor) -> list[Any]:
     """Return the strides of dims that have some."""
-    return [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1]
+    return [
+        step
+        for step, size in zip(tensor.stride(), tensor.shape, strict=True)
+        if guard_or_true(size != 1)
+    ]
 
 
 def _replace(graph: Graph, node: Node, functional: Any, memory: _Memory) -> None:

@@ -22,6 +22,8 @@ from irc.dialects.types import TensorType
 from irc.errors import ErrorCollector, InternalError, IrcError
 from irc.frontends.torch import extern, memory_views
 from irc.frontends.torch.eager_refusals import refuses
+from irc.frontends.torch.expert_loops import is_of_loop
+from irc.frontends.torch.failures import LOOPS
 from irc.frontends.torch.kinds import peculiar
 from irc.frontends.torch.locations import location
 from irc.frontends.torch.lowering import Declined, Lowering, is_for
@@ -361,5 +363,6 @@ def _located(error: Exception, node: Node, where: str) -> IrcError:
         "capture-failed",
         f"{node.target}: {error}",
         where,
-        help="write it with fixed sizes, such as torch.where instead of a boolean index",
+        help="write it with fixed sizes, such as torch.where instead of a boolean index"
+        + LOOPS * is_of_loop(node),
     )
