@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import irc
 from irc.frontends.torch.tensor_checks import CheckLeftOutWarning
@@ -59,6 +60,50 @@ def test_a_check_is_made_in_each_call(call: Any, way: str, grad: bool, dynamic: 
         if call is asynchronous:
             with pytest.raises(RuntimeError):
                 run(good / 0)
+
+
+def of_number(x: Tensor) -> Tensor:
+    torch._check(x.sum().item() > 0, lambda: "not positive")
+    return x * 2 + 1
+
+
+def checked_part(x: Tensor) -> Tensor:
+    assert (x > 0).all(), "not positive"
+    return x * 2
+
+
+def in_checkpoint(x: Tensor) -> Tensor:
+    return checkpoint(checked_part, x, use_reentrant=False) + 1
+
+
+def numbered_in_checkpoint(x: Tensor) -> Tensor:
+    return checkpoint(of_number, x, use_reentrant=False)
+
+
+def in_autocast(x: Tensor) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        y = checked_part(x)
+    return y + 1
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("call", [of_number, in_checkpoint, numbered_in_checkpoint, in_autocast])
+def test_a_check_of_a_number_or_inside_a_checkpoint_is_made(
+    call: Any, way: str, grad: bool
+) -> None:
+    torch._dynamo.reset()
+    run, good = WAYS[way](call), torch.rand(3) + 1
+    with torch.set_grad_enabled(grad):
+        for _ in range(2):
+            x = good.clone().requires_grad_(grad)
+            result = run(x)
+            torch.testing.assert_close(result, good * 2 + 1)
+            if grad:
+                result.sum().backward()
+                torch.testing.assert_close(x.grad, torch.full((3,), 2.0))
+            with pytest.raises((AssertionError, RuntimeError), match="not positive"):
+                run((-good).requires_grad_(grad))
 
 
 def written_after(x: Tensor) -> Tensor:

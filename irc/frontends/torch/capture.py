@@ -249,6 +249,7 @@ def capture(
         finally:
             guards.restore()
             writes.undo()
+    checks.look(exported.graph_module)
     shared, perhaps, around = traced[-1]
     if reads.of_memory or looks_at_memory(exported.graph_module):
         guards = guards.lying(args, kwargs)

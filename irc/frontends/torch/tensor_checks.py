@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 _TORCH: Any = torch
 CHECKS = (
@@ -17,7 +19,7 @@ CHECKS = (
 )
 """What checks that a tensor of one element is not zero, and has no result."""
 
-EFFECT = "a tensor is checked, by assert or torch._assert_async"
+EFFECT = "a tensor is checked, by assert, torch._check or torch._assert_async"
 
 
 class CheckLeftOutWarning(UserWarning):
@@ -53,3 +55,13 @@ class TensorChecks:
         del args, kwargs
         if function in CHECKS:
             self.effect = EFFECT
+
+    def look(self, graph: GraphModule) -> None:
+        """Look for numbers of tensors that a traced graph checks (``torch._check``)."""
+        for node in graph.graph.nodes:
+            number: Any = node.args[0] if node.args else None
+            value = number.meta.get("val") if isinstance(number, Node) else None
+            if node.target is torch.ops.aten._assert_scalar.default and free_unbacked_symbols(
+                value
+            ):
+                self.effect = EFFECT
