@@ -30,6 +30,9 @@ TOPIC_NAMES = ("graph", "fusion", "fallback", "recompile", "cache")
 
 PROGRESS = logging.getLogger("irc.progress")
 """Is told at level INFO what is begun, in a few words; commands that take long show it."""
+SHARE = "share"
+"""What a record of it has as an attribute, where a step is one of several that take equally long:
+its number, and how many there are."""
 _LOGGERS = {name: logging.getLogger(f"irc.{name}") for name in TOPIC_NAMES}
 _read: str | None = None
 
@@ -40,6 +43,17 @@ class _Stderr(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
         self.setStream(sys.stderr)
         super().emit(record)
+
+
+def tell_share(what: str, number: int, of: int) -> None:
+    """Tell :data:`PROGRESS` of a step that is one of several that take equally long.
+
+    Args:
+        what: a step is.
+        number: of the step, from 1.
+        of: how many there are.
+    """
+    PROGRESS.info("%s %d of %d", what, number, of, extra={SHARE: (number, of)})
 
 
 def topics_of(text: str) -> tuple[str, ...]:

@@ -8,10 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch import nn
 
+import irc
+from irc.cli import main
 from irc.commands import progress as module
 from irc.commands.progress import progress
-from irc.logs import PROGRESS
+from irc.logs import PROGRESS, tell_share
 
 
 class Terminal(io.StringIO):
@@ -109,3 +113,61 @@ def test_only_a_terminal_is_told(clock: Clock, terminal: Terminal) -> None:
     terminal.is_terminal = False
     command(clock)
     assert terminal.lines() == []
+
+
+def test_equal_steps_tell_the_rest_at_once(clock: Clock, terminal: Terminal) -> None:
+    """The first run of a command knows it by the steps that are done."""
+    with progress([("plan", "plan")]):
+        for what, count in (("step", 4), ("eager step", 2)):
+            for number in range(1, count + 1):
+                tell_share(what, number, count)
+                clock.now += 3.0
+    assert terminal.lines() == [
+        "   3.0 s  step 2 of 4, about 9 s for it and the others",
+        "   6.0 s  step 3 of 4, about 6 s for it and the others",
+        "   9.0 s  step 4 of 4, about 3 s for it and the others",
+        "  12.0 s  eager step 1 of 2",
+        "  15.0 s  eager step 2 of 2, about 3 s for it and the others",
+    ]
+
+
+class Loss(nn.Module):
+    """A matmul and its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x).square().mean()
+
+
+COMMANDS = {
+    "check": ["reading plan", "the model, eagerly", "after fuse, stage"],
+    "tune --rounds 2 --anyway": ["reading plan", "timing call 1 of 2", "timing call 2 of 2"],
+    "run": ["reading plan", "the first call", "timing calls", "the model, eagerly"],
+    "run trained --steps 2": ["step 2 of 2", "timing steps", "float64, step 2 of 2"],
+    "run spread": ["starting 2 processes", "the first call", "the model, eagerly"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_long_commands_say_their_steps(
+    command: str, terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What other processes do is said by the first rank; without a terminal nothing is."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "QUIET_S", 0.0)
+    monkeypatch.setattr(module, "GAP_S", 0.0)
+    monkeypatch.setenv("IRC_CACHE_DIR", str(tmp_path / "cache"))
+    name, *rest = command.split()
+    plan = rest.pop(0) if rest and not rest[0].startswith("-") else "plan"
+    options = {"trained": {"optimizer": "sgd"}, "spread": {"mesh": "data=2"}}.get(plan, {})
+    irc.export_plan(Loss(), (torch.randn(4, 8),), out=plan, **options)
+    for is_terminal in (True, False):
+        terminal.is_terminal = is_terminal
+        assert main([name, plan, *rest]) == 0
+        said = "\n".join(terminal.lines())
+        for step in COMMANDS[command]:
+            assert (step in said) == is_terminal, said
+    assert not PROGRESS.handlers

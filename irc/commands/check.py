@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from irc.commands.code_options import add_code_options
 from irc.commands.json_output import add_json_option, print_json
+from irc.commands.progress import asked, progress
+from irc.logs import PROGRESS
 
 if TYPE_CHECKING:
     from irc.interpret.check import CheckReport
@@ -38,7 +40,9 @@ def run(args: argparse.Namespace) -> int:
         else:
             print("\n".join(map(str, checked)) or f"{args.plan}: no weights")
         return 0
-    report = _report(args)
+    with progress(asked(args)):
+        PROGRESS.info("reading %s", args.plan)
+        report = _report(args)
     if args.json:
         from dataclasses import asdict
 

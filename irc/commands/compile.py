@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from irc.commands.progress import asked, progress
 from irc.errors import IrcError
 from irc.logs import PROGRESS
 
@@ -242,11 +243,7 @@ def is_program(model: str) -> bool:
 
 
 def _compiled(args: argparse.Namespace) -> str:
-    from irc.commands.progress import progress
-
-    aside = ("output", "force", "json", "traceback", "parser")
-    asked = {k: v for k, v in vars(args).items() if k not in aside and not callable(v)}
-    with progress(sorted(asked.items())):
+    with progress(asked(args)):
         PROGRESS.info("capturing %s", args.model)
         if is_program(args.model):
             return _compile_program(args)

@@ -1,11 +1,13 @@
 """What a long command is doing: on a terminal a line for each step that is begun.
 
 Nothing is said in the first two seconds. How long the rest takes is told by the last time that the
-same command came to its end here: a file in irc's cache has when each of its steps began.
+same command came to its end here: a file in irc's cache has when each of its steps began. The first
+time, of steps that are equal, such as those of training, it is told by those that are done.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import logging
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from irc.errors import IrcError
-from irc.logs import PROGRESS
+from irc.logs import PROGRESS, SHARE
 
 QUIET_S = 2.0
 """What ends within it says nothing."""
@@ -27,6 +29,8 @@ GAP_S = 0.5
 """Between two lines."""
 KEPT = 64
 """Commands whose last run is remembered."""
+MOST_STEPS = 500
+"""Of a run, that are remembered."""
 
 
 @dataclass
@@ -58,6 +62,7 @@ class Progress(logging.Handler):
         super().__init__()
         self.seen = _Timeline()
         self._last, self._began, self._said = last, time.monotonic(), 0.0
+        self._first: tuple[int, int, float] = (0, 0, 0.0)
         # A child process that plans ahead has a copy of this, and is silent.
         self._process = os.getpid()
 
@@ -72,13 +77,29 @@ class Progress(logging.Handler):
             return
         step, seconds = record.getMessage(), self.seconds
         is_new = step not in self.seen.seconds
-        self.seen.seconds.setdefault(step, seconds)
+        if len(self.seen.seconds) < MOST_STEPS:
+            self.seen.seconds.setdefault(step, seconds)
+        share: tuple[int, int] | None = getattr(record, SHARE, None)
+        if share is not None and (share[1] != self._first[1] or share[0] <= self._first[0]):
+            self._first = (*share, seconds)
         if seconds < QUIET_S or seconds - self._said < GAP_S:
             return
         self._said = seconds
         left = self._last.left(step) if is_new else None
         rest = "" if left is None else f", about {left:.0f} s left if it goes as last time"
+        if left is None and share is not None and share[0] > self._first[0]:
+            of_one = (seconds - self._first[2]) / (share[0] - self._first[0])
+            rest = f", about {of_one * (share[1] - share[0] + 1):.0f} s for it and the others"
         print(f"{seconds:6.1f} s  {step}{rest}", file=sys.stderr, flush=True)
+
+
+ASIDE = ("output", "outputs", "force", "json", "traceback", "parser")
+"""Arguments of commands that change nothing of how long they take."""
+
+
+def asked(args: argparse.Namespace) -> list[tuple[str, object]]:
+    """Return what makes a command the same another time."""
+    return sorted((k, v) for k, v in vars(args).items() if k not in ASIDE and not callable(v))
 
 
 @contextmanager

@@ -4,6 +4,8 @@ import argparse
 
 from irc.commands.code_options import add_code_options
 from irc.commands.json_output import add_json_option, print_json
+from irc.commands.progress import asked, progress
+from irc.logs import PROGRESS
 
 HELP = "run a plan on this machine"
 
@@ -110,17 +112,19 @@ def _rehearse(args: argparse.Namespace) -> int:
                 f"--{name.replace('_', '-')} is of a run of all ranks, and --comm fake runs one",
                 help="leave out one of the two",
             )
-    report = rehearse_plan(
-        args.plan,
-        args.rank or 0,
-        layers=args.layers,
-        micro_batches=args.micro_batches,
-        seed=args.seed,
-        links=args.links,
-        trust=args.trust,
-        imports=args.imports,
-        trace=args.trace,
-    )
+    with progress(asked(args)):
+        PROGRESS.info("reading %s", args.plan)
+        report = rehearse_plan(
+            args.plan,
+            args.rank or 0,
+            layers=args.layers,
+            micro_batches=args.micro_batches,
+            seed=args.seed,
+            links=args.links,
+            trust=args.trust,
+            imports=args.imports,
+            trace=args.trace,
+        )
     if args.json:
         print_json(report.as_json())
     else:
@@ -151,22 +155,24 @@ def run(args: argparse.Namespace) -> int:
 
     if args.check < 0:
         raise IrcError("option-value", f"--check {args.check} is no number of steps")
-    report = run_plan(
-        args.plan,
-        inputs=args.inputs,
-        nproc=args.nproc,
-        compare=not args.no_compare,
-        seed=args.seed,
-        outputs=args.outputs,
-        steps=args.steps,
-        check_every=args.check,
-        sizes=parse_sizes(args.size),
-        trust=args.trust,
-        verify=args.verify,
-        imports=args.imports,
-        trace=args.trace,
-        links=args.links,
-    )
+    sizes = parse_sizes(args.size)
+    with progress(asked(args)):
+        report = run_plan(
+            args.plan,
+            inputs=args.inputs,
+            nproc=args.nproc,
+            compare=not args.no_compare,
+            seed=args.seed,
+            outputs=args.outputs,
+            steps=args.steps,
+            check_every=args.check,
+            sizes=sizes,
+            trust=args.trust,
+            verify=args.verify,
+            imports=args.imports,
+            trace=args.trace,
+            links=args.links,
+        )
     if args.json:
         print_json({"ok": report.ok, **asdict(report)})
     else:

@@ -4,7 +4,9 @@ import argparse
 
 from irc.commands.code_options import add_code_options
 from irc.commands.json_output import add_json_option, print_json
+from irc.commands.progress import asked, progress
 from irc.errors import IrcError
+from irc.logs import PROGRESS
 
 ANYWAY = "keep what is measured although other programs compute meanwhile"
 HELP = "time a plan's kernels on this machine, for better predictions"
@@ -30,8 +32,10 @@ def run(args: argparse.Namespace) -> int:
     if args.rounds < 1:
         raise IrcError("option-value", f"--rounds is {args.rounds}; it must be positive")
     import_all(args.imports)
-    plan = load_plan(args.plan, trust=args.trust)
-    tuned = tune_plan(plan, rounds=args.rounds, anyway=args.anyway)
+    with progress(asked(args)):
+        PROGRESS.info("reading %s", args.plan)
+        plan = load_plan(args.plan, trust=args.trust)
+        tuned = tune_plan(plan, rounds=args.rounds, anyway=args.anyway)
     if args.json:
         print_json(tuned)
     else:

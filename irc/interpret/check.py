@@ -16,6 +16,7 @@ from pathlib import Path
 
 from irc.errors import IrcError
 from irc.interpret.stage_values import AGAIN, Key, Value
+from irc.logs import PROGRESS
 
 SLACK = 16.0
 """How many times eager's own error another order of float32 operations may reach."""
@@ -129,13 +130,15 @@ def check_plan(folder: str, inputs: str | None = None, *, trust: bool = False) -
     """
     from irc.interpret.stages import plan_stages
 
+    PROGRESS.info("the model, eagerly")
     eager, reference, stages = plan_stages(Path(folder), inputs, trust=trust)
     own = {key: eager[key].error(value) for key, value in reference.items()}
     least = _least(eager)
     allowed = {key: max(least, SLACK * error) for key, error in own.items()}
     judged = {key: most for key, most in allowed.items() if most < UNJUDGED}
     checked: list[CheckedStage] = []
-    for name, run in stages.items():
+    for number, (name, run) in enumerate(stages.items(), 1):
+        PROGRESS.info("after %s, stage %d of %d", name, number, len(stages))
         found = run()
         known = {key: source_of(key) for key in found if source_of(key) in judged}
         errors = {

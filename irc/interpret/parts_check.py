@@ -20,6 +20,7 @@ from irc.interpret.parts import Run, run_here, whole_of
 from irc.interpret.parts_passes import AFTER, has_passes, wrong_pass
 from irc.interpret.parts_peers import Sight, ThreadPeers
 from irc.interpret.parts_reference import CutModel, Reference, reference_of
+from irc.logs import PROGRESS, tell_share
 from irc.plan.json_text import corrupt
 from irc.plan.parts import MICRO_BATCH_KINDS, PartsPlan
 from irc.plan.training import HEAD, STAGED, smaller_file
@@ -110,9 +111,12 @@ def check_parts(
             functions after each pass, also the first pass and op that are wrong.
     """
     wholes = cut(plan.sliced, wholes)
+    PROGRESS.info("the model, eagerly")
     files = (STAGED,) if plan.smaller_from is None else (STAGED, smaller_file(STAGED))
     reference = reference_of(plan, [_cut_as(plan, file) for file in files], wholes, batch)
+    PROGRESS.info("a step of the plan")
     run = run_here(plan, wholes, [batch], lr=0.0, peers=peers)
+    PROGRESS.info("comparing")
     count, in_halves = 0, _has_halves(plan)
     for pair in _Pairs(plan, run, reference).all():
         count += 1
@@ -126,6 +130,7 @@ def check_parts(
                 help="irc explain PLAN shows the stages; irc schedule show the order",
             )  # fmt: skip
     for part in range(len(plan.parts)) if has_passes(plan) else ():
+        tell_share("the update of stage", part + 1, len(plan.parts))
         given = {**wholes, **reference.arguments(part, 0)}
         if (update := wrong_pass(plan, part, given, AFTER)) is not None:
             raise IrcError(

@@ -15,6 +15,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from irc.dialects.builder import arguments, entry, results
 from irc.interpret.flow import run_function
+from irc.logs import tell_share
 from irc.plan.load import LoadedPlan
 from irc.plan.parts import PartsPlan
 from irc.plan.training import FORWARD, forward_text, recipe_of_plan, smaller_file
@@ -100,10 +101,11 @@ def train_eagerly(
         for size, name in files.items()
     }
     run = [models[size] for size in sizes]
-    steps = [
-        _step(run, held, updated, optimizer, scale, batch, skip, boost)
-        for batch, skip in zip(batches, skips or [None] * len(batches), strict=True)
-    ]
+    steps: list[tuple[torch.Tensor, bool, bool]] = []
+    kind = "float64" if dtype is torch.float64 else "the model's dtypes"
+    for batch, skip in zip(batches, skips or [None] * len(batches), strict=True):
+        tell_share(f"eager, in {kind}, step", len(steps) + 1, len(batches))
+        steps.append(_step(run, held, updated, optimizer, scale, batch, skip, boost))
     moves = not all(skip for _, skip, _ in steps)
     found = {name: value.detach() for name, value in held.items()}
     for name in trained:

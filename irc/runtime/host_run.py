@@ -24,6 +24,7 @@ from irc.dialects.types import TensorType, is_float
 from irc.errors import IrcError
 from irc.interpret.dynamic import WEIGHTS
 from irc.interpret.levels import difference
+from irc.logs import PROGRESS, tell_share
 from irc.plan.host import HostPlan, load_host
 from irc.plan.open_sizes import example_or
 from irc.plan.ranges import smallest_table
@@ -62,7 +63,9 @@ def run_host(
     weights = load_host_weights(plan, verify=verify)
     given = host_inputs(plan, inputs, seed, sizes or {})
     run = HostExecutor(plan, weights)
+    PROGRESS.info("the first call")
     found = run(*given)
+    PROGRESS.info("timing calls")
     seconds: list[float] = []
     for _ in range(TIMED_CALLS):
         start = time.perf_counter()
@@ -71,6 +74,8 @@ def run_host(
     if outputs is not None:
         _save(outputs, plan, found)
     notes = tuple(f"op by op   {name}" for name in sorted(run.stepped))
+    if compare:
+        PROGRESS.info("the model, eagerly")
     comparison = compared(plan, weights, given, found) if compare else None
     threads = torch.get_num_threads()
     return RunReport("", threads, (min(seconds),), None, comparison, notes=notes)
@@ -212,7 +217,11 @@ def check_host(folder: str, inputs: str | None = None, *, trust: bool = False) -
 
     plan = load_host(folder, trust=trust)
     trust = plan.code == "trusted"
-    regions = {name: check_plan(f"{folder}/regions/{name}", trust=trust) for name in plan.regions}
+    regions: dict[str, CheckReport] = {}
+    for number, name in enumerate(plan.regions, 1):
+        tell_share("region", number, len(plan.regions))
+        regions[name] = check_plan(f"{folder}/regions/{name}", trust=trust)
+    PROGRESS.info("the host program")
     unplanned = {name: known.reason for name, known in plan.facts.regions.items() if known.reason}
     given = host_inputs(plan, inputs, 0, {})
     weights = load_host_weights(plan)

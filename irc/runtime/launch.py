@@ -23,6 +23,7 @@ from irc.cluster.cpus import BINDING, on_all_cpus
 from irc.dialects.placement import Mesh
 from irc.error_pages import REGISTRY
 from irc.errors import IrcError
+from irc.logs import PROGRESS
 from irc.plan.host import is_host
 from irc.plan.load import LoadedPlan, load_plan
 from irc.plan.parts import PartsPlan
@@ -32,6 +33,7 @@ from irc.runtime.links import check_links
 from irc.runtime.memory_needed import check_all_ranks
 from irc.runtime.processes import STORE_VARIABLE, check_world, threads_per_process
 from irc.runtime.report import RunReport
+from irc.runtime.told import forwarding
 
 WORKER = "irc.runtime.worker"
 KILLED = re.compile(r"rank +: (\d+).*?exitcode +: -(\d+) \(pid: (\d+)\)", re.DOTALL)
@@ -115,6 +117,7 @@ def run_plan(
             trust=trust,
             verify=verify,
         )
+    PROGRESS.info("reading %s", plan)
     loaded = _checked(plan, steps, check_every, sizes, links=links)
     mesh = loaded.mesh if isinstance(loaded, PartsPlan) else loaded.plan.device_mesh
     ranks = mesh.num_ranks
@@ -249,7 +252,9 @@ def _run_processes(words: Sequence[str], ranks: int, folder: Path, worker: str) 
     command = torchrun_command(ranks, folder, worker, words)
     log = folder / "log.txt"
     with log.open("wb") as output, _interrupted_by(signal.SIGTERM):
-        status = _supervise(command, worker_environment(folder, ranks), output.fileno())
+        PROGRESS.info("starting %d processes", ranks)
+        with forwarding(folder):
+            status = _supervise(command, worker_environment(folder, ranks), output.fileno())
     report = folder / "report.json"
     if report.exists():
         return RunReport.from_json(report.read_text(encoding="utf-8"))

@@ -18,6 +18,7 @@ from irc.cluster.host import memory_bytes, processor
 from irc.cluster.load import of_all_kinds
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
+from irc.logs import PROGRESS
 from irc.plan.load import LoadedPlan
 from irc.plan.parts import PartsPlan
 from irc.plan.schema import Plan
@@ -90,6 +91,7 @@ def rehearse(
     check_room(plan, rank, device)
     carried = links_of(plan) if links else None
     recorder = Recorder.on(device, rank, mesh)
+    PROGRESS.info("weights and kernels")
     with Resident() as resident:
         if isinstance(plan, PartsPlan):
             own = _of_parts(plan, rank, device, is_host, recorder, carried, seed, micro_batches)
@@ -97,7 +99,9 @@ def rehearse(
             if micro_batches is not None:
                 raise _no_micro_batches()
             own = _of_program(plan, rank, device, is_host, recorder, carried, seed)
+        PROGRESS.info("a step, whose memory is watched")
         beside = taken_beside(own.step, device)
+    PROGRESS.info("a step, whose launches are timed")
     noted = recorder.record(own.step)
     measured = {kind: held_bytes(tensors) for kind, tensors in own.held().items()}
     times: Times = times_of(plan, rank, noted)

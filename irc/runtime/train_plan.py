@@ -19,6 +19,7 @@ import torch.distributed as dist
 from irc.cluster.load import THIS_HOST, find_cluster, of_all_kinds
 from irc.dialects.builder import arguments, entry
 from irc.dialects.placement import Mesh
+from irc.logs import PROGRESS, tell_share
 from irc.plan.load import LoadedPlan
 from irc.plan.parts import PartsPlan
 from irc.plan.training import FORWARD, check_recipe, forward_text
@@ -202,14 +203,21 @@ def _start(plan: PartsPlan) -> dict[str, torch.Tensor]:
 
 
 def _trained(args: argparse.Namespace, own: _Rank, rank: int) -> RunReport | None:
+    PROGRESS.info("batches of %d steps", args.steps)
     batches = [
         given_inputs(own.specs, args.inputs, args.seed + step, own.bytes["arena"])
         for step in range(args.steps)
     ]
-    steps = [_stepped(args, own, batch, n) for n, batch in enumerate(batches)]
+    steps: list[tuple[torch.Tensor, bool]] = []
+    for number, batch in enumerate(batches):
+        tell_share("step", number + 1, len(batches))
+        steps.append(_stepped(args, own, batch, number))
+    PROGRESS.info("timing steps")
     losses = torch.stack([loss for loss, _ in steps])
     wholes = {name: own.parts.whole(name, everywhere=False) for name in own.parts.names}
     seconds = _timed(own, batches[-1])
+    if args.trace:
+        PROGRESS.info("a trace")
     notes = _traced(args, own, batches[-1], rank, seconds) if args.trace else ()
     held = {**own.bytes, "resident": _resident_bytes()}
     several = dist.is_initialized()

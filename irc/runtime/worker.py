@@ -23,6 +23,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.frontends.torch.named import import_all
+from irc.logs import PROGRESS
 from irc.plan.load import LoadedPlan, load_plan
 from irc.plan.parts import PartsPlan
 from irc.plan.parts_files import is_parts, load_parts
@@ -46,6 +47,7 @@ from irc.runtime.processes import (
 from irc.runtime.recorder import Recorder
 from irc.runtime.report import RunReport
 from irc.runtime.segments import LoadSegments, load_segments
+from irc.runtime.told import tell_parent
 from irc.runtime.traced import traced
 from irc.runtime.train_plan import train, train_parts
 from irc.runtime.watch import tell_by
@@ -177,10 +179,13 @@ def _timed(
 ) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...], list[float], tuple[str, ...]]:
     """Return inputs, the outputs of the first call, the seconds of a later, notes on a trace."""
     inputs = inputs_for(loaded, args.inputs, args.seed)
+    PROGRESS.info("weights and kernels")
     weights = load_weights(loaded, rank, verify=args.verify)
     options: dict[str, Any] = {"rank": rank, "communicator": communicator, "load": load}
     run = executor_of(loaded, weights, **options)
+    PROGRESS.info("the first call")
     outputs = run(*held_parts(loaded.plan, inputs, rank))
+    PROGRESS.info("timing calls")
     best = math.inf
     for _ in range(TIMED_CALLS):
         given = held_parts(loaded.plan, inputs, rank)
@@ -189,6 +194,7 @@ def _timed(
         best = min(best, time.perf_counter() - start)
     if not args.trace:
         return inputs, outputs, [best], ()
+    PROGRESS.info("a trace")
     plan = loaded.plan
     recorder = Recorder.on(memory_of(plan.backend), rank, plan.device_mesh)
     recorded = executor_of(loaded, weights, **options, recorder=recorder)
@@ -215,6 +221,7 @@ def _report(
         write_safetensors(Path(args.save), dict(zip(named, outputs, strict=True)))
     found = None
     if args.compare:
+        PROGRESS.info("the model, eagerly")
         found = compare(loaded, load_weights(loaded, None), inputs, outputs)
     plan = loaded.plan
     threads = torch.get_num_threads()
@@ -229,6 +236,8 @@ def main(argv: Sequence[str] | None = None, load: LoadSegments = load_segments) 
     args = parser().parse_args(argv)
     end_with_parent()
     folder = os.environ.get(REPORT_VARIABLE)
+    if folder and os.environ.get("RANK") == "0":
+        tell_parent(Path(folder))
     tell_by(lambda error: _tell(error, folder))
     try:
         report = record(run_rank)(args, load)

@@ -19,6 +19,7 @@ import torch
 
 from irc.cluster.host import num_cores
 from irc.cost.measured import Typed, kernel_key, library_key, load_times, save_times
+from irc.logs import PROGRESS, tell_share
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Call, Copy, Kernels, Library, Plan, Start, Step
 from irc.runtime.actions import POSITIONAL
@@ -197,16 +198,17 @@ def _samples(loaded: LoadedPlan, threads: int, rounds: int, seed: int) -> list[f
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
+        PROGRESS.info("weights and kernels")
         recorder = Recorder(0, loaded.plan.device_mesh, HostClock())
         weights = load_weights(loaded, 0)
         options: dict[str, Any] = {"communicator": _Absent(), "num_threads": threads}
         run = TorchDriver(weights, **options, recorder=recorder).bind(loaded)
         inputs = inputs_for(loaded, None, seed)
         run(*inputs)
-        taken = [
-            _timed(loaded.plan, recorder.record(lambda: run(*inputs)))
-            for _ in range(max(rounds, 1))
-        ]
+        taken: list[list[float]] = []
+        for number in range(1, max(rounds, 1) + 1):
+            tell_share("timing call", number, max(rounds, 1))
+            taken.append(_timed(loaded.plan, recorder.record(lambda: run(*inputs))))
         overhead_s = _call_s(loaded, threads)
     finally:
         torch.set_num_threads(before)
