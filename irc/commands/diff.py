@@ -2,6 +2,8 @@
 
 import argparse
 
+from irc.commands.placements_option import add_placements_option
+
 HELP = "say what differs between two plans"
 
 
@@ -10,6 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", metavar="A", help="a plan folder")
     parser.add_argument("after", metavar="B", help="another plan folder")
     parser.add_argument("--json", action="store_true", help="print all facts as JSON")
+    add_placements_option(parser, "S(0)R, as DTensor prints them in graphs")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,10 +35,10 @@ def run(args: argparse.Namespace) -> int:
                 f"'{args.before}' and '{args.after}': only one of them is of several programs",
                 help="name two plans of one kind",
             )
-        between = diff_parts(args.before, args.after)
+        between = diff_parts(args.before, args.after, args.placements or "")
         text = json.dumps(asdict(between), indent=1) if args.json else write_parts(between)
     else:
-        found = diff_plans(args.before, args.after)
+        found = diff_plans(args.before, args.after, args.placements or "")
         text = json.dumps(asdict(found), indent=1) if args.json else write(found)
     print(text if args.json else for_stdout(text))
     return 0

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from importlib import import_module
 
 from irc.commands.json_output import add_json_option, print_json
+from irc.commands.placements_option import add_placements_option
 from irc.errors import IrcError, did_you_mean
 
 HELP = "explain a pass, an error, a plan, whose code is run, or what IRC_LOGS prints"
@@ -14,9 +15,6 @@ OF_PLANS = {
     "op": "--op", "why_not": "--why-not", "fusion": "--fusion", "rewrites": "--rewrites",
     "json": "--json", "sizes": "--sizes", "overlap": "--overlap", "placements": "--placements",
 }  # fmt: skip
-
-PLACEMENTS = ("oneflow", "dtensor")
-"""As in irc.report.notation, which --help need not import."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,11 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="of a plan: which collectives compute hides, and at which ones it waits",
     )
-    parser.add_argument(
-        "--placements",
-        choices=PLACEMENTS,
-        help="of a plan, and with --op: placements as S(0), B, P(sum), or as Shard(0), Replicate(),"
-        " Partial('sum') (default: as OneFlow's, and those of arguments both ways)",
+    add_placements_option(
+        parser,
+        "as OneFlow's, those of arguments both ways, and what --why-not changes as S(0)R; of a plan"
+        " of stages those of weights are shown with it alone",
     )
     add_json_option(parser, "all facts")
 
@@ -162,16 +159,17 @@ def _plan(args: argparse.Namespace) -> str:
         from irc.report.parts import explain_parts
 
         for name, option in OF_PLANS.items():
-            if name != "json" and getattr(args, name) not in (None, False, ""):
+            if name not in ("json", "placements") and getattr(args, name) not in (None, False, ""):
                 raise IrcError(
                     "option-value",
                     f"{option} is about one program, and '{args.name}' is of several",
                     help=f"irc explain plan {args.name} says what they are",
                 )
-        return explain_parts(load_parts(args.name), as_json=args.json)
+        plan, notation = load_parts(args.name), args.placements or ""
+        return explain_parts(plan, as_json=args.json, placements=notation)
     from irc.report.explain import explain_plan
 
-    parts = {name: OF_PLANS[name] for name in ("sizes", "overlap", "rewrites", "fusion", "why_not")}
+    parts = {name: OF_PLANS[name] for name in ("sizes", "overlap", "rewrites", "fusion")}
     for name, option in parts.items():
         if args.placements and getattr(args, name) not in (None, False):
             raise IrcError(
@@ -282,7 +280,8 @@ def _why_not(args: argparse.Namespace) -> str:
     def plan_again(module: ModuleOp, options: Mapping[str, Any]) -> None:
         builtin_pass("auto-shard")(**options).apply(context(), module)
 
-    found = why_not(Evidence.of(args.name), args.op, placement, plan_again)
+    notation = args.placements or ""
+    found = why_not(Evidence.of(args.name), args.op, placement, plan_again, placements=notation)
     return json.dumps(asdict(found), indent=1) if args.json else write(found)
 
 

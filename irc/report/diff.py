@@ -12,16 +12,17 @@ from xdsl.dialects.builtin import ModuleOp
 
 from irc.dialects.builder import arguments, entry, functions
 from irc.dialects.flow import FlowOp, id_of
-from irc.dialects.placement import Placement
+from irc.dialects.placement import Mesh, Placement
 from irc.dialects.sbp import BoxingOp
 from irc.dialects.types import TensorType
 from irc.plan.schema import Plan, Start
 from irc.report.evidence import Evidence
-from irc.report.notation import short
+from irc.report.notation import written
 from irc.report.summary import weight_bytes
 from irc.report.table import counted, pairs, percent, seconds, size, table
 from irc.report.timing import split
 from irc.report.weights import NUMBER, merged_names
+from irc.sharding.mesh import mesh_of
 
 
 @dataclass(frozen=True)
@@ -94,16 +95,21 @@ class Difference:
     kernels_added: tuple[str, ...]
 
 
-def diff_plans(before: str | Path, after: str | Path) -> Difference:
+def diff_plans(before: str | Path, after: str | Path, placements: str = "") -> Difference:
     """Compare two plan folders.
+
+    Args:
+        before: a folder.
+        after: another.
+        placements: the notation of placements, as :func:`irc.report.notation.written` has it.
 
     Raises:
         IrcError: where one is no plan.
     """
-    return difference(Evidence.of(before), Evidence.of(after))
+    return difference(Evidence.of(before), Evidence.of(after), placements)
 
 
-def difference(a: Evidence, b: Evidence) -> Difference:
+def difference(a: Evidence, b: Evidence, placements: str = "") -> Difference:
     """Compare two plans."""
     removed, added = _kernels(a, b)
     times = split(a.plan), split(b.plan)
@@ -111,7 +117,7 @@ def difference(a: Evidence, b: Evidence) -> Difference:
         a.loaded.hash == b.loaded.hash,
         (a.plan.mesh, b.plan.mesh),
         (a.cluster, b.cluster),
-        placement_changes(a.logical, b.logical),
+        placement_changes(a.logical, b.logical, placements),
         _collectives(a.plan, b.plan),
         (
             Amount("a call", times[0].total_s or 0.0, times[1].total_s or 0.0),
@@ -127,23 +133,24 @@ def difference(a: Evidence, b: Evidence) -> Difference:
     )
 
 
-def placement_changes(before: ModuleOp, after: ModuleOp) -> Changes:
+def placement_changes(before: ModuleOp, after: ModuleOp, notation: str = "") -> Changes:
     """Compare the placements of two logical programs, ops by ``function/id``, arguments by name."""
+    meshes = mesh_of(before), mesh_of(after)
     was, now = _results(before), _results(after)
     both = [name for name in was if name in now]
-    changed = [name for name in both if not _same(was[name], now[name])]
+    changed = [name for name in both if not lie_alike(was[name], now[name])]
     held, holds = _arguments(before), _arguments(after)
-    moved = [name for name in held if name in holds and not _same(held[name], holds[name])]
+    moved = [name for name in held if name in holds and not lie_alike(held[name], holds[name])]
     return Changes(
-        _transitions((name, was[name], now[name]) for name in changed),
-        _transitions((name, held[name], holds[name]) for name in moved),
+        transitions(((name, was[name], now[name]) for name in changed), meshes, notation),
+        transitions(((name, held[name], holds[name]) for name in moved), meshes, notation),
         len(both) - len(changed),
         tuple(name for name in was if name not in now),
         tuple(name for name in now if name not in was),
     )
 
 
-def _same(was: Placement | None, now: Placement | None) -> bool:
+def lie_alike(was: Placement | None, now: Placement | None) -> bool:
     """Compare placements; whole on each rank is the same on every mesh, and on one device."""
     if was is None or now is None:
         return all(p is None or p.is_replicated for p in (was, now))
@@ -169,12 +176,23 @@ def _arguments(module: ModuleOp) -> dict[str, Placement | None]:
     }
 
 
-def _transitions(
+def transitions(
     changed: Iterable[tuple[str, Placement | None, Placement | None]],
+    meshes: tuple[Mesh, Mesh],
+    notation: str = "",
 ) -> tuple[Transition, ...]:
+    """Put together what changed in the same way, the most of them first.
+
+    Args:
+        changed: names, and how each lay and lies.
+        meshes: before and after.
+        notation: as :func:`irc.report.notation.written` has it.
+    """
     groups: dict[str, list[str]] = {}
     for name, was, now in changed:
-        groups.setdefault(f"{short(was)} -> {short(now)}", []).append(name)
+        sides = zip((was, now), meshes, strict=True)
+        change = " -> ".join(written(placement, mesh, notation) for placement, mesh in sides)
+        groups.setdefault(change, []).append(name)
     ranked = sorted(groups.items(), key=lambda item: -len(item[1]))
     return tuple(Transition(change, tuple(names)) for change, names in ranked)
 
@@ -277,11 +295,9 @@ def _placements(changes: Changes) -> str:
     return "\n".join(lines)
 
 
-def transition_lines(transitions: Iterable[Transition], noun: str) -> list[str]:
+def transition_lines(changes: Iterable[Transition], noun: str) -> list[str]:
     """Write transitions, one a line: ``S(0)R -> S(0)S(1): 8 ops``."""
-    return [
-        f"  {t.change}: {counted(len(t.names), noun)}, {_few(alike(t.names))}" for t in transitions
-    ]
+    return [f"  {t.change}: {counted(len(t.names), noun)}, {_few(alike(t.names))}" for t in changes]
 
 
 def alike(names: Iterable[str]) -> list[str]:

@@ -97,6 +97,17 @@ def short(placement: Placement | None) -> str:
     return "".join(texts) + _order(placement).replace("; ", " ")
 
 
+def written(placement: Placement | None, mesh: Mesh, notation: str = "") -> str:
+    """Write a placement in a notation of :data:`NOTATIONS`; without one, in the short form.
+
+    >>> [written(Placement.of(data=Split(0)), Mesh.parse("data=2"), n) for n in ("", *NOTATIONS)]
+    ['S(0)', '(S(0))', '[Shard(0)]']
+    """
+    if placement is None or not notation:
+        return short(placement)
+    return dtensor(placement, mesh) if notation == DTENSOR else oneflow(placement)
+
+
 def part_text(placed: object) -> str:
     """Write how one axis holds a tensor."""
     match placed:

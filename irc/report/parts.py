@@ -7,17 +7,21 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import prod
 
 from irc.cluster.load import THIS_HOST, find_cluster, of_all_kinds
+from irc.dialects.placement import Placement
 from irc.plan import json_text
 from irc.plan.load import LoadedPlan
 from irc.plan.parts import MICRO_BATCH_KINDS, SMALLER_KINDS, PartsPlan
 from irc.plan.schema import Buffer, Kernels, Start, placement_of
 from irc.plan.training import SEARCHED
 from irc.report.kernels_for import kernels_note
+from irc.report.notation import NOTATIONS, written
 from irc.report.streams import StreamFacts, streams_of, streams_table
 from irc.report.table import counted, pairs, percent, seconds, size, table
+from irc.report.weights import Argument, ArgumentRow, alike, argument_row
 from irc.search.by_function import FunctionSeconds
 from irc.simulate.parts import predict_step
 from irc.simulate.schedule import Simulation
@@ -73,6 +77,7 @@ class PartFacts:
         parameter_bytes, state_bytes, accumulator_bytes: of a rank.
         arena_bytes: that its functions work in.
         idle: the share of a predicted step in which its ranks compute nothing.
+        weights: parameters, states and other tensors that its ranks keep, and how they lie.
     """
 
     stages: tuple[int, ...]
@@ -87,6 +92,7 @@ class PartFacts:
     idle: float
     functions: tuple[FunctionFacts, ...]
     registers: tuple[RegisterFacts, ...]
+    weights: tuple[ArgumentRow, ...] = ()
 
     @property
     def register_bytes(self) -> int:
@@ -136,13 +142,17 @@ def simulated_step(plan: PartsPlan) -> Simulation:
     return predict_step(plan, find_cluster(cluster).fit(plan.mesh))
 
 
-def gather_parts(plan: PartsPlan, step: Simulation | None = None) -> PartsFactsReport:
+def gather_parts(
+    plan: PartsPlan, step: Simulation | None = None, *, placements: str = ""
+) -> PartsFactsReport:
     """Collect the facts of a plan.
 
     Args:
         plan: in stages.
         step: what :func:`simulated_step` returns of it, where that is known already: of many
             stages it takes seconds.
+        placements: the notation of those of channels, as :func:`irc.report.notation.written` has
+            it; by default irc's own.
     """
     cluster = plan.parts[0]["F"].plan.cluster or THIS_HOST
     simulated = simulated_step(plan) if step is None else step
@@ -155,7 +165,7 @@ def gather_parts(plan: PartsPlan, step: Simulation | None = None) -> PartsFactsR
         plan.num_micro_batches,
         plan.facts.loss,
         tuple(_part(plan, number, idle, divided) for number in range(len(plan.parts))),
-        _channels(plan),
+        _channels(plan, placements),
         dict(plan.facts.shared),
         simulated.seconds,
         plan.facts.offload,
@@ -186,7 +196,16 @@ def _part(plan: PartsPlan, number: int, idle: list[float], divided: Collection[s
         max(0.0, *(idle[place] for place in places)),
         tuple(_functions(plan, number)),
         tuple(_registers(plan, number, stages)),
+        tuple(_weights(plan, held)),
     )
+
+
+def _weights(plan: PartsPlan, held: Mapping[str, Buffer]) -> Iterable[ArgumentRow]:
+    kept = [
+        Argument(name, b.role, b.shape, b.dtype, held_placement(plan, b), b.size_bytes)
+        for name, b in held.items()
+    ]
+    return map(partial(argument_row, plan.part_mesh), alike(kept))
 
 
 def held_buffers(part: Mapping[str, LoadedPlan]) -> dict[str, Buffer]:
@@ -196,6 +215,11 @@ def held_buffers(part: Mapping[str, LoadedPlan]) -> dict[str, Buffer]:
         weights = (loaded.plan.buffers[index] for index in loaded.plan.weights)
         found |= {buffer.name: buffer for buffer in weights}
     return found
+
+
+def held_placement(plan: PartsPlan, buffer: Buffer) -> Placement:
+    """Return how a weight or state lies on the mesh of its part."""
+    return placement_of(buffer) if buffer.placement else Placement.replicated(plan.part_mesh.names)
 
 
 def plan_elements(plan: PartsPlan, name: str, number: int) -> int:
@@ -250,7 +274,10 @@ def _registers(plan: PartsPlan, number: int, stages: Iterable[int]) -> Iterable[
                 )  # fmt: skip
 
 
-def _channels(plan: PartsPlan) -> tuple[ChannelTraffic, ...]:
+def _channels(plan: PartsPlan, notation: str) -> tuple[ChannelTraffic, ...]:
+    def told(placement: Placement) -> str:
+        return written(placement, plan.part_mesh, notation) if notation else str(placement)
+
     found: list[ChannelTraffic] = []
     for crossing in plan.facts.channels:
         path = plan.schedule.paths[0]
@@ -262,8 +289,8 @@ def _channels(plan: PartsPlan) -> tuple[ChannelTraffic, ...]:
                 crossing.consumer,
                 crossing.dtype,
                 crossing.shape,
-                str(channel.before.placement) if crossing.before else "whole",
-                str(channel.after.placement) if crossing.after else "whole",
+                told(channel.before.placement) if crossing.before else "whole",
+                told(channel.after.placement) if crossing.after else "whole",
                 channel.total_bytes,
             )
         )
@@ -395,9 +422,16 @@ def _stages(facts: PartsFactsReport) -> list[str]:
     return table(heads, rows, right="rlrrrrrrr")
 
 
-def explain_parts(plan: PartsPlan, *, as_json: bool = False) -> str:
-    """Write what ``irc explain plan`` says of a plan of several programs."""
-    facts = gather_parts(plan)
+def explain_parts(plan: PartsPlan, *, as_json: bool = False, placements: str = "") -> str:
+    """Write what ``irc explain plan`` says of a plan of several programs.
+
+    Args:
+        plan: in stages.
+        as_json: print all facts as JSON.
+        placements: the notation of placements, ``oneflow`` or ``dtensor``; with it those of weights
+            are shown, too.
+    """
+    facts = gather_parts(plan, placements=placements)
     if as_json:
         return json.dumps(asdict(facts), indent=1)
     lines = [*_head(facts), *pairs([("hash", facts.hash[:16])]), "", "stages, bytes of a rank"]
@@ -422,6 +456,8 @@ def explain_parts(plan: PartsPlan, *, as_json: bool = False) -> str:
         ],
         right="rlrrrrrr",
     )  # fmt: skip
+    if placements:
+        lines += _weights_table(facts, placements)
     lines += _searched(plan)
     lines += ["", "channels, bytes of a micro-batch over all ranks"]
     lines += table(
@@ -438,6 +474,19 @@ def explain_parts(plan: PartsPlan, *, as_json: bool = False) -> str:
     lines += ["", f"predicted   {seconds(facts.predicted_s)} a step"]
     lines += streams_table(facts.streams, facts.predicted_s)
     return "\n".join(lines)
+
+
+def _weights_table(facts: PartsFactsReport, notation: str) -> list[str]:
+    heads = ("stage", "name", "role", "of a rank", NOTATIONS[notation], "a rank holds")
+    rows = [
+        (
+            ranks_text(part.stages), row.names, row.role, _type(row.dtype, row.shape),
+            getattr(row, notation), size(row.bytes_per_rank),
+        )
+        for part in facts.parts for row in part.weights
+    ]  # fmt: skip
+    axes = f", on the mesh {facts.mesh} without pipe" if len(facts.mesh.split(",")) > 1 else ""
+    return ["", f"weights{axes}", *table(heads, rows, right="rllllr")]
 
 
 def _registers_table(facts: PartsFactsReport) -> list[str]:

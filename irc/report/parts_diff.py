@@ -6,8 +6,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from irc.plan.parts import PartsPlan
 from irc.plan.parts_files import load_parts
-from irc.report.parts import ChannelTraffic, PartFacts, PartsFactsReport, gather_parts
+from irc.report.diff import Transition, lie_alike, transition_lines, transitions
+from irc.report.parts import (
+    ChannelTraffic,
+    PartFacts,
+    PartsFactsReport,
+    gather_parts,
+    held_buffers,
+    held_placement,
+)
 from irc.report.table import counted, pairs, percent, seconds, size
 
 
@@ -30,6 +39,7 @@ class PartsDifference:
         stages: by stage: layers, ranks, bytes of a rank, share of the step that is idle.
         functions: whose programs differ; ``stage 0 F``.
         channels: what goes between stages.
+        weights: parameters and states that lie otherwise on the ranks of a stage.
     """
 
     same: bool
@@ -37,19 +47,50 @@ class PartsDifference:
     stages: tuple[Change, ...]
     functions: tuple[str, ...]
     channels: tuple[Change, ...]
+    weights: tuple[Transition, ...] = ()
 
 
-def diff_parts(before: str | Path, after: str | Path) -> PartsDifference:
+def diff_parts(before: str | Path, after: str | Path, placements: str = "") -> PartsDifference:
     """Compare two folders.
+
+    Args:
+        before: a folder.
+        after: another.
+        placements: the notation of placements, as :func:`irc.report.notation.written` has it.
 
     Raises:
         IrcError: where one is no plan of several programs.
     """
-    return parts_difference(gather_parts(load_parts(before)), gather_parts(load_parts(after)))
+    plans = load_parts(before), load_parts(after)
+    a, b = (gather_parts(plan, placements=placements) for plan in plans)
+    return parts_difference(a, b, _moved(*plans, placements))
 
 
-def parts_difference(a: PartsFactsReport, b: PartsFactsReport) -> PartsDifference:
-    """Compare the facts of two plans."""
+def _moved(a: PartsPlan, b: PartsPlan, notation: str) -> tuple[Transition, ...]:
+    """Compare how weights and states lie on the meshes of stages."""
+    was, now = (
+        {
+            name: held_placement(plan, buffer)
+            for part in plan.parts
+            for name, buffer in held_buffers(part).items()
+        }
+        for plan in (a, b)
+    )
+    both = [name for name in was if name in now and not lie_alike(was[name], now[name])]
+    moved = ((name, was[name], now[name]) for name in both)
+    return transitions(moved, (a.part_mesh, b.part_mesh), notation)
+
+
+def parts_difference(
+    a: PartsFactsReport, b: PartsFactsReport, weights: tuple[Transition, ...] = ()
+) -> PartsDifference:
+    """Compare the facts of two plans.
+
+    Args:
+        a: a plan.
+        b: another.
+        weights: of both, that lie otherwise.
+    """
     whole = [
         Change("mesh", a.mesh or "one device", b.mesh or "one device"),
         Change("priced for", a.cluster, b.cluster),
@@ -65,6 +106,7 @@ def parts_difference(a: PartsFactsReport, b: PartsFactsReport) -> PartsDifferenc
         tuple(_changed(_stages(a, b))),
         tuple(_functions(a, b)),
         tuple(_changed(_channels(a, b))),
+        weights,
     )
 
 
@@ -125,6 +167,9 @@ def write_parts(found: PartsDifference) -> str:
     sections = [_lines("", found.whole)]
     sections.append(_lines("Stages, bytes of a rank", found.stages))
     sections.append(_lines("Channels, of a micro-batch", found.channels))
+    if found.weights:
+        lines = transition_lines(found.weights, "weight")
+        sections.append("\n".join(["Weights and states on the ranks of a stage", *lines]))
     if found.functions:
         number = counted(len(found.functions), "function")
         sections.append(f"Functions\n  {number} differ: {', '.join(found.functions)}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 
 from irc.dialects.builder import arguments, entry
-from irc.dialects.placement import Placement
+from irc.dialects.placement import Mesh, Placement
 from irc.dialects.types import ITEM_BYTES, TensorType
 from irc.report.evidence import Evidence
 from irc.report.notation import dtensor, oneflow
@@ -68,19 +68,21 @@ def entry_arguments(evidence: Evidence) -> list[Argument]:
 
 def argument_rows(evidence: Evidence) -> list[ArgumentRow]:
     """Return the arguments, alike ones in one row, in the order of the first of them."""
-    return [
-        ArgumentRow(
-            merged_names([one.name for one in group]),
-            len(group),
-            group[0].role,
-            group[0].shape,
-            group[0].dtype,
-            oneflow(group[0].placement),
-            dtensor(group[0].placement, evidence.mesh),
-            sum(one.bytes_per_rank for one in group),
-        )
-        for group in alike(entry_arguments(evidence))
-    ]
+    return [argument_row(evidence.mesh, group) for group in alike(entry_arguments(evidence))]
+
+
+def argument_row(mesh: Mesh, group: Sequence[Argument]) -> ArgumentRow:
+    """Return the row of arguments that are alike."""
+    return ArgumentRow(
+        merged_names([one.name for one in group]),
+        len(group),
+        group[0].role,
+        group[0].shape,
+        group[0].dtype,
+        oneflow(group[0].placement),
+        dtensor(group[0].placement, mesh),
+        sum(one.bytes_per_rank for one in group),
+    )
 
 
 def alike(found: Iterable[Argument]) -> list[list[Argument]]:

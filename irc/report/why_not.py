@@ -61,7 +61,14 @@ class WhyNot:
     changes: Changes | None = None
 
 
-def why_not(evidence: Evidence, target: str, placement: str, plan_again: PlanAgain) -> WhyNot:
+def why_not(
+    evidence: Evidence,
+    target: str,
+    placement: str,
+    plan_again: PlanAgain,
+    *,
+    placements: str = "",
+) -> WhyNot:
     """Plan again with one more pin.
 
     Args:
@@ -69,6 +76,7 @@ def why_not(evidence: Evidence, target: str, placement: str, plan_again: PlanAga
         target: a glob of op ids, or of names of arguments.
         placement: the placement of the result, or of the argument.
         plan_again: runs auto-shard.
+        placements: the notation of the changes, as :func:`irc.report.notation.written` has it.
 
     Raises:
         IrcError: ``option-value`` for a plan without a search; what a pin can raise.
@@ -91,7 +99,7 @@ def why_not(evidence: Evidence, target: str, placement: str, plan_again: PlanAga
             raise
         notes = [note for note in error.because if pin not in note and question not in note]
         return WhyNot(question, tuple(filter(None, (error.message, *notes, error.help))))
-    return WhyNot(question, (), _cost(now), _cost(then), placement_changes(now, then))
+    return WhyNot(question, (), _cost(now), _cost(then), placement_changes(now, then, placements))
 
 
 def write(found: WhyNot) -> str:

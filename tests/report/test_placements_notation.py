@@ -10,6 +10,7 @@ from torch import nn
 import irc
 from irc.cli import main
 from irc.dialects.placement import Mesh, Partial, Placement, Split
+from irc.report.diff import diff_plans
 from irc.report.notation import dtensor, in_dtensor, oneflow
 
 MESH = Mesh.parse("data=2,tensor=4")
@@ -56,6 +57,82 @@ def test_explained_in_either(plan: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert main(["explain", "plan", str(plan), "--placements", "dtensor", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["ops"]
     assert "[Shard(0)]" in rows[0]["runner_up"]["signature"]
+
+
+SHOWN = {
+    "": ("S(0)", "R"),
+    "--placements oneflow": ("(S(0))", "(B)"),
+    "--placements dtensor": ("[Shard(0)]", "[Replicate()]"),
+}
+"""How a weight lies in parts, and whole."""
+
+
+@pytest.mark.parametrize("words", SHOWN)
+def test_changes_of_a_pin_in_either(
+    words: str, plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts, whole = SHOWN[words]
+    asked = ["--op", "0.weight", "--why-not", "B", *words.split()]
+    assert main(["explain", "plan", str(plan), *asked]) == 0
+    assert f"{parts} -> {whole}: 1 argument, 0.weight" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", SHOWN)
+def test_difference_in_either(
+    words: str, plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A placement of each plan is on the mesh of that plan."""
+    parts, whole = SHOWN[words]
+    module, arguments = nn.Sequential(nn.Linear(8, 12)), (torch.randn(4, 8),)
+    other = tmp_path / "other"
+    options = {"mesh": "tensor=2", "cluster": "8xH100", "native": "none"}
+    pins = '"0.*" = [tensor = B]'
+    irc.export_plan(module, arguments, out=other, pins=pins, **options)
+    assert main(["diff", str(plan), str(other), *words.split()]) == 0
+    assert f"{parts} -> {whole}: 1 argument, 0.weight" in capsys.readouterr().out
+    wider = tmp_path / "wider"
+    irc.export_plan(module, arguments, out=wider, **{**options, "mesh": "data=2,tensor=2"},
+                    pins='"0.weight" = [data = S(0), tensor = S(0)]')  # fmt: skip
+    changes = [t.change for t in diff_plans(plan, wider, "dtensor").changes.arguments]
+    assert "[Shard(0)] -> [Shard(0), Shard(0)]" in changes
+
+
+class Deep(nn.Module):
+    """Four matmuls and a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.l:
+            x = torch.relu(layer(x))
+        return x.square().mean()
+
+
+def test_stages_in_either(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a stage keeps is shown in the notation, as are the values between stages."""
+    folders = [str(tmp_path / name) for name in ("parts", "whole")]
+    for folder, pin in zip(folders, ("S(0)", "B"), strict=True):
+        irc.export_plan(
+            Deep(), (torch.randn(8, 8),), out=folder, mesh="pipe=2,data=2", cluster="8xH100",
+            optimizer="sgd", pins=f"*.weight = [data = {pin}]", stages="l.0-l.1; l.2-l.3",
+        )  # fmt: skip
+    said = {}
+    for words in SHOWN:
+        assert main(["explain", "plan", folders[0], *words.split()]) == 0
+        said[words] = capsys.readouterr().out
+        assert main(["diff", *folders, *words.split()]) == 0
+        assert f"  {SHOWN[words][0]} -> {SHOWN[words][1]}: " in capsys.readouterr().out
+    assert "weights" not in said[""].split("functions")[1]
+    rows = said["--placements dtensor"].splitlines()
+    (row,) = (r for r in rows if "  l.{0-1}.weight  " in r)
+    assert row.split()[2:6] == ["parameter", "f32[4,", "8]", "[Shard(0)]"]
+    assert "S(0)" not in said["--placements dtensor"]
+    assert "Shard" not in said["--placements oneflow"]
+    assert main(["explain", "plan", folders[0], "--json"]) == 0
+    weights = json.loads(capsys.readouterr().out)["parts"][0]["weights"]
+    assert weights[0]["oneflow"] == "(S(0))"
 
 
 @pytest.mark.parametrize(
