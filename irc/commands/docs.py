@@ -20,7 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", "--output", metavar="DIR", help="write them there, index.html first")
     add("--serve", action="store_true", help="serve them on 127.0.0.1 until Ctrl-C")
     add("--port", metavar="N", type=int, help="serve: at this port (default: a free one)")
-    add("--force", action="store_true", help="write into a folder that holds other files")
+    add("--force", action="store_true",
+        help="replace pages of before, and write into a folder that holds other files")  # fmt: skip
     add_json_option(parser, "the folder, its pages and the address")
 
 

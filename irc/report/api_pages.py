@@ -7,8 +7,9 @@ docstrings say. They load nothing from elsewhere: the search is a script beside 
 # pyright: basic
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
@@ -32,7 +33,7 @@ MODULES = (
 """What users import, and after ``irc.errors`` what passes, backends, ops and schedules of others
 are written with."""
 
-INDEX, FIRST = "index.html", "irc.html"
+INDEX, FIRST, SEARCH = "index.html", "irc.html", "search.js"
 """The index leads to the first page, which lists the others."""
 MARK = '<meta name="generator" content="pdoc '
 """In every page that pdoc has written."""
@@ -43,8 +44,8 @@ def write_pages(folder: Path, *, force: bool = False) -> tuple[Path, ...]:
     """Write a page for each of `MODULES`, an index, and a search that works without a network.
 
     Args:
-        folder: where to; it is made. Pages of before are replaced.
-        force: write also into a folder that holds something else.
+        folder: where to; it is made.
+        force: write also into a folder that holds something, and replace pages of before.
 
     Returns:
         The pages, the index first.
@@ -53,7 +54,8 @@ def write_pages(folder: Path, *, force: bool = False) -> tuple[Path, ...]:
         IrcError: ``package-missing`` without pdoc; ``output-exists``, ``output-write``.
     """
     pdoc = _pdoc()
-    _check_place(folder, force=force)
+    names = {INDEX, SEARCH, *(f"{name.replace('.', '/')}.html" for name in MODULES)}
+    check_place(folder, names, force=force)
     first, *others = MODULES
     below = {name: _documented(pdoc, name, ()) for name in others}
     modules = {first: _documented(pdoc, first, tuple(below.values())), **below}
@@ -66,10 +68,13 @@ def write_pages(folder: Path, *, force: bool = False) -> tuple[Path, ...]:
             texts[f"{name.replace('.', '/')}.html"] = pdoc.render.html_module(module, modules)
         search = pdoc.render.search_index(modules)
     try:
-        for name, text in {**texts, "search.js": search}.items():
+        for name, text in {**texts, SEARCH: search}.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8", newline="")
+            # What is renamed takes the place of a link that has come meanwhile.
+            part = path.with_name(f".{path.name}.{os.getpid()}")
+            part.write_text(text, encoding="utf-8", newline="")
+            part.replace(path)
     except OSError as error:
         raise IrcError(
             "output-write", f"cannot write '{folder}'", because=error.strerror or str(error)
@@ -105,19 +110,41 @@ def _documented(pdoc: Any, name: str, below: tuple[Any, ...]) -> Any:
     return page(module)
 
 
-def _check_place(folder: Path, *, force: bool) -> None:
-    """Refuse, before any work, a file, and a folder of somebody else."""
+def check_place(folder: Path, names: Iterable[str] = (), *, force: bool) -> None:
+    """Refuse, before any work, a place that pages are not to be written to.
+
+    Args:
+        folder: where to.
+        names: of the files, below it.
+        force: allow a folder that holds something.
+
+    Raises:
+        IrcError: ``output-write`` for a file, and for a link at or below the folder, which would
+            lead elsewhere; ``output-exists``.
+    """
     if folder.exists() and not folder.is_dir():
         raise IrcError("output-write", f"'{folder}' is a file", help="-o names a folder")
+    below = {path for name in names for path in (folder / name, (folder / name).parent)}
+    for path in sorted({folder, *below}):
+        if path.is_symlink():
+            raise IrcError(
+                "output-write",
+                f"'{path}' is a link, and pages are not written through one",
+                because=f"it leads to '{path.readlink()}'",
+                help="remove it, or choose another folder",
+            )
     if force or not folder.is_dir() or not any(folder.iterdir()):
         return
     page = folder / FIRST
-    if not (page.is_file() and MARK in page.read_text(encoding="utf-8", errors="replace")):
-        raise IrcError(
-            "output-exists",
-            f"'{folder}' holds something that irc docs has not written",
-            help="choose another folder, or --force writes into it",
-        )
+    is_own = page.is_file() and MARK in page.read_text(encoding="utf-8", errors="replace")
+    raise IrcError(
+        "output-exists",
+        f"'{folder}' holds pages already"
+        if is_own
+        else f"'{folder}' holds something that irc docs has not written",
+        help="choose another folder, or --force "
+        + ("replaces them" if is_own else "writes into it"),
+    )
 
 
 class _Quiet(SimpleHTTPRequestHandler):

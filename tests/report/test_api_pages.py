@@ -67,6 +67,24 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
         assert str(Path.home()) not in text
 
 
+@pytest.mark.parametrize("name", ["", "index.html", "search.js", "irc", "irc/dialects/flow.html"])
+@pytest.mark.parametrize("dangling", [False, True])
+def test_nothing_is_written_through_a_link(name: str, dangling: bool, tmp_path: Path) -> None:
+    """With --force neither: the folder, one below it, and a page may lead elsewhere."""
+    pytest.importorskip("pdoc")
+    elsewhere, site = tmp_path / "elsewhere", tmp_path / "site"
+    if not dangling:
+        elsewhere.mkdir() if "." not in name else elsewhere.write_text("mine")
+    link = site / name
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(elsewhere)
+    with pytest.raises(irc.errors.IrcError, match="is a link") as caught:
+        write_pages(site, force=True)
+    assert caught.value.code == "output-write"
+    assert elsewhere.exists() != dangling
+    assert not elsewhere.is_dir() or not any(elsewhere.iterdir())
+
+
 def test_a_folder_of_others_is_left_alone(site: Path, tmp_path: Path) -> None:
     kept = tmp_path / "kept.txt"
     kept.write_text("mine")
@@ -76,7 +94,10 @@ def test_a_folder_of_others_is_left_alone(site: Path, tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == [kept]
     write_pages(tmp_path, force=True)
     assert kept.read_text() == "mine"
-    write_pages(site)  # its own are replaced
+    with pytest.raises(irc.errors.IrcError, match="holds pages already") as caught:
+        write_pages(site)
+    assert caught.value.code == "output-exists"
+    write_pages(site, force=True)
     with pytest.raises(irc.errors.IrcError, match="is a file") as caught:
         write_pages(kept)
     assert caught.value.code == "output-write"
