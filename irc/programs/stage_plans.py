@@ -135,7 +135,8 @@ def plan_stages(
     # Tiles are timed by one process at a time.
     with Ahead(begins=not options.tune) as ahead, sharing():
         if can_fork() and not options.tune:
-            preload(options)
+            # What is said of stages is in the cut by now, and no pass of a stage takes it.
+            preload(replace(options, pins=""))
             _plan_ahead(first, schedule, ahead)
         for number in range(len(steps)):
             own = first[number] if first else stage(number)

@@ -23,6 +23,7 @@ from irc.pipeline import run_passes
 from irc.plan.parts_files import load_parts
 from irc.plugin import builtin_pass
 from irc.program import Program
+from irc.programs import stage_plans
 from irc.report.parts import explain_parts, gather_parts
 from irc.training.stage_choice import Costs, balanced
 from irc.training.stage_choice import _line as line_of
@@ -163,6 +164,20 @@ def test_explain_says_what_was_fixed_and_what_was_chosen(tmp_path: Path) -> None
     said = explain_parts(plan)
     assert "stage 0 was fixed by tok, blocks.0" in said
     assert "stage 2 was chosen" in said
+
+
+def test_stages_are_fixed_where_they_are_planned_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Child processes are given what passes of a stage take: there, no axis is called pipe."""
+    monkeypatch.setattr(stage_plans, "can_fork", lambda: True)
+    monkeypatch.setattr(stage_plans, "_plan_ahead", lambda *_: None)
+    (tmp_path / "net.py").write_text(NET)
+    words = ["--train", "sgd", "--mesh", "pipe=2,data=2", "-o", str(tmp_path / "plan")]
+    pins = "stage blocks.0-blocks.2 = 0; *.qkv.weight = [data = S(0)]"
+    assert main(["compile", f"{tmp_path / 'net.py'}:build", *words, "--pins", pins]) == 0
+    parts = gather_parts(load_parts(tmp_path / "plan")).parts
+    assert [part.fixed for part in parts] == ["blocks.0-blocks.2", ""]
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
