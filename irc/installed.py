@@ -1,14 +1,17 @@
 """Which of the installed plug-ins cannot be used, as far as their names alone say so.
 
 A name that irc has, or that two packages register, would mean one thing or the other by the order
-of installation. Such plug-ins are disabled: one warning names them, all else works without them,
-and who names one is told why (``plugin-clash``).
+of installation. Such plug-ins are disabled: the first look-up of anything that plug-ins bring says
+which, in one warning. All else works without them, and who names one is told why
+(``plugin-clash``).
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from functools import cache
+from importlib.metadata import EntryPoint
 
 from irc.entry_points import (
     BACKENDS,
@@ -26,28 +29,22 @@ class PluginWarning(UserWarning):
     """A plug-in that nobody can use is installed; what does not name it works as without it."""
 
 
-def builtin_names() -> dict[str, frozenset[str]]:
-    """The names of irc itself, which no plug-in takes, by group."""
-    from irc.backends import BUILTIN as BACKEND_TABLE
-    from irc.ops.custom import LIBRARIES
-    from irc.passes import BUILTIN as PASS_TABLE
-    from irc.schedule.named import BUILTIN as SCHEDULE_TABLE
-    from irc.training.policies import POLICIES as POLICY_NAMES
-
-    return {
-        PASSES: frozenset(PASS_TABLE),
-        BACKENDS: frozenset(BACKEND_TABLE),
-        OPS: LIBRARIES,
-        SCHEDULES: frozenset(SCHEDULE_TABLE),
-        POLICIES: frozenset((*POLICY_NAMES, "auto")),
-    }
+OWN: Mapping[str, str] = {
+    PASSES: "irc.passes:BUILTIN",
+    BACKENDS: "irc.backends:BUILTIN",
+    OPS: "irc.ops.custom:LIBRARIES",
+    SCHEDULES: "irc.schedule.named:BUILTIN",
+    POLICIES: "irc.training.policies:TAKEN",
+}
+"""What holds the names of irc itself, which no plug-in takes, by group. Rows are text: whoever
+looks a name up imports this module, and nothing is to import the tables of all others with it."""
 
 
 def disabled(group: str) -> dict[Registered, str]:
     """Return why plug-ins of a group cannot be used, as far as names alone say so."""
     if not (those := registered(group)):
         return {}
-    own = builtin_names()[group]
+    own: frozenset[str] = frozenset(EntryPoint(group, OWN[group], group).load())
     kind = "namespace of ops" if group == OPS else KINDS[group]
     found: dict[Registered, str] = {}
     for each in those:

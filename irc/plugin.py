@@ -125,6 +125,7 @@ def find_pass(name: str) -> "type[ModulePass]":
         IrcError: No package provides it (``pass-unknown``), two do (``plugin-clash``), or the one
             that does is broken (``plugin-broken``).
     """
+    warn_of_disabled()
     found = [p for p in (*builtin_passes(), *plugin_passes()) if p.name == name]
     if not found:
         raise IrcError("pass-unknown", f"no pass '{name}'", help=did_you_mean(name, pass_names()))

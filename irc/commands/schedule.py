@@ -97,10 +97,10 @@ def run(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     from irc.entry_points import SCHEDULES, registered
     from irc.installed import disabled
-    from irc.schedule.named import BUILTIN, generator
+    from irc.schedule.named import BUILTIN, builtin_generator
 
     rows = [
-        (name, (generator(name).__doc__ or "").strip().partition("\n")[0])
+        (name, (builtin_generator(name).__doc__ or "").strip().partition("\n")[0])
         for name in sorted(BUILTIN)
     ]
     why = disabled(SCHEDULES)

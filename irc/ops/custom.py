@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from irc.entry_points import OPS, load, provider
 from irc.errors import IrcError
+from irc.installed import warn_of_disabled
 from irc.ops.infer import Attrs, Signature
 from irc.ops.rule import Rule, parse_rule
 
@@ -232,6 +233,8 @@ def declaration(target: str) -> Declaration | None:
         found = DECLARED.get(key) or known.get(key)
         if found is not None:
             return found
+    if namespace in LIBRARIES:  # a package may have been to declare it
+        warn_of_disabled()
     return None
 
 
@@ -255,6 +258,7 @@ def _builtin() -> Mapping[str, Declaration]:
 
 @cache
 def _load_plugin(namespace: str) -> None:
+    warn_of_disabled()
     if plugin := provider(OPS, namespace):
         load(OPS, plugin)
 

@@ -34,6 +34,7 @@ from irc.dialects.flow import ContractOp, ExternOp, id_of, loc_of, tensor
 from irc.entry_points import POLICIES as GROUP
 from irc.entry_points import Registered, broken, load, provider, registered
 from irc.errors import IrcError
+from irc.installed import warn_of_disabled
 from irc.ops.derivatives_extern import DRAWS
 from irc.training.saving import LITERALS, UNBOUND, VIEWS, num_bytes
 
@@ -41,6 +42,9 @@ EVERY_SECOND = "every-second-matmul"
 
 POLICIES = ("none", "cheap", "selective", EVERY_SECOND, "full")
 """The named ones, from what saves most to what saves least, but for ``cheap`` and ``selective``."""
+
+TAKEN = frozenset((*POLICIES, "auto"))
+"""Names that no package's policy takes: these, and the one that chooses among them."""
 
 Policy: TypeAlias = Callable[[Sequence[Operation], AbstractSet[SSAValue]], Iterable[Operation]]
 """Of the forward ops of a body, in order, and of what is fixed there: those that may run again."""
@@ -60,6 +64,7 @@ def find_policy(name: str) -> Policy | None:
     Raises:
         IrcError: ``plugin-clash``, ``plugin-broken``.
     """
+    warn_of_disabled()
     plugin = None if name in POLICIES else provider(GROUP, name)
     return None if plugin is None else plugin_policy(plugin)
 

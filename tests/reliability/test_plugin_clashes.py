@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,46 @@ def test_who_names_none_is_warned_once_and_served() -> None:
     assert "ops 'aten' of package 'irc-one' (irc has a namespace of ops of this name)" in text
     assert "backend 'both' of package 'irc-two' (irc-one has a backend of this name, too)" in text
     assert "raises" not in text
+
+
+def _look_up_op() -> None:
+    from irc.ops.custom import declaration
+
+    assert declaration("aten::no_such_op") is None
+
+
+def _look_up_policy() -> None:
+    from irc.training.policies import find_policy
+
+    assert find_policy("full") is None
+
+
+def _look_up_schedule() -> None:
+    assert main(["schedule", "show", "1f1b", "--ranks", "2", "--micro-batches", "2"]) == 0
+
+
+def _look_up_pass() -> None:
+    assert main(["explain", "pass", "canonicalize"]) == 0
+
+
+def _look_up_backend() -> None:
+    from irc.plugin import find_backend
+
+    find_backend("cpu")
+
+
+@pytest.mark.parametrize(
+    "look_up",
+    [_look_up_op, _look_up_policy, _look_up_schedule, _look_up_pass, _look_up_backend],
+)
+def test_every_look_up_says_what_is_disabled(look_up: Callable[[], None]) -> None:
+    """Once in a process, by whichever of them comes first."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", PluginWarning)
+        look_up()
+        look_up()
+    (text,) = [str(each.message) for each in seen if each.category is PluginWarning]
+    assert "ops 'aten' of package 'irc-one'" in text
 
 
 @pytest.mark.filterwarnings("ignore::irc.installed.PluginWarning")

@@ -20,6 +20,7 @@ from typing import TypeAlias, cast
 
 from irc.entry_points import SCHEDULES, Registered, broken, load, provider, registered
 from irc.errors import IrcError, did_you_mean
+from irc.installed import warn_of_disabled
 from irc.schedule.actions import Schedule
 from irc.schedule.vocabulary import with_vocabulary
 
@@ -56,8 +57,9 @@ def generator(name: str) -> Generator:
     Raises:
         IrcError: ``schedule-unknown``; ``plugin-clash``, ``plugin-broken``.
     """
+    warn_of_disabled()
     if name in BUILTIN:
-        return EntryPoint(name, BUILTIN[name], SCHEDULES).load()
+        return builtin_generator(name)
     if plugin := provider(SCHEDULES, name):
         return plugin_generator(plugin)
     raise IrcError(
@@ -65,6 +67,11 @@ def generator(name: str) -> Generator:
         f"no schedule '{name}'",
         help=did_you_mean(name, [*schedule_names(), "vocab-1:NAME", "vocab-2:NAME"]),
     )
+
+
+def builtin_generator(name: str) -> Generator:
+    """Import the generator of a schedule of irc itself."""
+    return EntryPoint(name, BUILTIN[name], SCHEDULES).load()
 
 
 def plugin_generator(plugin: Registered) -> Generator:
