@@ -14,9 +14,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
+from xdsl.dialects.builtin import ModuleOp
+
+from irc.dialects.flow import ExternOp
 from irc.dialects.placement import Mesh
 from irc.dialects.text import dump, load
 from irc.errors import IrcError
+from irc.ops.custom import LIBRARIES, declaration
 from irc.pipeline import Options
 from irc.pipeline.make import Compilation
 from irc.pipeline.phases import phase_name, position
@@ -100,6 +104,7 @@ class Facts:
         training: of a step of training, how the program becomes one.
         texts: the program after each pass before, by file of the plan.
         extra: other files of the plan.
+        declared: ops of others that were declared.
         format: of this file.
     """
 
@@ -112,6 +117,7 @@ class Facts:
     training: Step | None = None
     texts: Mapping[str, str] = field(default_factory=dict[str, str])
     extra: Mapping[str, str] = field(default_factory=dict[str, str])
+    declared: tuple[str, ...] = ()
     format: int = 0
 
 
@@ -156,6 +162,7 @@ def write_stopped(compilation: Compilation, place: Path, *, force: bool) -> tupl
         None if options.training is None else Step.of(options.training),
         compilation.texts,
         compilation.extra,
+        _declared(program.module),
         FORMAT,
     )
     tensors = with_values(program.tensors)
@@ -199,6 +206,14 @@ def read_stopped(place: Path, phase: str = "") -> Compilation:
     facts = _facts(beside)
     training = None if facts.training is None else facts.training.training()
     program = read_program(place, facts.source)
+    # Without what was said of them the plan would be another one.
+    still = _targets(program.module) - {*_declared(program.module)}
+    if unknown := still & {*facts.declared}:
+        raise _invalid(
+            beside,
+            f"{', '.join(sorted(unknown))} was declared where it has stopped, and is not here",
+            "import what declares it: --import FILE.py",
+        )
     try:
         found = Compilation(program, facts.options.options(training), facts.extra)
     except (TypeError, ValueError) as error:
@@ -254,6 +269,16 @@ def read_program(place: Path, source: str = "") -> Program:
             shape = kind.static_shape()
             tensors[name] = torch.empty(shape, dtype=dtypes()[kind.dtype], device="meta")
     return Program(module, tensors, source or place.name)
+
+
+def _targets(module: ModuleOp) -> set[str]:
+    return {op.plain["target"] for op in module.walk() if isinstance(op, ExternOp)}
+
+
+def _declared(module: ModuleOp) -> tuple[str, ...]:
+    """Return the ops of others in a program that somebody has declared."""
+    others = (t for t in _targets(module) if t.partition("::")[0] not in (*LIBRARIES, "irc"))
+    return tuple(sorted(target for target in others if declaration(target) is not None))
 
 
 def _facts(path: Path) -> Facts:

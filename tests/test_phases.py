@@ -14,6 +14,7 @@ import irc
 from irc.cli import main
 from irc.errors import IrcError
 from irc.from_files import compile_text
+from irc.ops import custom
 from irc.pipeline.order import ORDER
 
 MODEL = """
@@ -241,6 +242,43 @@ def test_an_onnx_file_stops_where_its_sizes_are_numbers(
     assert main(["compile", program, "-o", f"{tmp_path / 'plan'}"]) == 0
     assert main([*fixed, "-o", f"{tmp_path / 'whole'}"]) == 0
     assert files(tmp_path / "plan") == files(tmp_path / "whole")
+
+
+OWN = """
+import irc, torch
+from torch import nn
+
+@torch.library.custom_op("stopping::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+@twice.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+irc.register_op("stopping::twice", rule="(a b) -> (a b)", flops=lambda call: 1e12)
+
+class Net(nn.Module):
+    def forward(self, x):
+        return torch.ops.stopping.twice(x).tanh()
+
+def build():
+    return Net(), (torch.ones(4, 2),)
+"""
+
+
+def test_ops_of_others_are_declared_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In another process nothing is known of them, and the plan would be another one."""
+    monkeypatch.chdir(tmp_path)
+    Path("stopping_own.py").write_text(OWN)
+    assert main(["compile", "stopping_own.py:build", "--to", "flow", "-o", "net.mlir"]) == 0
+    assert main(["compile", "net.mlir", "-o", "plan"]) == 0
+    with monkeypatch.context() as elsewhere:
+        elsewhere.delitem(custom.DECLARED, "stopping::twice")
+        assert main(["compile", "net.mlir", "-o", "other"]) == 2
+    assert "import what declares it: --import FILE.py" in capsys.readouterr().err
 
 
 def test_every_pass_of_the_list_is_a_phase() -> None:
