@@ -343,11 +343,20 @@ TERMINAL = (
     Row("placements as DTensor writes them", "irc explain plan tensor --placements dtensor",
         r"\[Shard\(0\)\]"),
     Row("completion in a shell", "irc completion bash | bash -n && irc completion bash", r"launch"),
-    Row("a reference of the Python names", "irc docs -o site && cat site/irc.html",
+    Row("a reference of the Python names", "irc docs -o site --force && cat site/irc.html",
         r'id="compile_step"|irc-compiler\[docs\]'),
     Row("an error explained", "irc explain error sharding-infeasible", r"(?i)memory|budget"),
     Row("too little memory said before a search", "irc plan net.py:train --train --loss net.py:loss"
         " --cluster 4xL4 --memory 1kB", r"--memory|smallest|budget", 4),
+    Row("stopped at a phase, changed by a pass, gone on with",
+        "irc compile net.py:build --to flow -o stopped.mlir --force"
+        " && irc opt stopped.mlir -p canonicalize -o stopped.mlir"
+        " && irc compile stopped.mlir --from flow -o went --force && irc run went", r"OK"),
+    Row("a difference of plans as DTensor writes it", "irc diff plan tensor --placements dtensor",
+        r"-> \[(Shard|Replicate)"),
+    Row("steps of a long run on a terminal, and the time left",
+        "python -c \"import pty; pty.spawn(['irc', 'run', 'steps', '--steps', '400'])\"",
+        r"step \d+ of 400, about \d+ s"),
     Row("passes run on text", "irc opt plan/ir/00-capture.mlir -p canonicalize", r"flow"),
 )  # fmt: skip
 
