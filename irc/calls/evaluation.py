@@ -14,6 +14,8 @@ from irc.calls.constants import name_constants
 from irc.calls.noted import Watch, line_of, note_graph, noted_plan
 from irc.calls.version import Version
 from irc.constraints.pins import pin
+from irc.constraints.steps import pins_on
+from irc.dialects.builder import arguments, entry
 from irc.errors import IrcError
 from irc.frontends.torch.capture import capture
 from irc.frontends.torch.guards import Guards
@@ -71,11 +73,13 @@ class Evaluation:
         program = captured.program
         held = [n for n in program.tensors if n in parts.local and parts.roles[n] in WEIGHTS]
         placed = parts.placements()
+        names = [name for _, name, _ in arguments(entry(program.module))]
+        options = replace(self._options, pins=pins_on(self._options.pins, names))
         pin(program.module, {name: placed[name] for name in held})
         executor = self._ranks.executor(
-            lambda: noted_plan(program, self._options, line_of(module.forward), keep_ir=True),
+            lambda: noted_plan(program, options, line_of(module.forward), keep_ir=True),
             program.tensors,
-            marks_of(program.module, self._options),
+            marks_of(program.module, options),
             parts={name: parts.local[name] for name in held},
         )
         record = self._options.record

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import SSAValue
 
 from irc.constraints.patterns import Pattern
 from irc.constraints.pins import Statement
@@ -14,6 +15,10 @@ from irc.dialects.flow import tensor
 from irc.dialects.placement import Mesh, Split
 from irc.dialects.types import TensorType
 from irc.sharding.padding import is_front, names_of_padded, pad_argument, padded_rows
+from irc.training.optimizers import OPTIMIZERS
+
+STATES = sorted({state for each in OPTIMIZERS.values() for state in each.moments})
+"""What optimisers keep of a parameter, by the names that pins have: ``optimizer.exp_avg.NAME``."""
 
 MOVED = ("state", "gradient")
 """Roles of results that are as large as a parameter of the same name."""
@@ -23,6 +28,8 @@ def pad_pinned(
     module: ModuleOp, mesh: Mesh, statements: Sequence[Statement]
 ) -> dict[str, tuple[str, ...]]:
     """Pad the parameters whose first dim is pinned to axes that do not divide it; in place.
+
+    So it is with those of whose states of the optimiser that is pinned.
 
     A pin that asks for equal shards, one whose shards are no slices of the parameter, and one of a
     parameter whose gradient is there already are left to who checks them.
@@ -41,27 +48,38 @@ def pad_pinned(
     for number, (role, name, value) in enumerate(arguments(func)):
         if role != "parameter" or not isinstance(value.type, TensorType):
             continue
-        own = [s for s in statements if s.kind == "argument" and s.matches(name)]
-        pin, _ = effective(own)
-        if pin is None or not isinstance(pin.pattern, Pattern) or pin.verb != "pin":
+        pin = _pin_of(name, statements)
+        if pin is not None:
+            pinned[name] = _axes_of_rows(pin, mesh, value)
+        if name in moved or name in names_of_padded(func):
             continue
-        pinned[name] = axes = _axes_of_rows(pin.pattern, mesh, tensor(value).ndim)
-        if pin.equal or name in moved or name in names_of_padded(func):
-            continue
-        parts = [mesh.size(axis) for axis in axes]
-        rows = tensor(value).shape[0] if tensor(value).ndim else 1
-        if not parts or not isinstance(rows, int):
-            continue
-        stored = padded_rows(rows, parts)
-        if stored != rows and is_front(rows, stored, parts):
-            pad_argument(func, number, stored)
+        # States are as large as their parameter is stored, and there are none yet.
+        pins = [pin, *(_pin_of(f"optimizer.{state}.{name}", statements) for state in STATES)]
+        for pin in pins:
+            axes = () if pin is None or pin.equal else _axes_of_rows(pin, mesh, value)
+            parts = [mesh.size(axis) for axis in axes]
+            rows = tensor(value).shape[0] if axes else 1
+            if not parts or not isinstance(rows, int):
+                continue
+            stored = padded_rows(rows, parts)
+            if stored != rows and is_front(rows, stored, parts):
+                pad_argument(func, number, stored)
+                break
     return pinned
 
 
-def _axes_of_rows(pattern: Pattern, mesh: Mesh, ndim: int) -> tuple[str, ...]:
+def _pin_of(name: str, statements: Sequence[Statement]) -> Statement | None:
+    own = [s for s in statements if s.kind == "argument" and s.matches(name)]
+    pin, _ = effective(own)
+    return pin if pin is not None and isinstance(pin.pattern, Pattern) else None
+
+
+def _axes_of_rows(pin: Statement, mesh: Mesh, value: SSAValue) -> tuple[str, ...]:
     """Return the axes that split the first dim, in the order of the mesh."""
+    assert isinstance(pin.pattern, Pattern)
+    ndim = tensor(value).ndim
     try:
-        axes = pattern.axes(mesh)
+        axes = pin.pattern.axes(mesh)
     except ValueError:
         return ()  # axes that the mesh lacks are refused where constraints are resolved
     return tuple(

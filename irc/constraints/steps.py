@@ -20,6 +20,7 @@ from irc.constraints.pins import (
     pins_option,
     place,
 )
+from irc.dialects.globs import matches_glob
 from irc.errors import IrcError, did_you_mean
 from irc.training.layer_policies import EVERY, FIRST, LayerPolicy, parse_policies, policies_text
 from irc.training.policies import policy_names
@@ -158,6 +159,28 @@ def called_pins(pins: Pins) -> str:
             "it out",
         )
     return pins_option(pins)
+
+
+def pins_on(pins: Pins, names: Collection[str]) -> str:
+    """Return the text of constraints without those on arguments that a program does not have.
+
+    A step has arguments (the optimiser's states, targets) that the forward pass alone has not. What
+    names nothing at all was refused when the step was planned.
+
+    Args:
+        pins: the constraints of a step.
+        names: of the arguments that there are.
+    """
+    text, source = constraint_text(pins)
+    nodes: list[Any] = constraint_tree(text, source).children if text.strip() else []
+    for node in nodes:
+        begin, end = node.meta.start_pos, node.meta.end_pos
+        for one in parse_constraints(text[begin:end], source):
+            globs = (one.glob, *one.others) if one.kind == "argument" else ()
+            if not all(any(matches_glob(glob, name) for name in names) for glob in globs):
+                blank = "".join("\n" if sign == "\n" else " " for sign in text[begin:end])
+                text = text[:begin] + blank + text[end:]
+    return text
 
 
 def pinned_recompute(policy: str, pins: Pins, names: Iterable[str]) -> str:

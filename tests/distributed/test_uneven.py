@@ -36,14 +36,15 @@ def test_a_loop_stores_rows_in_uneven_parts(tmp_path: Path, world: int, dtype: s
 
 
 @pytest.mark.slow
-def test_a_step_stores_and_saves_rows_in_uneven_parts(tmp_path: Path) -> None:
-    """On three ranks, then on two, on one and in plain torch."""
-    for rank, each in enumerate(run(tmp_path, "data=3", "float64", "step")):
-        found = each["step"]
-        rows = found.pop("rows")
-        assert rows["up.weight"] == rows["norm.bias"] == (12, 12, 11)[rank]
-        assert rows["down.weight"] == (4, 4, 3)[rank]
-        check(found, "float64")
+@pytest.mark.parametrize("case", ["step", "states"])
+def test_a_step_stores_and_saves_rows_in_uneven_parts(tmp_path: Path, case: str) -> None:
+    """On three ranks, then on two, on one and in plain torch; ``states`` divides these alone."""
+    for rank, each in enumerate(run(tmp_path, "data=3", "float64", case)):
+        far = each[case]
+        rows = far.pop("rows")
+        assert rows["up.weight"] == rows["norm.bias"] == ((12, 12, 11)[rank], 35)[case == "states"]
+        assert rows["down.weight"] == ((4, 4, 3)[rank], 11)[case == "states"]
+        check(far, "float64")
     for mesh in ("data=2", "data=1"):
         for each in run(tmp_path, mesh, "float64", "loaded"):
             assert max(each["loaded"].values()) < 1e-10

@@ -64,13 +64,13 @@ def stored(run: Run) -> dict[str, Any]:
     return own
 
 
-def step(run: Run) -> dict[str, Any]:
+def step(run: Run, pins: str = '"*.weight" = [{axis} = S(0)]; "*.bias" = [{axis} = S(0)]') -> Any:
     """A compiled step whose parameters and states are pinned in parts, saved and loaded again."""
     axis = run.mesh.partition("=")[0]
     torch.manual_seed(0)
     theirs = Regression().to(run.dtype).train()
     options: dict[str, Any] = {"optimizer": ADAMW, "mesh": run.mesh, "cluster": "demo-gpus"}
-    options["pins"] = f'"*.weight" = [{axis} = S(0)]; "*.bias" = [{axis} = S(0)]'
+    options["pins"] = pins.format(axis=axis)
     first = irc.compile_step(copy.deepcopy(theirs), **options)
     eager = torch_optimizer(recipe_of(ADAMW), dict(theirs.named_parameters()))
     losses = []
@@ -102,6 +102,11 @@ def step(run: Run) -> dict[str, Any]:
     return {"losses": max(losses), "evaluated": evaluated, "parameters": whole, "rows": rows}
 
 
+def states(run: Run) -> dict[str, Any]:
+    """The same where parameters are whole on every rank, and their states are in parts."""
+    return step(run, '* = [{axis} = B]; "optimizer.*" = [{axis} = S(0)]')
+
+
 def loaded(run: Run) -> dict[str, Any]:
     """What :func:`step` saved on another mesh, here and in plain torch."""
     dcp: Any = importlib.import_module("torch.distributed.checkpoint")
@@ -128,7 +133,7 @@ def loaded(run: Run) -> dict[str, Any]:
 
 CASES: dict[str, Callable[[Run], dict[str, Any]]] = {
     **loop_program.CASES,
-    **{function.__name__: function for function in (stored, step, loaded)},
+    **{function.__name__: function for function in (stored, step, states, loaded)},
 }
 
 if __name__ == "__main__":
