@@ -98,9 +98,14 @@ def _compile_source(
     except IrcError as error:
         if not {"op-unsupported", "size-unbound"} & set(error.codes):
             raise
-        found = _write_host(source, sizes, options, output)
+        from irc.onnx.advice import advised
+
+        try:
+            found = _write_host(source, sizes, options, output)
+        except IrcError as other:
+            raise advised(other, source, sizes, options) from None
         if found is None:
-            raise
+            raise advised(error, source, sizes, options) from None
         return found
     return save(made, program, options, output)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Protocol, TypeAlias
 
 from xdsl.utils.exceptions import VerifyException
@@ -216,8 +217,7 @@ class OpenPlans:
             return None
         if own is not None and (reason := made.agrees(own)) is not None:
             self.work.note(reason)
-        large = [each for each in _large(values) if self._sizes.admits(each)]
-        self._widen(made, large)
+        self._widen(made, _admitted_large(values, self._sizes.admits))
         if self._check is None:
             self._widen(made, [each for each in _small(values) if self._sizes.admits(each)])
         compiled = OpenTemplate(made, self._sizes.most, self.work)
@@ -235,6 +235,13 @@ class OpenPlans:
         apart = [{name: n} for name, n in corner.items()] if len(near) > 1 else []
         small = [each for each in (corner, *apart) if self._sizes.admits({**near, **each})]
         before = dict(span.low)
+        # A quotient that was one number at all witnesses stands in the template as that number,
+        # perhaps as the length of a loop: at others it would write beyond its buffers.
+        for name, n in before.items():
+            others = [self._sizes.extended({**near, **each})[name] for each in small]
+            if n == span.high[name] and any(other != n for other in others):
+                self.work.note(f"it was not tried below: plans were made at {name} = {n} alone")
+                return
         for each in small:
             for name, n in self._sizes.extended({**near, **each}).items():
                 span.low[name] = min(span.low[name], n)
@@ -331,6 +338,20 @@ def _small(values: Values) -> list[Values]:
     # Parts of the first call's have its divisors, which a trace may ask for.
     parts = [{name: max(n // by, LEAST) for name, n in values.items()} for by in (8, 4, 3, 2)]
     return [dict.fromkeys(values, LEAST), *apart, *parts]
+
+
+def _admitted_large(values: Values, admits: Callable[[Values], bool]) -> list[Values]:
+    """Return large assignments that are admitted, those of the largest tensors first.
+
+    A size that has to stay near the first call's number does not keep the others there.
+    """
+    found: list[Values] = []
+    for each in _large(values):
+        free = {name: n for name, n in each.items() if admits({**values, name: n})}
+        chosen = each if admits(each) else {**values, **free}
+        if free and admits(chosen) and chosen not in found:
+            found.append(chosen)
+    return sorted(found, key=lambda each: -prod(each.values()))
 
 
 def _large(values: Values) -> list[Values]:

@@ -64,8 +64,13 @@ def join(axes: Sequence[Axis], accesses: Sequence[Access]) -> list[Loop]:
     return loops
 
 
-def loops_of(nest: Nest) -> Loops:
+def loops_of(nest: Nest, *, any_rows: bool = False) -> Loops:
     """Order and join the axes of a nest.
+
+    Args:
+        nest: from :func:`irc.kernels.nest.nest_of`.
+        any_rows: the loops are to be those of other sizes too. Whether the windows of a row end
+            where the next row begins depends on its length: such rows are not joined.
 
     Raises:
         GroupError: where a matmul's reduced axes do not join; ``copies`` names operands to copy.
@@ -78,6 +83,8 @@ def loops_of(nest: Nest) -> Loops:
         if len(reduced) > 1:
             raise GroupError("reduced dims that lie apart in memory", _copies(nest))
         return Loops(tuple(_matmul_loops(nest, accesses)), tuple(reduced))
+    if any_rows and len(reduced) > 1:
+        return Loops(tuple(Loop(x.size, x) for x in nest.tasks) or (UNIT,), tuple(reduced))
     return Loops(tuple(join(nest.tasks, accesses) or [UNIT]), tuple(reduced))
 
 

@@ -43,7 +43,15 @@ class Lowered:
     operands: tuple[SSAValue, ...]
 
 
-def lower(nest: Nest, *, name: str, target: str, loc: str, sources: Sequence[str]) -> Lowered:
+def lower(
+    nest: Nest,
+    *,
+    name: str,
+    target: str,
+    loc: str,
+    sources: Sequence[str],
+    any_rows: bool = False,
+) -> Lowered:
     """Build the kernel of a nest.
 
     Args:
@@ -52,11 +60,12 @@ def lower(nest: Nest, *, name: str, target: str, loc: str, sources: Sequence[str
         target: what the mapping is chosen for: ``cpu``, ``sm_80``, ``sm_90``.
         loc: the user's source line.
         sources: ids of the flow ops that the kernel computes.
+        any_rows: as :func:`irc.kernels.loops.loops_of` has it.
 
     Raises:
         GroupError: where the operands of a matmul must be copied first.
     """
-    body = _Body(nest, loops_of(nest))
+    body = _Body(nest, loops_of(nest, any_rows=any_rows))
     for node in body.order():
         body.emit(node)
     for index, (_, node, _) in enumerate(nest.outputs):

@@ -26,6 +26,8 @@ STEP = 32
 FEW = 8
 SIGNAL = 16000
 """Signals are longer: of 16,000 samples a second, say, cut into frames of 400."""
+SMALL, LARGER = 4, 4
+"""Where a quotient of an example's sizes is below the first, sizes are so many times as large."""
 MAX_PLANNED = 3
 """Near so many examples plans are made: that takes half a minute for a large model."""
 
@@ -70,7 +72,7 @@ def open_file(
             problems.append(needs_numbers(traced))
             continue
         try:
-            return _exported(traced, options)
+            return _exported(_larger(source, traced, places, sizes), options)
         except IrcError as error:
             if not {"index-out-of-range", "size-unbound"} & set(error.codes):
                 raise
@@ -79,6 +81,28 @@ def open_file(
             problems.append(error)
             planned[tied] += 1
     raise first_of(problems, [place.name for place in places.values()])
+
+
+def _larger(
+    source: Source, traced: OpenProgram, places: Mapping[str, Place], sizes: Mapping[str, int]
+) -> OpenProgram:
+    """Return a trace near larger sizes where parts of the example's are as small as 1.
+
+    What is 1 broadcasts, and plans near it are other ones than those of larger sizes. A plan that
+    is made near these is tried at the least ones afterwards.
+    """
+    if min((traced.hints[name] for name in traced.quotients), default=SMALL) >= SMALL:
+        return traced
+    hints = {
+        name: n if places[name].dim == 0 else LARGER * n
+        for name, n in traced.hints.items()
+        if name in places
+    }
+    try:
+        larger = trace(source, hints, given=sizes)
+    except IrcError:  # some parts have to be 1
+        return traced
+    return traced if larger.fixed else larger
 
 
 def _exported(traced: OpenProgram, options: Options) -> tuple[OpenExport, Program]:

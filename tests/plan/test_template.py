@@ -230,6 +230,38 @@ def test_a_stack_overlaps_at_no_sizes(
         assert all(o + aligned(s) <= total for o, s in zip(offsets, sizes, strict=True))
 
 
+def test_a_quotient_that_is_equal_at_two_witnesses_is_fitted() -> None:
+    numbers = (34, 34, 29, 30, 26)
+    seen = [{"B": b, "q": q} for b, q in zip((13, 14, 12, 17, 22), numbers, strict=True)]
+    assert str(Fitter(seen).fit(tuple(2 * q + 1 for q in numbers))) == "2*q + 1"
+
+
+def test_what_windows_reach_of_an_image_is_fitted() -> None:
+    seen = [
+        {"B": b, "H": h, "W": w, "p": -(-h // 2), "q": -(-w // 2)}
+        for b, h, w in [(13, 67, 97), (14, 62, 94), (17, 116, 124), (12, 68, 92), (22, 61, 101)]
+    ]
+    found = Fitter(seen).fit(tuple(3 * w["B"] * (2 * w["p"] + 1) * (2 * w["q"] - 1) for w in seen))
+    p, q, b = symbol("p"), symbol("q"), symbol("B")
+    assert found == product([b, p * 2 + 1, q * 2 - 1]) * 3
+
+
+def test_each_quotient_has_several_numbers_at_the_witnesses() -> None:
+    def halved(values: Mapping[str, int]) -> dict[str, int]:
+        """An image that is halved six times, beside one that is halved twice."""
+        full = dict(values)
+        for name, times in (("H", 6), ("W", 2)):
+            n = values[name]
+            for time in range(times):
+                n = full[f"{name}{time}"] = -(-n // 2)
+        return full
+
+    chosen = witnesses({"N": 2, "H": 256, "W": 384}, lambda _: True, extended=halved)
+    assert len(chosen) == 5
+    for name in halved(chosen[0]):
+        assert len({halved(values)[name] for values in chosen}) >= 3, name
+
+
 def test_witnesses_are_admitted_and_apart() -> None:
     found = witnesses({"B": 2, "S": 128}, lambda v: v["S"] <= 128 and v["S"] % 8 == 0)
     assert len(found) == 5 and all(v["S"] % 8 == 0 and v["S"] != 128 for v in found)

@@ -33,12 +33,29 @@ def call():
 def step():
     return GPT(CONFIG), (TOKENS, TOKENS)
 """
+RESNET = """
+import torch
+from transformers import ResNetConfig, ResNetForImageClassification
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = ResNetForImageClassification(ResNetConfig()).eval()  # of 50 layers
+
+    def forward(self, pixels):
+        return self.net(pixels).logits
+
+def call():
+    return Net().eval(), (torch.randn(1, 3, 224, 224),)
+"""
+MODELS = {"gpt.py": GPT, "resnet.py": RESNET}
 COMPILED = {
     "gpt": ("gpt.py:call", "--mesh", "data=2,tensor=4", "--cluster", "8xH100"),
     "pipeline": (
         "gpt.py:step", "--mesh", "pipe=4", "--cluster", "8xH100", "--train", "adamw",
         "--micro-batches", "8",
     ),
+    "resnet-50": ("resnet.py:call",),
     "ocr": (
         "ocr.onnx", "--size", "DynamicDimension.0=1", "--size", "DynamicDimension.1=320",
         "--size", "DynamicDimension.2=480",
@@ -81,7 +98,8 @@ def main(names: list[str]) -> None:
     """Make the pictures of these names; of all that need no plan of somebody else's by default."""
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        (folder / "gpt.py").write_text(GPT)
+        for file, text in MODELS.items():
+            (folder / file).write_text(text)
         for each in names or COMPILED:
             name, _, plan = each.partition("=")
             if name == "ocr":

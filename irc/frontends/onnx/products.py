@@ -204,7 +204,7 @@ def convert_conv_integer(node: Node) -> SSAValue:
 
 def convert_conv_transpose(node: Node) -> SSAValue:
     """ConvTranspose, by the library."""
-    spatial, kernel = static(node.shape()[2:]), static(node.shape(1)[2:])
+    spatial, kernel = node.shape()[2:], static(node.shape(1)[2:])
     n, groups = len(kernel), node.attr("group", 1)
     channels, own = node.shape()[1], node.shape(1)[0]
     if not (equal_sizes(channels, own) and is_multiple(own, groups)):
@@ -217,13 +217,16 @@ def convert_conv_transpose(node: Node) -> SSAValue:
     wanted = node.attr("output_shape")
     mode = node.attr("auto_pad", "NOTSET")
     if wanted or mode.startswith("SAME"):
-        sizes = wanted or [s * size for s, size in zip(strides, spatial, strict=True)]
-        for i, size in enumerate(sizes):
-            total = strides[i] * (spatial[i] - 1) + extra[i] + reach[i] - size
+        # Of a result with as many elements as x has times the strides, names cancel out.
+        totals = [extra[i] + reach[i] - strides[i] for i in range(n)]
+        if wanted:
+            sizes = [s * size for s, size in zip(strides, static(spatial), strict=True)]
+            totals = [totals[i] + sizes[i] - wanted[i] for i in range(n)]
+        for i, total in enumerate(totals):
             low[i] = -(-total // 2) if mode != "SAME_UPPER" else total // 2
             high[i] = total - low[i]
     shape = [
-        strides[i] * (spatial[i] - 1) + extra[i] + reach[i] - low[i] - high[i] for i in range(n)
+        (spatial[i] - 1) * strides[i] + extra[i] + reach[i] - low[i] - high[i] for i in range(n)
     ]
     return extern(
         node, [(node.shape()[0], static(node.shape(1)[1:2])[0] * groups, *shape)],

@@ -62,7 +62,10 @@ class KernelTable:
             return recurrent_kernel(ops[0], source)
         nest = nest_of(ops, outputs, source, orders)
         sources = [id_of(op) for op in ops if op.name in COMPUTE_OPS | FREE_OPS]
-        made = lower(nest, name=hint(nest), target=self.target, loc=loc, sources=sources)
+        made = lower(
+            nest, name=hint(nest), target=self.target, loc=loc, sources=sources,
+            any_rows=self.any_rows,
+        )  # fmt: skip
         parts = {op.attributes.get(EXPECTED) for op in ops if op.name in COMPUTE_OPS}
         if len(parts) == 1 and (part := parts.pop()) is not None:
             made.kernel.attributes[EXPECTED] = part

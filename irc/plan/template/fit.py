@@ -29,6 +29,9 @@ MAX_FACTORS = 3
 SHIFTS = (-1, 1, -2, 2, 3, 4, 5, 6, -3, -4)
 """What is added to a size at a border."""
 
+STEPS = {1: SHIFTS, 2: (1, -1, 3, 5, -3), 4: (3, 1, -1, -3)}
+"""What is added by how far windows are apart: those of 3 at each second place reach ``2*Q + 1``."""
+
 
 class Fitter:
     """Finds polynomials that take given values at the witnesses.
@@ -44,9 +47,10 @@ class Fitter:
     def __init__(self, witnesses: Sequence[Mapping[str, int]]) -> None:
         self._columns = _columns(witnesses)
         self._factors = [
-            (symbol(name) + shift, tuple(w[name] + shift for w in witnesses))
+            (symbol(name) * step + shift, tuple(w[name] * step + shift for w in witnesses))
             for name in witnesses[0]
-            for shift in SHIFTS
+            for step, shifts in STEPS.items()
+            for shift in shifts
         ]
         self._known: dict[tuple[int, ...], Dim | None] = {}
 
@@ -109,19 +113,32 @@ def _columns(witnesses: Sequence[Mapping[str, int]]) -> list[tuple[Monomial, tup
 
 def _solved(columns: Sequence[Sequence[int]], values: Sequence[int]) -> tuple[int, ...] | None:
     """Return integers, none of them 0, that combine columns to values, or None."""
-    size = len(columns)
-    head = [[column[i] for column in columns] for i in range(size)]
-    whole = _determinant(head)
-    if whole == 0:
-        return None
+    for rows in combinations(range(len(values)), len(columns)):
+        head = [[column[i] for column in columns] for i in rows]
+        # Quotients of witnesses may be equal at some: those say the same.
+        if whole := _determinant(head):
+            return _combined(columns, values, rows, head, whole)
+    return None
+
+
+def _combined(
+    columns: Sequence[Sequence[int]],
+    values: Sequence[int],
+    rows: Sequence[int],
+    head: Sequence[Sequence[int]],
+    whole: int,
+) -> tuple[int, ...] | None:
+    """Return what these rows say of the integers, if all rows do (Cramer)."""
     found: list[int] = []
-    for place in range(size):
-        changed = [[*row[:place], values[i], *row[place + 1 :]] for i, row in enumerate(head)]
+    for place in range(len(columns)):
+        changed = [
+            [*row[:place], values[i], *row[place + 1 :]] for i, row in zip(rows, head, strict=True)
+        ]
         quotient, rest = divmod(_determinant(changed), whole)
         if rest or not quotient:
             return None
         found.append(quotient)
-    for i in range(size, len(values)):
+    for i in set(range(len(values))) - {*rows}:
         if sum(c * column[i] for c, column in zip(found, columns, strict=True)) != values[i]:
             return None
     return tuple(found)

@@ -44,12 +44,13 @@ def witnesses(
         Fewer, where not so many are admitted.
     """
     choices = {name: _choices(name, first, admitted, extended) for name in first}
+    pairs = _loose_pairs(first, choices, extended)
     found: list[dict[str, int]] = []
     taken: set[int] = set()
     used: dict[str, set[int]] = {name: set() for name in first}
 
     def apart(values: Mapping[str, int]) -> bool:
-        return admitted(values) and _are_apart([extended(v) for v in (*found, values)])
+        return admitted(values) and _are_apart([extended(v) for v in (*found, values)], pairs)
 
     def apart_and_alike(values: Mapping[str, int]) -> bool:
         return _is_alike(values, first) and apart(values)
@@ -66,7 +67,33 @@ def witnesses(
     return found
 
 
-def _are_apart(assignments: Sequence[Mapping[str, int]]) -> bool:
+def _loose_pairs(
+    first: Mapping[str, int],
+    choices: Mapping[str, Sequence[int]],
+    extended: Callable[[Mapping[str, int]], Mapping[str, int]],
+) -> list[tuple[str, str]]:
+    """Return the pairs of sizes of which neither follows from the other by a line at all choices.
+
+    Where a trace admits multiples of 32 alone, a half of a size is always twice its quarter.
+    """
+    seen = {n: [extended({**first, n: i}) for i in choices[n][:ENOUGH]] for n in first}
+    keys = list(extended(first))
+    roots = {k: {n for n in first if len({full[k] for full in seen[n]}) > 1} for k in keys}
+
+    def is_loose(a: str, b: str) -> bool:
+        if not roots[a] or not roots[b]:
+            return False
+        if roots[a] != roots[b] or len(roots[a]) > 1:
+            return True
+        (name,) = roots[a]
+        (x, y), *others = ((full[a], full[b]) for full in seen[name])
+        steps = [(i - x, j - y) for i, j in others if (i, j) != (x, y)]
+        return any(i * steps[0][1] != j * steps[0][0] for i, j in steps)
+
+    return [pair for pair in combinations(keys, 2) if is_loose(*pair)]
+
+
+def _are_apart(assignments: Sequence[Mapping[str, int]], pairs: Sequence[tuple[str, str]]) -> bool:
     """True where no size follows from another by a line through all assignments.
 
     A number of a plan that is one of them would be read as the other: primes that rise beside
@@ -81,7 +108,7 @@ def _are_apart(assignments: Sequence[Mapping[str, int]]) -> bool:
             != (other[b] - first[b]) * (second[a] - first[a])
             for other in others
         )
-        for a, b in combinations(first, 2)
+        for a, b in pairs
     )
 
 
@@ -154,12 +181,14 @@ def _choices(
     # Frames of a signal: thousands of samples have one quotient.
     seen: dict[str, set[int]] = {}
     new: list[int] = []
-    for n in mixed:
-        full = extended({**first, name: n})
-        if all(full[key] not in seen.get(key, ()) for key in full if key not in first):
+    every = [extended({**first, name: n}) for n in mixed]
+    # Those of other sizes stay as they are.
+    own_keys = [k for k in every[0] if k not in first and len({full[k] for full in every}) > 1]
+    for n, full in zip(mixed, every, strict=True):
+        if own_keys and all(full[key] not in seen.get(key, ()) for key in own_keys):
             new.append(n)
-            for key, number in full.items():
-                seen.setdefault(key, set()).add(number)
+            for key in own_keys:
+                seen.setdefault(key, set()).add(full[key])
         if len(new) == ENOUGH:
             break
     chosen = set(new)
