@@ -16,6 +16,7 @@ from irc.cli import main
 from irc.commands import progress as module
 from irc.commands.progress import progress
 from irc.logs import PROGRESS, tell_share
+from irc.reproduce.smallest import Smallest
 
 
 class Terminal(io.StringIO):
@@ -171,3 +172,32 @@ def test_long_commands_say_their_steps(
         for step in COMMANDS[command]:
             assert (step in said) == is_terminal, said
     assert not PROGRESS.handlers
+
+
+def test_the_price_of_a_pin_is_searched_in_two_steps(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "QUIET_S", 0.0)
+    monkeypatch.setattr(module, "GAP_S", 0.0)
+    irc.export_plan(Loss(), (torch.randn(4, 8),), out="plan", mesh="data=2", native="none")
+    assert main(["explain", "plan", "plan", "--op", "x", "--why-not", "B"]) == 0
+    steps = [line.split(" s  ")[1].partition(",")[0] for line in terminal.lines()]
+    assert [s for s in steps if "plac" in s] == [
+        "placements as they are",
+        "placements with the pin",
+    ]
+
+
+def test_what_makes_a_failure_small_says_how_small_it_is(clock: Clock, terminal: Terminal) -> None:
+    def fails(subject: list[int]) -> bool:
+        clock.now += 1.0
+        return 3 in subject
+
+    with progress([("file", "small.mlir")]):
+        search = Smallest([*range(8)], fails, lambda own: (len(own),), 600.0)
+        search.without_parts(len, lambda own, part: [x for x in own if own.index(x) not in part])
+    assert search.subject == [3]
+    said = terminal.lines()
+    assert said[0] == "   2.0 s  try 3, smallest so far 8 ops, at most 600 s more"
+    assert "smallest so far 1 ops" in said[-1]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from irc.commands import cluster_order
 from irc.commands.json_output import add_json_option, print_json
+from irc.commands.progress import asked, progress
 from irc.commands.tune import ANYWAY
 from irc.errors import IrcError
 
@@ -198,7 +199,9 @@ def _calibrate(args: argparse.Namespace) -> int:
 
     effort = QUICK if args.quick else Effort()
     if not launch_environment(os.environ):
-        return _write(calibrate_host(effort, _generated), args, install=True)
+        with progress(asked(args)):
+            measured = calibrate_host(effort, _generated)
+        return _write(measured, args, install=True)
     found = calibrate_launched(effort, _generated)
     # Rank 0 writes for all.
     return 0 if found is None else _write(found, args, install=False)

@@ -7,7 +7,9 @@ from importlib import import_module
 
 from irc.commands.json_output import add_json_option, print_json
 from irc.commands.placements_option import add_placements_option
+from irc.commands.progress import asked, progress
 from irc.errors import IrcError, did_you_mean
+from irc.logs import PROGRESS
 
 HELP = "explain a pass, an error, a plan, whose code is run, or what IRC_LOGS prints"
 
@@ -281,7 +283,9 @@ def _why_not(args: argparse.Namespace) -> str:
         builtin_pass("auto-shard")(**options).apply(context(), module)
 
     notation = args.placements or ""
-    found = why_not(Evidence.of(args.name), args.op, placement, plan_again, placements=notation)
+    with progress(asked(args)):
+        PROGRESS.info("reading %s", args.name)
+        found = why_not(Evidence.of(args.name), args.op, placement, plan_again, placements=notation)
     return json.dumps(asdict(found), indent=1) if args.json else write(found)
 
 

@@ -3,7 +3,9 @@
 import argparse
 from pathlib import Path
 
+from irc.commands.progress import asked, progress
 from irc.errors import IrcError
+from irc.logs import PROGRESS
 
 HELP = "make a program or an ONNX file that fails small, to a handful of ops"
 SECONDS = 120.0
@@ -47,17 +49,19 @@ def run(args: argparse.Namespace) -> int:
     is_text = not path.is_dir() and path.suffix != ".onnx"
     if not is_text and (args.passes or args.differs):
         raise IrcError("option-value", "-p and --differs are for programs in text form")
-    if path.is_dir():
-        from irc.reproduce.text_files import reduce_folder
+    with progress(asked(args)):
+        PROGRESS.info("reading %s", path)
+        if path.is_dir():
+            from irc.reproduce.text_files import reduce_folder
 
-        small = reduce_folder(path, out, args.seconds)
-    elif is_text:
-        from irc.reproduce.text_files import reduce_program
+            small = reduce_folder(path, out, args.seconds)
+        elif is_text:
+            from irc.reproduce.text_files import reduce_program
 
-        small = reduce_program(path, args.passes, out, args.seconds, compares=args.differs)
-    else:
-        from irc.reproduce.onnx_files import reduce_onnx
+            small = reduce_program(path, args.passes, out, args.seconds, compares=args.differs)
+        else:
+            from irc.reproduce.onnx_files import reduce_onnx
 
-        small = reduce_onnx(path, out, args.seconds)
+            small = reduce_onnx(path, out, args.seconds)
     print(json.dumps(small.facts(), indent=2) if args.json else small)
     return 0

@@ -14,6 +14,7 @@ from irc.constraints.pins import Statement, parse_constraints, parse_pattern
 from irc.dialects.builder import arguments, entry
 from irc.dialects.types import ITEM_BYTES, TensorType
 from irc.errors import IrcError
+from irc.logs import PROGRESS
 from irc.report.diff import Changes, placement_changes, transition_lines
 from irc.report.evidence import Evidence
 from irc.report.table import counted, pairs, percent, seconds, signed, size
@@ -90,8 +91,10 @@ def why_not(
     pin = f'pin {kind}"{target}" = {pattern} priority {highest + 1}'
     question = f"{kind}{target} = {pattern}"
     now = evidence.before("auto-shard")
+    PROGRESS.info("placements as they are")
     plan_again(now, options)
     then = evidence.before("auto-shard")
+    PROGRESS.info("placements with the pin")
     try:
         plan_again(then, {**options, "pins": f"{old}\n{pin}"})
     except IrcError as error:

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from irc.logs import PROGRESS
+
 Subject = TypeVar("Subject")
 
 
@@ -60,6 +62,8 @@ class Smallest(Generic[Subject]):
         if candidate is None or self._size(candidate) >= self._size(self.subject):
             return False
         self.tries += 1
+        size, left = self._size(self.subject)[0], self._end - time.monotonic()
+        PROGRESS.info("try %d, smallest so far %d ops, at most %.0f s more", self.tries, size, left)
         if not self._fails(candidate):
             return False
         self.subject = candidate

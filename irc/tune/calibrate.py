@@ -23,6 +23,7 @@ from irc.cluster.topology import Cluster
 from irc.cost.collectives import Line, lines
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
+from irc.logs import PROGRESS, tell_share
 from irc.runtime.launch import torchrun_command, worker_environment
 from irc.tune.disk import disk_bytes_per_s
 from irc.tune.exchange import QUICK_SIZES, SIZES, Curves
@@ -149,6 +150,7 @@ def calibrate_host(effort: Effort = Effort(), compile_: Compile | None = None) -
         IrcError: ``run-failed`` where the processes did not talk to each other.
     """
     others = others_since()
+    PROGRESS.info("collectives between processes")
     found = _exchange(effort)
     fits = {kind: fit_collective(kind, found[kind]) for kind in COLLECTIVES}
     device, generated, library = measure_device(effort, compile_)
@@ -176,13 +178,16 @@ def measure_device(
     generated: dict[tuple[str, int], float] = {}
     library: dict[tuple[str, int], float] = {}
     with threads(1):
-        for dtype, size in ((d, s) for d in DTYPES for s in effort.matmuls):
+        pairs = [(dtype, size) for dtype in DTYPES for size in effort.matmuls]
+        for number, (dtype, size) in enumerate(pairs, 1):
+            tell_share("matmul", number, len(pairs))
             a, b = (torch.full((size, size), 0.5, dtype=DTYPES[dtype]) for _ in range(2))
             library[dtype, size] = _flops(torch.mm, a, b, effort)
             multiply = compile_(a, b) if compile_ else torch.mm
             generated[dtype, size] = _flops(multiply, a, b, effort)
         one = torch.ones(1)
         launch = quiet_s(lambda: one.add_(1), budget_s=effort.budget_s)
+    PROGRESS.info("memory and disk")
     with threads(max(1, num_cores() // processes)):
         source = torch.zeros(effort.copy_bytes, dtype=torch.uint8)
         target = torch.ones_like(source)
