@@ -11,6 +11,7 @@ import onnx
 import pytest
 import torch
 
+from irc.calls import open_check
 from irc.calls.trial_bytes import MOST_BYTES, refusal, trial_bytes
 from irc.cli import main
 from irc.dialects.flow import tensor
@@ -109,3 +110,29 @@ def test_what_is_too_large_says_how_large() -> None:
     program = load_onnx(model_of("y = Exp (x)", "float[2,3] x", "float[2,3] y"))
     assert refusal(1 << 20, program.module) is None
     assert "takes 60 GiB, and 4 GiB" in str(refusal(60 << 30, program.module))
+
+
+SENSITIVE = "n = Floor(x)\na = Mul(n, p)\nb = Mul(n, q)\ny = Sub(a, b)"
+PLAIN = "n = Floor(x)\na = Mul(n, p)\nb = Mul(n, q)\ny = Add(a, b)"
+
+
+@pytest.mark.parametrize(
+    ("body", "off", "is_wrong"),
+    [(SENSITIVE, 1.6e-4, False), (SENSITIVE, 0.5, True), (PLAIN, 1.6e-4, True), (PLAIN, 0, False)],
+)
+def test_a_plan_may_be_as_far_off_as_roundings_take_the_program(
+    body: str, off: float, is_wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of ``1000 n - 999.875 n`` eager makes no error where n is whole; roundings of 1000 count."""
+    many = [", ".join([number] * 64) for number in ("1000", "999.875")]
+    stored = f"float[64] p = {{{many[0]}}}, float[64] q = {{{many[1]}}}"
+    program = load_onnx(model_of(body, "float[64] x", "float[64] y", stored=stored))
+    loaded = make_plan(program.copy(), Options())
+    runs = open_check.executor_of
+
+    def executor_of(*args: object, **named: object) -> object:
+        run = runs(*args, **named)
+        return lambda *inputs: [y * (1 + off) for y in run(*inputs)]
+
+    monkeypatch.setattr(open_check, "executor_of", executor_of)
+    assert (open_check.differs(loaded, program) is not None) == is_wrong
