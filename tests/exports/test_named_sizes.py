@@ -30,7 +30,19 @@ def signals(name: str) -> Case:
     return Case(f"{SPEECH}/{name}.onnx", ({"B": 1, "N": 8000}, {"B": 2, "N": 12345}))
 
 
+def images(file: str, *sizes: tuple[int, int, int]) -> Case:
+    first, second = ({"B": n, "N": height, "M": width} for n, height, width in sizes)
+    return Case(file, (first, second))
+
+
+OCR, OCR4 = "rapidocr/models", "rapidocr_onnxruntime/models"
 CASES = {
+    "detector": images("nudenet/320n.onnx", (1, 320, 320), (2, 64, 96)),
+    "direction": images(f"{OCR}/ch_ppocr_mobile_v2.0_cls_mobile.onnx", (1, 48, 192), (3, 70, 101)),
+    "direction4": images(f"{OCR4}/ch_ppocr_mobile_v2.0_cls_infer.onnx", (1, 48, 192), (3, 70, 101)),
+    "text6": images(f"{OCR}/PP-OCRv6_det_small.onnx", (1, 64, 96), (2, 128, 192)),
+    "text4": images(f"{OCR4}/ch_PP-OCRv4_det_infer.onnx", (1, 64, 96), (2, 128, 192)),
+    "line4": images(f"{OCR4}/ch_PP-OCRv4_rec_infer.onnx", (1, 48, 320), (6, 48, 200)),
     "file-type": Case("magika/models/standard_v3_3/model.onnx", ({"B": 1}, {"B": 3})),
     "notes": Case("basic_pitch/saved_models/icassp_2022/nmp.onnx", ({"B": 1}, {"B": 2})),
     "voice": Case(f"{VOICE}/silero_vad_op18_ifless.onnx", ({"B": 1, "N": 576}, {"B": 2, "N": 576})),
@@ -58,11 +70,11 @@ def path_of(file: str) -> Path:
 
 
 def feeds(given: Any, sizes: dict[str, int]) -> dict[str, np.ndarray]:
-    """Return inputs of a call: the first named dim is B, other ones N."""
+    """Return inputs of a call: the first named dim is B, the next one N, of an image also M."""
     rng, found = np.random.default_rng(0), {}
     for each in given:
         named = [i for i, dim in enumerate(each.shape) if not isinstance(dim, int)]
-        letters = {i: "BN"[position] for position, i in enumerate(named)}
+        letters = {i: "BNM"[position] for position, i in enumerate(named)}
         shape = [sizes[letters[i]] if i in letters else dim for i, dim in enumerate(each.shape)]
         if each.type == "tensor(float)":
             found[each.name] = (0.1 * rng.standard_normal(shape)).astype(np.float32)
