@@ -107,6 +107,19 @@ def explained():
     print(irc.explain(compiled))
 
 
+def explained_by_torch():
+    compiled = torch.compile(branch, backend="irc")
+    compiled(x)
+    print(irc.explain(compiled))
+
+
+def explained_step():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    step = irc.compile_step(model, loss=torch.nn.functional.mse_loss, micro_batches=2)
+    step(torch.ones(4, 8), torch.zeros(4, 4))
+    print(irc.explain(step))
+
+
 def fullgraph():
     irc.compile(branch, fullgraph=True)(x)
 
@@ -272,6 +285,16 @@ SEEN = (
 
 EXPLAINED = (
     Row("what was compiled of a module, and what not", "python uses.py explained", r"kernel"),
+    Row(
+        "the same behind torch.compile",
+        "python uses.py explained_by_torch",
+        r"(?s)kernel.*break.*uses\.py:\d+",
+    ),
+    Row(
+        "the same of a step in micro-batches",
+        "python uses.py explained_step",
+        r"(?s)schedule 1f1b.*backward pass.*optimiser",
+    ),
     Row("a log of graphs, fall-backs, recompiles", "IRC_LOGS=all python uses.py call", r"graph"),
     Row("why a placement and not another", "irc explain plan plan --op '*' --why-not 'B,B'", r"B"),
     Row(
