@@ -86,9 +86,14 @@ def _compile_source(
     source: Source, sizes: Mapping[str, int], options: Options, output: Output
 ) -> str:
     from irc.frontends.onnx import load_onnx
+    from irc.onnx.advice import advised
 
     if options.mesh.num_ranks > 1 or options.backend != "cpu" or output.to:
-        return write(load_onnx(source, sizes=sizes), options, output)
+        try:
+            program = load_onnx(source, sizes=sizes)
+        except IrcError as error:
+            raise advised(error, source, sizes, options, is_whole=True) from None
+        return write(program, options, output)
     from irc.onnx.open_file import open_file
 
     try:
@@ -98,8 +103,6 @@ def _compile_source(
     except IrcError as error:
         if not {"op-unsupported", "size-unbound"} & set(error.codes):
             raise
-        from irc.onnx.advice import advised
-
         try:
             found = _write_host(source, sizes, options, output)
         except IrcError as other:

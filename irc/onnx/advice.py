@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
+from shlex import quote
 
 from irc.errors import IrcError, printable
 from irc.frontends.onnx import load_onnx
@@ -24,7 +25,12 @@ MOST_TRIED = 4
 
 
 def advised(
-    error: IrcError, source: Source, sizes: Mapping[str, int], options: Options
+    error: IrcError,
+    source: Source,
+    sizes: Mapping[str, int],
+    options: Options,
+    *,
+    is_whole: bool = False,
 ) -> IrcError:
     """Let an error that sizes are needed as numbers name some with which the file compiles.
 
@@ -33,28 +39,32 @@ def advised(
         source: of the file, as it was read.
         sizes: numbers that the user gave.
         options: of the pipeline.
+        is_whole: no size may stay open, as on a mesh; the numbers are those that the file is read
+            with.
     """
     if "size-unbound" not in error.codes:
         return error
     PROGRESS.info("trying numbers for sizes")
-    for chosen in islice(_choices(source, sizes), MOST_TRIED):
+    for chosen in islice(_choices(source, sizes, is_whole=is_whole), MOST_TRIED):
         if (left := _left_open(source, {**sizes, **chosen}, options)) is None:
             continue
         stays = "stays" if len(left) == 1 else "stay"
-        words = " ".join(f"--size {printable(name)}={n}" for name, n in chosen.items())
+        words = " ".join(f"--size {quote(f'{printable(name)}={n}')}" for name, n in chosen.items())
         rest = f" (tried; {', '.join(map(printable, left))} {stays} open)" if left else " (tried)"
         told = (error.where, error.because, f"give numbers of yours: {words}{rest}")
         return IrcError(error.code, error.message, *told)
     return error
 
 
-def _choices(source: Source, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+def _choices(
+    source: Source, sizes: Mapping[str, int], *, is_whole: bool
+) -> Iterator[dict[str, int]]:
     """Yield numbers for all sizes but batches, then for all, of one example after another."""
     prepared = prepare(source)
     places, _ = _places(prepared, sizes)
     for hints in examples(places, signals(prepared)):
         others = {p.name: hints[name] for name, p in places.items() if p.dim}
-        if others and len(others) < len(places):
+        if others and len(others) < len(places) and not is_whole:
             yield others
         yield {place.name: hints[name] for name, place in places.items()}
 

@@ -90,3 +90,15 @@ def test_the_help_of_a_file_that_cannot_stay_open_works_as_it_is_typed(
     line = told.partition("yours: ")[2].partition(" (")[0]
     assert main([*words, *shlex.split(line)]) == 0
     assert "open sizes  N 1.." in capsys.readouterr().out
+
+
+def test_the_help_for_a_mesh_works_as_it_is_typed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = 'pads = Constant<value_ints=[0,5,0,5]>()\ny = Pad<mode="reflect">(x, pads)'
+    onnx.save(model_of(body, "float[N,L] x", "float[N,M] y"), tmp_path / "net.onnx")
+    words = ["compile", f"{tmp_path}/net.onnx", "-o", f"{tmp_path}/plan", "--mesh", "data=2"]
+    assert main(words) == 2
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "help:" in line]
+    line = told.partition("yours: ")[2].partition(" (")[0]
+    assert line.startswith("--size") and main([*words, *shlex.split(line)]) == 0
