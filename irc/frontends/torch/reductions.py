@@ -147,7 +147,14 @@ def _variance(
     size = number(count(tensor(x).shape, dims))
     if not dims or not is_float(t.dtype):
         t.decline()
-    mean, _, squares = centred(t, t.b.cast(x, t.accumulating(t.dtype)), dims)
+    wide = t.b.cast(x, t.accumulating(t.dtype))
+    mean, _, squares = centred(t, wide, dims)
+    # Far from zero the mean is rounded by more than values differ. What is left of it adds up: its
+    # square, as often as there are values, is no spread (Chan, Golub and LeVeque, 1983, 1.7). It is
+    # written as another difference, so that each is fused with its own sum, and stored by none.
+    left = total(t, t.b.pointwise("add", wide, t.b.pointwise("neg", mean)), dims, True)
+    none = t.b.pointwise("div", t.b.pointwise("mul", left, left), t.value(size, tensor(left).dtype))
+    squares = t.b.pointwise("sub", squares, none)
     # Of too few values torch divides by zero too: NaN, or infinity.
     freedom = t.value(max(size - correction, 0), tensor(squares).dtype)
     spread = t.b.pointwise("div", squares, freedom)

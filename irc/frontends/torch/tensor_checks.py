@@ -59,9 +59,9 @@ class TensorChecks:
     def look(self, graph: GraphModule) -> None:
         """Look for numbers of tensors that a traced graph checks (``torch._check``)."""
         for node in graph.graph.nodes:
-            number: Any = node.args[0] if node.args else None
-            value = number.meta.get("val") if isinstance(number, Node) else None
-            if node.target is torch.ops.aten._assert_scalar.default and free_unbacked_symbols(
-                value
-            ):
+            if node.target is not torch.ops.aten._assert_scalar.default:
+                continue
+            number: Any = node.args[0]
+            value: Any = number.meta.get("val") if isinstance(number, Node) else None
+            if isinstance(value, torch.SymBool) and free_unbacked_symbols(value):
                 self.effect = EFFECT

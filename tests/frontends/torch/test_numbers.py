@@ -160,3 +160,12 @@ def test_a_number_that_eager_refuses_is_refused(name: str) -> None:
     assert not runs(function, x)
     with pytest.raises((RuntimeError, IrcError)):
         irc.compile(function)(x)
+
+
+def test_the_spread_of_values_far_from_zero_is_that_of_eager() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 256) * 0.02 + 1e4
+    for dim in (0, 1):
+        with torch.no_grad():
+            spread = irc.compile(lambda x, dim=dim: x.var(dim))(x)
+        torch.testing.assert_close(spread, x.var(dim), rtol=1e-5, atol=0)
