@@ -100,7 +100,7 @@ class Loop:
         self.module, self.options, self.ranks = module, options, ranks
         self.feeding = loop_feeding(options, ranks.rank)
         self._names: dict[Any, list[str]] = {}
-        self._calls = 0
+        self._calls, self._is_written = 0, False
         stay = options.layout == WHOLE
         self.parameters = ShardedParameters(module, options.mesh, ranks.rank, stay=stay)
         self.versions: list[LoopVersion] = []
@@ -241,6 +241,26 @@ class Loop:
         rest = {name: tensor for name, tensor in tensors.items() if name not in parts}
         return slice_weights(plan, rest, self.ranks.rank, parts)
 
+    def expect_writes(self) -> None:
+        """Note that there are gradients, by which parameters are likely to be written to.
+
+        Optimisers that share their work among ranks write through ``.data``, which torch does not
+        count (``ZeroRedundancyOptimizer`` sends each rank's parameters to the others so).
+        """
+        self._is_written = True
+        self._forget()
+
+    def see_writes(self) -> None:
+        """Take parameters as they are now, where there were gradients since the last forward."""
+        if self._is_written:
+            self._is_written = False
+            self._forget()
+
+    def _forget(self) -> None:
+        self.ranks.store.may_be_written()
+        for copy in self.ranks.copies.values():
+            copy.version = None
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Leave gradients as the sums that each rank has of its part of the batch."""
@@ -338,6 +358,7 @@ class LoopVersion:
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run forward; autograd runs backward."""
         self._loop.parameters.count_writes()
+        self._loop.see_writes()
         inputs = self._captured.flatten(args, dict(kwargs))
         asked = [inputs[index] for index in self._asked]
         results = _BothWays.apply(self, inputs, *self._trained, *asked)
@@ -383,7 +404,9 @@ class LoopVersion:
         is_wanted = [bool(asked & set(halves.reads[n])) for n in halves.gradients]
         takers: list[Any] = [node for node, _ in ctx.next_functions[-len(is_wanted) :]]
         nodes = [node if want else None for node, want in zip(takers, is_wanted, strict=True)]
-        return self._deliver(parts, nodes, is_synced=self._loop.is_synced)
+        gradients = self._deliver(parts, nodes, is_synced=self._loop.is_synced)
+        self._loop.expect_writes()
+        return gradients
 
     def _seed(self) -> torch.Tensor:
         """Draw the seed of a call's random numbers, as ``torch.manual_seed`` repeats it."""

@@ -19,8 +19,9 @@ from irc.plan.schema import Kernels, Library, Plan
 from irc.runtime.frame import new_prepared
 from irc.runtime.local_weights import WeightCopy
 
-Versions: TypeAlias = int | tuple[int, ...]
-"""How often the weights that a tensor is made of were written to: of one, or of each."""
+Versions: TypeAlias = tuple[int, int | tuple[int, ...]]
+"""How often weights may have been written to unseen (:attr:`Store.writes`), and how often torch
+counted writes to those that a tensor is made of: of one, or of each."""
 
 
 @dataclass
@@ -33,13 +34,28 @@ class Made:
 
 @dataclass
 class Store:
-    """What the plans of one model share: prepared tensors by what they are, weights on a GPU."""
+    """What the plans of one model share: prepared tensors by what they are, weights on a GPU.
+
+    Attributes:
+        made: the prepared tensors.
+        moved: the weights on a GPU, by name and device.
+        writes: how often weights may have been written to without a count of torch's.
+        lock: held by who makes tensors.
+    """
 
     made: dict[str, Made] = field(default_factory=dict[str, Made])
     moved: dict[tuple[str, str], WeightCopy] = field(
         default_factory=dict[tuple[str, str], WeightCopy]
     )
+    writes: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def may_be_written(self) -> None:
+        """Make everything again where it is needed next, whatever torch has counted."""
+        with self.lock:
+            self.writes += 1
+            for each in self.moved.values():
+                each.version = None
 
 
 class Prepared:
@@ -73,6 +89,7 @@ class Prepared:
         self._sources = [weights[index] for index in order]
         self._tracked = all(not source.is_inference() for source in self._sources)
         self._seen: list[int] | None = None
+        self._writes = self._store.writes
         self.sources = tuple(order)
         self._released = False
         with self._store.lock:
@@ -86,7 +103,9 @@ class Prepared:
     def is_stale(self) -> bool:
         """True where a tensor is missing, or made of older weights; a fast check."""
         # Inference tensors are not counted: what is made of them is made at every call.
-        return not self._tracked or [source._version for source in self._sources] != self._seen
+        if self._writes != self._store.writes or not self._tracked:
+            return True
+        return [source._version for source in self._sources] != self._seen
 
     def forget(self) -> None:
         """Make everything again at the next call."""
@@ -124,14 +143,15 @@ class Prepared:
             )
         with self._store.lock:
             now = [source._version for source in self._sources] if self._tracked else None
-            if now is None or any(each.versions != of(now) for each, of in self._made):
+            writes = self._store.writes
+            if now is None or any(each.versions != (writes, of(now)) for each, of in self._made):
                 run()
                 for each, of in self._made:
-                    each.versions = None if now is None else of(now)
-            self._seen = now
+                    each.versions = None if now is None else (writes, of(now))
+            self._seen, self._writes = now, writes
 
 
-def _chosen(places: Sequence[int]) -> Callable[[Sequence[int]], Versions]:
+def _chosen(places: Sequence[int]) -> Callable[[Sequence[int]], int | tuple[int, ...]]:
     """Return what picks some of all versions."""
     return itemgetter(*places) if places else lambda _: ()
 
