@@ -110,7 +110,7 @@ def captured_micro_batch(
     batch = (module, loss, recipe, args, kwargs)
     captured, split = captured_step(*batch, less=less, **local)
     program = captured.program
-    if not split or divides_by_tokens(program, recipe.loss):
+    if not split or divides_by_tokens(program, recipe.loss, split):
         return captured, split
     leaves = pytree.tree_leaves((positional(args), dict(kwargs)))
     samples = len(leaves[min(_cut(leaves, recipe.micro_batches))])
@@ -122,14 +122,16 @@ def captured_micro_batch(
     more = 2 * size
     try:
         other = of(more)
-        paths = summed_terms(program, other, recipe.loss, 2.0)
-        if paths is None:
-            paths = summed_terms(other, of(2 * more), recipe.loss, 2.0)
+        terms = summed_terms(program, other, recipe.loss, 2.0)
+        if terms is None:
+            terms = summed_terms(other, of(2 * more), recipe.loss, 2.0)
     except IrcError as error:
         _warn_of_loss(size, f"{more} of them at once cannot be captured to compare: {error}")
         return captured, split
-    if paths is None or not weigh_terms(program, paths, recipe.loss, size / samples):
+    if terms is None or not weigh_terms(program, terms.sums, recipe.loss, size / samples):
         _warn_of_loss(size, f"{more} of them at once are computed by other ops")
+    elif terms.unknown:
+        _warn_of_loss(size, "a term of it is neither a mean nor a sum, as far as can be told")
     return captured, split
 
 

@@ -9,12 +9,13 @@ exponent, products and quotients add and subtract. What no rule knows has no deg
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log, prod
+from math import inf, isfinite, log, prod
 from typing import Any, TypeAlias
 
+from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Operation, SSAValue
 
-from irc.dialects.builder import arguments, entry
+from irc.dialects.builder import arguments, entry, functions
 from irc.dialects.flow import (
     BroadcastOp,
     ConcatOp,
@@ -38,6 +39,7 @@ Degree: TypeAlias = "float | None"
 
 ALIKE = frozenset({"neg", "cast", "copy", "abs"})
 POWERS = {"sqrt": 0.5, "reciprocal": -1.0, "rsqrt": -0.5}
+COMPARED = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 MOVES = (ReshapeOp, BroadcastOp, TransposeOp, SliceOp, PadOp, GatherOp, TakeOp)
 """Ops whose result has numbers of their first operand."""
 
@@ -47,8 +49,11 @@ CLOSE = 1e-6
 
 def have_same_ops(program: Program, other: Program) -> bool:
     """Return whether two captures differ in sizes and literals alone."""
-    own, twins = (entry(each.module).body.block.ops for each in (program, other))
-    return [op.name for op in own] == [op.name for op in twins]
+    return _names(entry(program.module)) == _names(entry(other.module))
+
+
+def _names(func: FuncOp) -> list[str]:
+    return [op.name for op in func.body.block.ops]
 
 
 class Degrees:
@@ -61,22 +66,42 @@ class Degrees:
     def __init__(self, program: Program, other: Program, ratio: float) -> None:
         self.of: dict[SSAValue, Degree] = {}
         self._ratio = ratio
+        self._functions = functions(program.module), functions(other.module)
         mine, theirs = entry(program.module), entry(other.module)
-        own, twins = (list(func.body.block.ops) for func in (mine, theirs))
         if not have_same_ops(program, other):
             return
         named = {name: value for _, name, value in arguments(theirs)}
         for _, name, value in arguments(mine):
             held = [p.tensors.get(name) for p in (program, other)]
             is_same = held[0] is held[1] or _are_equal(*held)
-            self.of[value] = 0.0 if name in named and is_same else None
-        for op, twin in zip(own, twins, strict=True):
-            if isinstance(op, FlowOp) and isinstance(twin, FlowOp):
-                degree = self._degree(op, twin)
-                self.of.update(dict.fromkeys(op.results, degree))
+            degree = 0.0 if is_same else self._of_numbers(*held)
+            self.of[value] = degree if name in named else None
+        self._run(mine, theirs)
+
+    def _run(self, func: FuncOp, twin: FuncOp) -> list[Degree]:
+        """Give values of a function their degrees; return those of its results."""
+        for op, other in zip(func.body.block.ops, twin.body.block.ops, strict=True):
+            if isinstance(op, FlowOp) and isinstance(other, FlowOp):
+                found = [self._degree(op, other)] * len(op.results)
+            elif isinstance(op, CallOp) and isinstance(other, CallOp):
+                found = self._called(op, other)
             else:
-                known = all(self.of.get(operand) == 0.0 for operand in op.operands)
-                self.of.update(dict.fromkeys(op.results, 0.0 if known else None))
+                found = [None] * len(op.results)
+            self.of.update(zip(op.results, found, strict=True))
+        end = func.body.block.last_op
+        return [] if end is None else [self.of.get(value) for value in end.operands]
+
+    def _called(self, op: CallOp, other: CallOp) -> list[Degree]:
+        """Return the degrees of what a function, such as a layer of several alike, gives."""
+        func, twin = (
+            known[call.callee.string_value()]
+            for known, call in zip(self._functions, (op, other), strict=True)
+        )
+        if _names(func) != _names(twin):
+            return [None] * len(op.results)
+        given = [self.of.get(operand) for operand in op.operands]
+        self.of.update(zip(func.body.block.args, given, strict=True))
+        return self._run(func, twin)
 
     def _degree(self, op: FlowOp, twin: FlowOp) -> Degree:
         given = [self.of.get(operand) for operand in op.operands]
@@ -117,9 +142,20 @@ class Degrees:
         values, others = ([float(abs(v)) for v in each.plain["value"]] for each in (op, twin))
         if values == others or (len(values) == len(others) == 1 and values[0] != values[0]):
             return 0.0
-        if len(values) != 1 or len(others) != 1 or not values[0] or not others[0]:
+        if len(values) != 1 or len(others) != 1:
             return None
-        exponent = log(others[0] / values[0], self._ratio)
+        return self._exponent(values[0], others[0])
+
+    def _of_numbers(self, one: Any, other: Any) -> Degree:
+        """Return the degree of a constant that the captures hold, such as a number of samples."""
+        if any(each is None or each.is_meta or each.numel() != 1 for each in (one, other)):
+            return None
+        return self._exponent(*(float(abs(each.item())) for each in (one, other)))
+
+    def _exponent(self, value: float, other: float) -> Degree:
+        if not value or not other or not isfinite(value) or not isfinite(other):
+            return None
+        exponent = log(other / value, self._ratio)
         return float(round(exponent)) if abs(exponent - round(exponent)) < CLOSE else None
 
 
@@ -134,6 +170,8 @@ def _pointwise(fn: str, given: Sequence[float], operands: Sequence[SSAValue]) ->
         return sum(given)
     if fn == "div":
         return given[0] - given[1]
+    if fn in ("is_nan", "is_inf") or (fn in COMPARED and _is_fixed(given, operands)):
+        return 0.0
     if fn == "where":
         given, operands = given[1:], operands[1:]
     if fn in ("where", "maximum", "minimum"):
@@ -144,6 +182,12 @@ def _pointwise(fn: str, given: Sequence[float], operands: Sequence[SSAValue]) ->
     if fn in ("add", "sub"):
         return given[0] if len(set(given)) == 1 else None
     return None
+
+
+def _is_fixed(given: Sequence[float], operands: Sequence[SSAValue]) -> bool:
+    """True where a comparison gives the same of more samples: one with zero or infinity does."""
+    numbers = [op.plain["value"] for v in operands if isinstance(op := v.owner, ConstantOp)]
+    return len(set(given)) == 1 or any(abs(n) in (0, inf) for each in numbers for n in each)
 
 
 def _contracted(op: FlowOp) -> int:

@@ -14,25 +14,39 @@ are left alone, as is what is divided by a sum over the batch (tokens that count
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from math import prod
+from typing import TypeAlias, TypeGuard
 
 from xdsl.ir import Operation, SSAValue
 
 from irc.dialects.builder import FlowBuilder, arguments, entry
-from irc.dialects.flow import FlowOp, PointwiseOp, ReduceOp, ReshapeOp, loc_of, tensor
+from irc.dialects.flow import (
+    BroadcastOp,
+    ConcatOp,
+    FlowOp,
+    PadOp,
+    PointwiseOp,
+    ReduceOp,
+    ReshapeOp,
+    SliceOp,
+    TransposeOp,
+    loc_of,
+    tensor,
+)
 from irc.program import Program
 from irc.training.degrees import ALIKE, CLOSE, Degree, Degrees, fn_of, have_same_ops
 from irc.training.entry import loss_index
 
 
-def divides_by_tokens(program: Program, loss: str) -> bool:
+def divides_by_tokens(program: Program, loss: str, cut: Collection[str]) -> bool:
     """Return whether a loss is one sum divided by a sum over inputs, as a mean over tokens is.
 
     Args:
         program: the forward pass of a micro-batch.
         loss: its name.
+        cut: names of the inputs of which a micro-batch has its part.
 
     Raises:
         IrcError: ``loss-unknown``.
@@ -44,7 +58,7 @@ def divides_by_tokens(program: Program, loss: str) -> bool:
         return False
     is_sum = [isinstance(v.owner, ReduceOp) and fn_of(v.owner) == "sum" for v in op.operands]
     top, divisor = op.operands
-    if not all(is_sum) or divisor not in _from(program, ("input",)):
+    if not all(is_sum) or divisor not in _from(program, cut):
         return False
     # What is summed is no share of the batch already: it is not divided or scaled by a number.
     assert isinstance(top.owner, ReduceOp)
@@ -56,7 +70,20 @@ Path: TypeAlias = "tuple[tuple[str, int], ...]"
 """The way from a loss to a value: functions, and which operand of each; without reshapes."""
 
 
-def summed_terms(program: Program, other: Program, loss: str, ratio: float) -> set[Path] | None:
+@dataclass(frozen=True)
+class Terms:
+    """The terms of a loss.
+
+    Attributes:
+        sums: paths of those that are sums over samples.
+        unknown: paths of those that are, as far as can be told, neither sums nor means.
+    """
+
+    sums: frozenset[Path]
+    unknown: frozenset[Path]
+
+
+def summed_terms(program: Program, other: Program, loss: str, ratio: float) -> Terms | None:
     """Return where the terms of a loss that are sums over samples are read.
 
     Args:
@@ -66,7 +93,7 @@ def summed_terms(program: Program, other: Program, loss: str, ratio: float) -> s
         ratio: how many times the samples of ``program`` the other has; above 1.
 
     Returns:
-        Their paths; None where the two are computed by other ops and cannot be compared.
+        The terms; None where the two are computed by other ops and cannot be compared.
 
     Raises:
         IrcError: ``loss-unknown``.
@@ -74,7 +101,9 @@ def summed_terms(program: Program, other: Program, loss: str, ratio: float) -> s
     value, _ = _loss(program, loss)
     if not have_same_ops(program, other):
         return None
-    return set(_terms((), value, 0.0, Degrees(program, other, ratio).of))
+    found = set(_terms((), value, 0.0, Degrees(program, other, ratio).of))
+    sums = frozenset(path for path, is_sum in found if is_sum)
+    return Terms(sums, frozenset(path for path, is_sum in found if not is_sum))
 
 
 def weigh_terms(program: Program, paths: Iterable[Path], loss: str, part: float) -> bool:
@@ -119,37 +148,82 @@ def _place(program: Program, path: Path, loss: str) -> _Place | None:
     for fn, operand in path:
         while isinstance(value.owner, ReshapeOp):
             value = value.owner.operands[0]
-        if not isinstance(value.owner, PointwiseOp) or fn_of(value.owner) != fn:
+        if not isinstance(value.owner, FlowOp) or _label(value.owner) != fn:
             return None
         user, index = value.owner, operand
         value = user.operands[index]
     return _Place(user, index)
 
 
+def _label(op: FlowOp) -> str:
+    """Return what an op is called in a path."""
+    return fn_of(op) if isinstance(op, PointwiseOp) else op.name
+
+
+LINEAR = (ReshapeOp, BroadcastOp, TransposeOp, SliceOp, PadOp)
+"""Moves: what their operand is a sum of, they give."""
+
+
 def _terms(
     path: Path, value: SSAValue, offset: float, degrees: Mapping[SSAValue, Degree]
-) -> Iterator[Path]:
-    """Yield the paths on which sums over samples enter a loss; each is one term of it."""
+) -> Iterator[tuple[Path, bool]]:
+    """Yield the paths on which sums over samples enter a loss; each is one term of it.
+
+    False stands beside the path of what is neither a sum nor a mean.
+    """
     degree, op = degrees.get(value), value.owner
     if degree is not None:
-        if abs(degree + offset - 1) < CLOSE:
-            yield path
+        if abs(degree + offset) >= CLOSE:
+            yield path, abs(degree + offset - 1) < CLOSE
         return
-    if isinstance(op, ReshapeOp):
-        yield from _terms(path, op.operands[0], offset, degrees)
+    steps = _operands(op, offset, degrees)
+    if not steps:
+        yield path, False
+    for index, more in steps:
+        assert isinstance(op, FlowOp)
+        step = () if isinstance(op, ReshapeOp) else ((_label(op), index),)
+        yield from _terms((*path, *step), op.operands[index], more, degrees)
+
+
+def _operands(
+    op: object, offset: float, degrees: Mapping[SSAValue, Degree]
+) -> list[tuple[int, float]]:
+    """Return the operands of which an op gives a sum, and by what degree each is multiplied."""
+    if _is_stack(op):
+        return [(index, offset) for index in range(len(op.operands))]
+    if isinstance(op, LINEAR) or _is_inner_sum(op):
+        return [(0, offset)]
     if not isinstance(op, PointwiseOp):
-        return
+        return []
     fn = fn_of(op)
     if fn in ("add", "sub", "neg", "cast", "copy"):
-        for index, operand in enumerate(op.operands):
-            yield from _terms((*path, (fn, index)), operand, offset, degrees)
-    elif fn in ("mul", "div"):
+        return [(index, offset) for index in range(len(op.operands))]
+    if fn in ("mul", "div"):
         left, right = (degrees.get(operand) for operand in op.operands)
         if right is not None:
-            more = right if fn == "mul" else -right
-            yield from _terms((*path, (fn, 0)), op.operands[0], offset + more, degrees)
-        elif left is not None and fn == "mul":
-            yield from _terms((*path, (fn, 1)), op.operands[1], offset + left, degrees)
+            return [(0, offset + (right if fn == "mul" else -right))]
+        if left is not None and fn == "mul":
+            return [(1, offset + left)]
+    return []
+
+
+def _is_inner_sum(op: object) -> bool:
+    """True for a sum of values beside each other, such as the terms of a loss."""
+    if not isinstance(op, ReduceOp) or fn_of(op) != "sum":
+        return False
+    value = op.operands[0]
+    while isinstance(value.owner, LINEAR) or (
+        isinstance(value.owner, PointwiseOp) and fn_of(value.owner) == "mul"
+    ):
+        value = value.owner.operands[0]
+    return _is_stack(value.owner)
+
+
+def _is_stack(op: object) -> TypeGuard[ConcatOp]:
+    """True for numbers put beside each other; whole rows may be samples."""
+    return isinstance(op, ConcatOp) and all(
+        prod(tensor(each).static_shape()) == 1 for each in op.operands
+    )
 
 
 def _loss(program: Program, name: str) -> tuple[SSAValue, int]:
@@ -160,12 +234,12 @@ def _loss(program: Program, name: str) -> tuple[SSAValue, int]:
     return end.operands[at], at
 
 
-def _from(program: Program, roles: Sequence[str]) -> set[SSAValue]:
-    """Return the values that depend on arguments of some roles, and on no others but constants."""
+def _from(program: Program, cut: Collection[str]) -> set[SSAValue]:
+    """Return the values that depend on inputs of these names, and on no others but constants."""
     func = entry(program.module)
     named = arguments(func)
-    inside = {value for role, _, value in named if role in (*roles, "constant")}
-    seen = {value for role, _, value in named if role in roles}
+    seen = {value for role, name, value in named if role == "input" and name in cut}
+    inside = {*seen, *(value for role, _, value in named if role == "constant")}
     for op in func.body.block.ops:
         if all(operand in inside for operand in op.operands):
             inside.update(op.results)

@@ -36,6 +36,13 @@ LOSSES: dict[str, Loss] = {
     "dot": lambda o, y: torch.dot(o[:, 0], (y + 1).to(o.dtype)),
     "stacked": lambda o, y: torch.stack([o.sum(), o.square().sum()]).sum(),
     "one sum twice": lambda o, y: (s := o.square().sum()) + s / len(y),
+    "stack of both": lambda o, y: torch.stack([F.cross_entropy(o, y), o.square().sum()]).sum(),
+    "weighed stack": lambda o, y: (
+        torch.stack([o.mean(), o.square().sum()]) * torch.tensor([1.0, 0.1], dtype=o.dtype)
+    ).sum(),
+    "finite": lambda o, y: torch.where(
+        torch.isfinite(s := o.square().sum()), s, torch.zeros_like(s)
+    ),
     "norm of all": lambda o, y: F.mse_loss(o, torch.zeros_like(o), reduction="sum") * 0.5,
 }
 
@@ -103,6 +110,80 @@ def test_a_mean_over_tokens_is_captured_once() -> None:
     """It is seen by what divides it."""
     assert captures(F.cross_entropy, 8) == 1
     assert captures(LOSSES["sum"], 8) == 2
+
+
+class Layer(nn.Module):
+    """Gives a sum over samples beside its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(self.line(x))
+        return h, h.square().sum()
+
+
+class Regular(nn.Module):
+    """Equal layers, which are captured once, and what each adds to the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(6))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        more = torch.zeros((), dtype=x.dtype)
+        for layer in self.layers:
+            x, each = layer(x)
+            more = more + each
+        return (x[:, 0] - y).square().mean() + 0.01 * more
+
+
+class Weighed(nn.Linear):
+    """Divides a sum over samples by weights that are not of samples."""
+
+    def forward(self, x: Tensor, y: Tensor, w: Tensor) -> Tensor:  # type: ignore[override]
+        return torch.where(y[:, None] > 0, super().forward(x).square(), 0.0).sum() / w.sum()
+
+
+@pytest.mark.parametrize("rows", [8, 10])
+@pytest.mark.parametrize("make", [Regular, lambda: Weighed(5, 4)], ids=["layers", "weighed"])
+def test_sums_inside_a_module(make: Callable[[], nn.Module], rows: int) -> None:
+    torch.manual_seed(0)
+    theirs = make().double()
+    mine = copy.deepcopy(theirs)
+    x, y, w = (torch.rand(*s, dtype=torch.float64) for s in ((rows, 5), (rows,), (3,)))
+    batch = (x, y - 0.5, w)[: 2 + isinstance(theirs, Weighed)]
+    wanted = theirs(*batch)
+    wanted.backward()
+    step = irc.compile_step(
+        mine, optimizer=torch.optim.SGD(mine.parameters(), lr=1.0), micro_batches=4
+    )
+    before = [p.detach().clone() for p in mine.parameters()]
+    torch.testing.assert_close(step(*batch), wanted.detach(), rtol=1e-12, atol=0)
+    for p, was, own in zip(mine.parameters(), before, theirs.parameters(), strict=True):
+        torch.testing.assert_close(was - p.detach(), own.grad, rtol=1e-10, atol=1e-13)
+
+
+UNKNOWN: dict[str, Loss] = {
+    "norm": lambda o, y: o.square().sum().sqrt(),
+    "by squares": lambda o, y: o.abs().sum() / len(y) ** 2,
+    "classes": lambda o, y: torch.zeros(4, dtype=o.dtype).index_add(0, y, o[:, 0]).sum(),
+    "either": lambda o, y: torch.where(o.sum() > 0, o.square().sum(), o.mean()),
+    "contrasts": lambda o, y: F.cross_entropy(o @ o.T, torch.arange(len(o))),
+    "no nan": lambda o, y: torch.nan_to_num(o.square().sum()),
+    "of all": lambda o, y: o.logsumexp(0).sum(),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_is_neither_a_sum_nor_a_mean_is_warned_of(name: str) -> None:
+    """It counts as a mean."""
+    step = irc.compile_step(
+        nn.Linear(5, 4).double(), loss=UNKNOWN[name], optimizer="sgd", micro_batches=2
+    )
+    with pytest.warns(step_plan.LossWarning, match="neither a mean nor a sum"):
+        step(torch.randn(8, 5, dtype=torch.float64), torch.randint(4, (8,)))
 
 
 class Table(nn.Module):
