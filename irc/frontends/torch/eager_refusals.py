@@ -219,7 +219,8 @@ def _is_always_elementwise(name: str) -> bool:
         return False
     packet = getattr(torch.ops.aten, name)
     ops = [getattr(packet, overload) for overload in packet.overloads()]
-    return all(is_known(op) or torch.Tag.out in op.tags for op in ops)
+    # ``torch.Tag.out`` says the same, from torch 2.13 on.
+    return all(is_known(op) or any(each.is_out for each in op._schema.arguments) for op in ops)
 
 
 @cache
