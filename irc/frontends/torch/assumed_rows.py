@@ -8,9 +8,13 @@ both traces say the same where no rows are is checked (:func:`agree`).
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
+import sympy
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
@@ -45,15 +49,19 @@ class some_rows(TorchFunctionMode):  # noqa: N801  # a context, named as what it
 
     Args:
         any_rows: what is answered.
+        length: what ``len`` answers where there are rows.
 
     Attributes:
+        lengths: how often ``len`` was asked.
         asked: the masks that were asked, each by what it was computed from.
         selected: the masks whose rows were selected.
     """
 
-    def __init__(self, any_rows: bool) -> None:
+    def __init__(self, any_rows: bool, length: int = 2) -> None:
         super().__init__()
         self.any_rows = any_rows
+        self.length = length
+        self.lengths = 0
         self.asked: set[Form] = set()
         self.selected: set[Form] = set()
         self._forms: dict[int, tuple[Tensor, Form]] = {}
@@ -103,8 +111,9 @@ class some_rows(TorchFunctionMode):  # noqa: N801  # a context, named as what it
             self.asked.add(_mask_of(form))
             return COMPARED[by] is self.any_rows
         if name == "__len__" and _is_open(asked.shape[0]):
-            # Python has no other number here. A use of it as one differs between the two traces.
-            return 2 if self.any_rows else 0
+            # Python has no other number here. A use of it as one differs between the traces.
+            self.lengths += 1
+            return self.length if self.any_rows else 0
         result = func(asked)
         if by in COUNTING:
             self.asked.add(_mask_of(form))
@@ -142,8 +151,16 @@ def without_skips(trace: Callable[[], ExportedProgram]) -> ExportedProgram | Non
         trace: traces it.
     """
     try:
-        with some_rows(any_rows=True) as rows:
+        with some_rows(any_rows=True) as rows, _compared() as compared:
             some = trace()
+        # Code that treats one row otherwise, or many, does not only ask whether there are rows.
+        if not all(map(_is_of_none, compared)):
+            return None
+        for length in (1, 97) if rows.lengths else ():
+            with some_rows(any_rows=True, length=length):
+                other = trace()
+            if _meaning(some.graph) != _meaning(other.graph):
+                return None
         with some_rows(any_rows=False):
             none = trace()
     except Exception:
@@ -151,6 +168,40 @@ def without_skips(trace: Callable[[], ExportedProgram]) -> ExportedProgram | Non
         # not traced as it is.
         return None
     return some if rows.asked <= rows.selected and agree(some.graph, none.graph) else None
+
+
+@contextmanager
+def _compared() -> Generator[list[Any]]:
+    """Collect the comparisons of sizes that code outside torch decides by."""
+    collected: list[Any] = []
+    before = torch.SymBool.__bool__
+
+    def decide(self: torch.SymBool) -> bool:
+        module = sys._getframe(1).f_globals.get("__name__", "")
+        if module.partition(".")[0] not in ("torch", "irc"):
+            collected.append(self.node.expr)
+        return before(self)
+
+    with mock.patch.object(torch.SymBool, "__bool__", decide):
+        yield collected
+
+
+def _is_of_none(compared: Any) -> bool:
+    """Return whether a comparison says the same of one row and of any more."""
+    rows = [s for s in compared.free_symbols if str(s).startswith("u")]
+    if not rows:
+        return True
+    if len(rows) > 1 or compared.free_symbols != set(rows):
+        return False
+    if not isinstance(compared, sympy.core.relational.Relational):
+        return False
+    size = sympy.Symbol("size")
+    difference = (compared.lhs - compared.rhs).subs(rows[0], size)
+    if not difference.is_polynomial(size) or sympy.degree(difference, size) != 1:
+        return False
+    turn = sympy.solve(difference, size)[0]
+    one, two = (bool(compared.subs(rows[0], number)) for number in (1, 2))
+    return bool(turn < 1) or (bool(turn <= 1) and one == two)
 
 
 def agree(some: Graph, none: Graph) -> bool:

@@ -98,6 +98,8 @@ def combined(
         sets: rows are set to what experts give.
     """
     layers, wanted = list(_layers(members)), build.wanted
+    if not all(_fits(member, wanted) for member in members):
+        return None
     open_ = wanted.ndim > 2 and not all(isinstance(size, int) for size in wanted.shape)
     if open_ or not all(map(_understood, layers)) or (sets and not _covers(layers, start)):
         return None
@@ -110,6 +112,16 @@ def combined(
     if start is None or total is None:
         return total
     return build(aten.add_.Tensor if in_place else aten.add.Tensor, start, total)
+
+
+def _fits(member: Member, wanted: torch.Tensor) -> bool:
+    """Return whether an expert gives as many rows and columns as the result has."""
+    rows = member.expert.rows
+    given = [*shape(rows.base)[rows.lead : -1], _sizes(member.expert.down)[0]]
+    sizes = [shape(member.mask)[dim] for dim in member.tokens]
+    return list(map(str, given)) == list(map(str, wanted.shape)) and (
+        list(map(str, sizes)) == list(map(str, given[:-1]))
+    )
 
 
 def _covers(layers: Sequence[Sequence[Member]], start: Node | None) -> bool:

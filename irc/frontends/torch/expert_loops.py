@@ -25,6 +25,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from irc.frontends.torch.expert_layer import Build, Member, combined
+from irc.frontends.torch.expert_memory import activates_shared, is_seen
 from irc.frontends.torch.expert_rows import Reader, aten, numbers, same
 
 ZEROS = frozenset({aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default})
@@ -32,6 +33,7 @@ EMPTY = frozenset({aten.empty_like.default, aten.new_empty.default, aten.empty.m
 SELECTIONS = frozenset({aten.where.default, aten.nonzero.default, aten.nonzero_numpy.default})
 ADDING = frozenset({aten.index_add.default, aten.index_add_.default})
 PUTTING = frozenset({aten.index_put.default, aten.index_put_.default})
+IN_PLACE = frozenset({aten.index_add_.default, aten.index_put_.default})
 SUMS = frozenset({aten.add.Tensor, aten.add_.Tensor})
 
 
@@ -112,6 +114,8 @@ def merge(graph: Graph, only_none: bool = False) -> int:
         reader = Reader()
         members = _members(chain, reader)
         if members is None or _written_between(graph, chain, reader):
+            continue
+        if _is_shared(graph, chain) or activates_shared(reader.read):
             continue
         build = Build(graph, chain.end)
         given = chain.start if only_none else combined(build, members, *_result(chain, build))
@@ -201,6 +205,19 @@ def _written_between(graph: Graph, chain: Chain, reader: Reader) -> bool:
     return False
 
 
+def _is_shared(graph: Graph, chain: Chain) -> bool:
+    """Return whether others see what a loop writes before it ends, or a part of it alone."""
+    nodes = [addition.node for addition in chain.additions]
+    helpers = {helper for addition in chain.additions for helper in addition.helpers}
+    own = helpers.union(nodes)
+    if any(_is_tensor(user) and user not in own for helper in helpers for user in helper.users):
+        return True
+    if any(h.target is aten.add_.Tensor and h.args[0] not in helpers for h in helpers):
+        return True
+    writes = {node.target in IN_PLACE for node in nodes}
+    return len(writes) > 1 or (True in writes and is_seen(graph, chain.start, nodes, helpers))
+
+
 def _result(chain: Chain, build: Build) -> tuple[Node | None, bool, bool]:
     """Return what rows are added to (None: zeros), whether in place, and whether rows are set."""
     start = chain.start
@@ -209,7 +226,7 @@ def _result(chain: Chain, build: Build) -> tuple[Node | None, bool, bool]:
     mine = {chain.additions[0].node, *chain.additions[0].helpers}
     if fresh and set(start.users) <= mine:
         return None, False, sets
-    return start, chain.end.target in (aten.index_add_.default, aten.index_put_.default), sets
+    return start, chain.end.target in IN_PLACE, sets
 
 
 def _erase(graph: Graph, loop: set[Node]) -> None:

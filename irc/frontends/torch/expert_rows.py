@@ -23,9 +23,10 @@ WHOLE = frozenset({aten.where.default, aten.nonzero_numpy.default})
 """Calls that give one coordinate for each dim of a mask."""
 SAME = frozenset(
     {aten.to.dtype, aten._to_copy.default, aten.contiguous.default, aten.clone.default,
-     aten.alias.default, aten.type_as.default, aten.detach.default}
+     aten.alias.default, aten.type_as.default}
 )  # fmt: skip
-"""Calls that give what they take, but for its dtype and its memory."""
+"""Calls that give what they take, but for its dtype and its memory. What is detached differs: it
+has no gradient."""
 SHAPED = frozenset(
     {aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default,
      aten.reshape.default, aten.view.default}

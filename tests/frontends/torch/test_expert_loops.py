@@ -296,6 +296,118 @@ def test_a_loop_that_computes_something_else_is_refused(loop: Callable[..., Tens
         capture(Loop(loop), (torch.randn(10, WIDTH),))
 
 
+def skipping_one_by_length(m: Loop, x: Tensor, w: Tensor, i: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for e, expert in enumerate(m.mlps):
+        rows, slot = torch.where(i == e)
+        if len(rows) <= 1:
+            continue
+        out.index_add_(0, rows, expert(x[rows]) * w[rows, slot, None])
+    return out
+
+
+def skipping_one_by_count(m: Loop, x: Tensor, w: Tensor, i: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for e, expert in enumerate(m.mlps):
+        mask = (i == e).any(-1)
+        if mask.sum().item() > 1:
+            out[mask] += expert(x[mask])
+    return out
+
+
+def another_for_one(m: Loop, x: Tensor, w: Tensor, i: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for e, expert in enumerate(m.mlps):
+        rows, slot = torch.where(i == e)
+        if rows.numel() == 0:
+            continue
+        own = expert if rows.numel() > 1 else m.mlps[0]
+        out.index_add_(0, rows, own(x[rows]) * w[rows, slot, None])
+    return out
+
+
+def detached_weights(m: Loop, x: Tensor, w: Tensor, i: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for e, expert in enumerate(m.mlps):
+        rows, slot = torch.where(i == e)
+        out.index_add_(0, rows, expert(x[rows]) * w[rows, slot, None].detach())
+    return out
+
+
+def longer(m: Loop, x: Tensor, w: Tensor, i: Tensor) -> Tensor:
+    out = torch.zeros(len(x) + 3, WIDTH, dtype=x.dtype)
+    for e, expert in enumerate(m.mlps):
+        rows, slot = torch.where(i == e)
+        out.index_add_(0, rows, expert(x[rows]) * w[rows, slot, None])
+    return out
+
+
+def by_two_names(m: Loop, x: Tensor, w: Tensor, i: Tensor) -> Tensor:
+    h = x * 2
+    a, b = h.view(-1, WIDTH), h.view(-1, WIDTH)
+    for e, expert in enumerate(m.mlps):
+        rows, slot = torch.where(i == e)
+        b.index_add_(0, rows, expert(a[rows]) * w[rows, slot, None])
+    return h
+
+
+def seen_between(m: Loop, x: Tensor, w: Tensor, i: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    part, sums = out[:, :4], list[Tensor]()
+    for e, expert in enumerate(m.mlps):
+        rows, slot = torch.where(i == e)
+        out.index_add_(0, rows, expert(x[rows]) * w[rows, slot, None])
+        sums.append(part.sum())
+    return out + torch.stack(sums).sum()
+
+
+def first_in_place(m: Loop, x: Tensor, w: Tensor, i: Tensor) -> Tensor:
+    start = x * 1
+    other, out = start.view(-1, WIDTH), start
+    for e, expert in enumerate(m.mlps):
+        rows, slot = torch.where(i == e)
+        add = out.index_add if e else out.index_add_
+        out = add(0, rows, expert(x[rows]) * w[rows, slot, None])
+    return out + other
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        skipping_one_by_length, skipping_one_by_count, another_for_one, detached_weights,
+        longer, by_two_names, seen_between, first_in_place,
+    ],
+    ids=lambda loop: loop.__name__,
+)  # fmt: skip
+def test_a_loop_that_one_layer_would_not_equal_is_left_alone(loop: Callable[..., Tensor]) -> None:
+    with pytest.raises((IrcError, IrcErrors)):
+        capture(Loop(loop), (torch.randn(10, WIDTH),))
+
+
+class Narrow(nn.Sequential):
+    """Its column would be spread over those of the result."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(WIDTH, INNER), nn.ReLU(), nn.Linear(INNER, 1))
+
+
+class Overwritten(Gated):
+    """A view of what the activation overwrites is read."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        v = h.view(-1, INNER)
+        return self.c(F.silu(h, inplace=True) * v)
+
+
+@pytest.mark.parametrize("expert", [Narrow, Overwritten], ids=lambda expert: expert.__name__)
+def test_experts_that_one_layer_would_not_equal_are_left_alone(
+    expert: Callable[[], nn.Module],
+) -> None:
+    with pytest.raises((IrcError, IrcErrors)):
+        capture(Loop(skipping, expert), (torch.randn(10, WIDTH),))
+
+
 def test_other_experts_are_refused_with_what_is_supported() -> None:
     def expert() -> nn.Module:
         return nn.Sequential(nn.Linear(WIDTH, INNER), nn.LayerNorm(INNER), nn.Linear(INNER, WIDTH))
