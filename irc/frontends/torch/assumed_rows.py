@@ -195,8 +195,9 @@ def _is_of_none(compared: Any) -> bool:
         return False
     if not isinstance(compared, sympy.core.relational.Relational):
         return False
-    size = sympy.Symbol("size")
-    difference = (compared.lhs - compared.rhs).subs(rows[0], size)
+    size: Any = sympy.Symbol("size")
+    sides: Any = compared
+    difference = (sides.lhs - sides.rhs).subs(rows[0], size)
     if not difference.is_polynomial(size) or sympy.degree(difference, size) != 1:
         return False
     turn = sympy.solve(difference, size)[0]

@@ -175,7 +175,8 @@ def _correction(args: Sequence[Any], options: dict[str, Any]) -> tuple[Dims, flo
         )
     if args and isinstance(args[0], bool):
         return None, float(args[0]), False
-    dim, unbiased, keepdim = (*args, *(None, True, False)[len(args) :])
+    settings: tuple[Any, ...] = (*args, *(None, True, False)[len(args) :])
+    dim, unbiased, keepdim = settings
     return dim, float(unbiased), options.get("keepdim", keepdim)
 
 
