@@ -82,6 +82,9 @@ class CanonicalizePass(ModulePass):
     }
     ```
 
+    Option: ``keep_detached`` leaves ``detach`` alone, which says to ``differentiate`` that no
+    gradient passes; in a program that is differentiated already, or is not to be, it is nothing.
+
     It declines where a bit could change: ``x + 0`` of floats stays (it turns -0 into 0), ``x * 0``
     stays (NaN), ``exp`` of a literal stays. The arguments and results of functions never change.
     """
@@ -90,19 +93,22 @@ class CanonicalizePass(ModulePass):
     level: ClassVar[str] = "flow"
     also_on: ClassVar[tuple[str, ...]] = ("flow+sbp", "spmd", "task")
 
+    keep_detached: bool = False
+
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for func in op.body.block.ops:
             if isinstance(func, FuncOp) and not func.is_declaration:
-                simplify(func.body.block)
+                simplify(func.body.block, keep_detached=self.keep_detached)
 
 
-def simplify(block: Block) -> None:
+def simplify(block: Block, *, keep_detached: bool = True) -> None:
     """Simplify a block in one walk: operands are simple before their readers are met."""
     seen: dict[Any, FlowOp] = {}
     for op in list(block.ops):
         if not isinstance(op, FlowOp) or not op.name.startswith("flow."):
             continue
-        simple = _rewritten(op)
+        kept = keep_detached and isinstance(op, PointwiseOp) and _is(op, "detach")
+        simple = op if kept else _rewritten(op)
         if simple is not None and simple.name not in ("flow.extern", "flow.fusion"):
             twin = seen.setdefault(_identity(simple), simple)
             if twin is not simple:
@@ -257,6 +263,11 @@ def copy_of_value(op: FlowOp) -> Rewrite:
     return op.inputs[0] if _is(op, "copy") and op.inputs[0].type == op.outputs[0].type else None
 
 
+def detached(op: FlowOp) -> Rewrite:
+    """``detach(x)`` is ``x`` where nothing is differentiated any more."""
+    return op.inputs[0] if _is(op, "detach") else None
+
+
 def negative_of_negative(op: FlowOp) -> Rewrite:
     """``-(-x)`` is ``x``."""
     inner = op.inputs[0].owner
@@ -403,8 +414,8 @@ POOL_ATTRIBUTES = ("fn", "window", "strides", "low", "high", "dilations", "count
 Identity: TypeAlias = Callable[[FlowOp], Rewrite]
 IDENTITIES: Mapping[str, tuple[Identity, ...]] = {
     "flow.pointwise": (
-        function_of_literals, copy_of_value, square, function_of_neutral, cast_of_exact_cast,
-        negative_of_negative, choice_by_literal, function_of_broadcast,
+        function_of_literals, copy_of_value, detached, square, function_of_neutral,
+        cast_of_exact_cast, negative_of_negative, choice_by_literal, function_of_broadcast,
         lambda op: same_type(op) if _is(op, "cast") else None,
     ),
     "flow.reshape": (same_type, view_of_literal, reshape_of_reshape),

@@ -34,6 +34,7 @@ ANY: Mapping[str, str] = {
     "logical_not": "{0} == 0",
     "where": "{0} ? {1} : {2}",
     "copy":  "{0}",
+    "detach": "{0}",
     "maximum": "irc_max({0}, {1})",
     "minimum": "irc_min({0}, {1})",
     "sign":  "({T})(({0} > 0) - ({0} < 0))",

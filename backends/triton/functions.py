@@ -44,6 +44,7 @@ ANY: Mapping[str, str] = {
     **COMPARE, **LOGIC,
     "where": "tl.where({0}, {1}, {2})",
     "copy":  "{0}",
+    "detach": "{0}",
 }
 FLOAT: Mapping[str, str] = {
     **ANY,

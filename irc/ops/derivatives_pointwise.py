@@ -197,9 +197,9 @@ DERIVATIVES: Mapping[str, tuple[Formula | None, ...]] = {
 
 FLAT = frozenset({
     "floor_div", "trunc_div", "sign", "floor", "ceil", "round", "trunc",
-    "bit_and", "bit_or", "bit_xor", "bit_not", "shift_left", "shift_right",
+    "bit_and", "bit_or", "bit_xor", "bit_not", "shift_left", "shift_right", "detach",
 })  # fmt: skip
-"""Functions of numbers whose derivative is 0 wherever it exists."""
+"""Functions of numbers whose derivative is 0 wherever it exists, or is to be taken for that."""
 
 
 def pointwise(at: Adjoint, operand: int) -> SSAValue | None:

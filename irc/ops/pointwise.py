@@ -125,6 +125,7 @@ POINTWISE: Mapping[str, Pointwise] = {
     # selection and conversion
     "where":       Pointwise(3, "aten::where", linear=((1, 2),), complex=True),
     "copy":        Pointwise(1, "aten::clone", ((0,),), monotone=True, complex=True, flops=0),
+    "detach":      Pointwise(1, "aten::clone", ((0,),), monotone=True, complex=True, flops=0),
     "cast":        Pointwise(1, "aten::to", result="type", flops=0, complex=True),
 }
 # fmt: on

@@ -56,7 +56,7 @@ class Training:
         pad = [] if self.pad is None else [_made("pad-parameters", self.pad)]
         stream = [] if self.stream is None else [_made("stream-cross-entropy", self.stream)]
         split = [] if self.split is None else [_made("split-projections", self.split)]
-        return [_made("canonicalize"), *pad, *stream, *split]
+        return [_made("canonicalize", {"keep_detached": True}), *pad, *stream, *split]
 
     @property
     def of_cut(self) -> list[ModulePass]:

@@ -37,7 +37,7 @@ from irc.program import Program
 Degree: TypeAlias = "float | None"
 """How a value grows with the samples; None where that cannot be told."""
 
-ALIKE = frozenset({"neg", "cast", "copy", "abs"})
+ALIKE = frozenset({"neg", "cast", "copy", "abs", "detach"})
 POWERS = {"sqrt": 0.5, "reciprocal": -1.0, "rsqrt": -0.5}
 COMPARED = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 MOVES = (ReshapeOp, BroadcastOp, TransposeOp, SliceOp, PadOp, GatherOp, TakeOp)

@@ -29,7 +29,7 @@ from irc.dialects.types import is_float
 from irc.errors import IrcError
 from irc.ops.derivative import PhaseBuilder
 
-SAME = frozenset({"neg", "abs", "cast", "copy"})
+SAME = frozenset({"neg", "abs", "cast", "copy", "detach"})
 LIKE = frozenset({"add", "sub", "maximum", "minimum"})
 ANSWERS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor",
                      "logical_not", "sign", "is_nan", "is_inf"})  # fmt: skip

@@ -196,7 +196,7 @@ def _operands(
     if not isinstance(op, PointwiseOp):
         return []
     fn = fn_of(op)
-    if fn in ("add", "sub", "neg", "cast", "copy"):
+    if fn in ("add", "sub", "neg", "cast", "copy", "detach"):
         return [(index, offset) for index in range(len(op.operands))]
     if fn in ("mul", "div"):
         left, right = (degrees.get(operand) for operand in op.operands)

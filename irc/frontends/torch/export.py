@@ -32,6 +32,7 @@ from irc.frontends.torch.own_thread import own_thread
 from irc.frontends.torch.repeat import expand, is_mark, stubbed
 from irc.frontends.torch.strided_writes import copy_into_strided
 from irc.frontends.torch.table import row_of
+from irc.frontends.torch.unrecorded import keep_detached, unrecorded
 from irc.frontends.torch.wrapped import cast_inside, inline, mark_autocast
 
 NEEDS_STATISTICS = ("aten::batch_norm", "aten::instance_norm")
@@ -90,6 +91,7 @@ def export(
         user_frames(),
         whole_experts(module),
         plain_flex_attention(),
+        unrecorded(),
     ):
         warnings.simplefilter("ignore")
         program, repeated = _exported(module, args, kwargs, dynamic_shapes, stubbed)
@@ -111,6 +113,7 @@ def export(
         if repeated:
             expand(program, module)
             merge_loops(program)
+        keep_detached(program.graph_module)
         if all(is_plain(node.target, node.args) for node in _calls(program.graph_module)):
             if torch.is_autocast_enabled("cpu"):
                 mark_autocast(program.graph)  # no function, since it was on before
@@ -121,6 +124,7 @@ def export(
             settle(program.graph_module)
             copy_into_strided(program.graph)
             merge_loops(program)
+            keep_detached(program.graph_module)
         if (resized := resized_in_order(program.graph)) is not None:
             raise IrcError(
                 "capture-failed",

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from irc.dialects.flow import ConcatOp, IotaOp, SliceOp, TakeOp, TransposeOp, tensor
 from irc.dialects.size import Dim, Size, product
 from irc.dialects.types import TensorType, is_complex
 from irc.frontends.torch.lowering import Lowering, Operand, dim_of, enter, lowers, number
+from irc.ops.derivatives import is_smooth
 
 # fmt: off
 RESHAPES = (
@@ -47,6 +48,31 @@ def _cast(t: Lowering, self: SSAValue, *options: Any, **more: Any) -> SSAValue:
 enter(dict.fromkeys(RESHAPES, _reshape), numbers="any")
 enter(dict.fromkeys(EXPANDS, _expand), numbers="any")
 enter(dict.fromkeys(COPIES, _copy), numbers="any")
+
+
+def may_be_trained(value: SSAValue) -> bool:
+    """Return whether a value depends on a real argument: a weight, or an input."""
+    todo, seen = [value], {value}
+    while todo:
+        here = todo.pop()
+        if not isinstance(here.owner, Operation):
+            if is_smooth(here):
+                return True
+            continue
+        fresh = [operand for operand in here.owner.operands if operand not in seen]
+        todo += fresh
+        seen.update(fresh)
+    return False
+
+
+def _detach(t: Lowering, self: SSAValue) -> SSAValue:
+    """Keep what a step of training is to see: whose operand is no number of a weight or input."""
+    if not is_smooth(self) or not may_be_trained(self):
+        return self
+    return t.b.pointwise("detach", self)
+
+
+enter({"irc_capture::detach": _detach}, numbers="any")
 enter(dict.fromkeys(CASTS, _cast), numbers="any")
 
 

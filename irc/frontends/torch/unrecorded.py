@@ -1,0 +1,129 @@
+"""What a model detaches, or computes under ``torch.no_grad()``, is detached in its trace.
+
+A trace is made without gradients, so that what the model itself turns off leaves nothing in it. A
+step of training would then train what eager leaves alone. Here the results of torch's functions are
+detached while the model's own code has gradients off. Traces that are made functional have further
+detaches, of torch's own, which mean nothing: those of the model are noted before, by an op.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.fx import GraphModule
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+TORCH = str(Path(torch.__file__).parent)
+DECORATED = str(Path(TORCH, "utils", "_contextlib.py"))
+"""Where ``@torch.no_grad()`` enters for the function below it."""
+
+SWITCHES: tuple[tuple[Any, bool | None], ...] = (
+    (torch.no_grad, False),
+    (torch.enable_grad, True),
+    (torch.set_grad_enabled, None),
+    (torch.inference_mode, None),
+)
+"""Contexts that turn gradients on or off; None: by what they are given, as ``mode``."""
+
+
+_LIBRARY = torch.library.Library("irc_capture", "FRAGMENT")
+_LIBRARY.define("detach(Tensor x) -> Tensor")
+torch.library.register_fake(
+    "irc_capture::detach", lambda x: x.new_empty_strided(x.size(), x.stride()), lib=_LIBRARY
+)
+DETACH = torch.ops.aten.detach.default
+
+
+class _Detaching(TorchFunctionMode):
+    """Detaches the results of functions while the innermost switch is off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.switches: list[bool] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        results = func(*args, **(kwargs or {}))
+        if not self.switches or self.switches[-1]:
+            return results
+        given = {id(leaf) for leaf in pytree.tree_leaves((args, kwargs))}
+
+        def detached(leaf: Any) -> Any:
+            # What a function wrote to and gives back stays the tensor that it was.
+            is_new = isinstance(leaf, torch.Tensor) and id(leaf) not in given
+            return leaf.detach() if is_new and leaf.dtype.is_floating_point else leaf
+
+        return pytree.tree_map(detached, results)
+
+
+@contextmanager
+def unrecorded() -> Generator[None]:
+    """While a model is traced, detach what its own code computes with gradients off."""
+    mode = _Detaching()
+
+    def switching(switch: Any, state: bool | None) -> Any:
+        enter, leave = switch.__enter__, switch.__exit__
+
+        def entered(self: Any) -> Any:
+            if _is_of_model(sys._getframe(1)):
+                mode.switches.append(self.mode if state is None else state)
+                if isinstance(self, torch.inference_mode):
+                    mode.switches[-1] = not self.mode
+                if len(mode.switches) == 1:
+                    mode.__enter__()
+                self._irc_entered = True
+            return enter(self)
+
+        def left(self: Any, *error: Any) -> Any:
+            if self.__dict__.pop("_irc_entered", False):
+                mode.switches.pop()
+                if not mode.switches:
+                    mode.__exit__(*error)
+            return leave(self, *error)
+
+        return mock.patch.multiple(switch, __enter__=entered, __exit__=left)
+
+    first, second, third, fourth = (switching(*each) for each in SWITCHES)
+    with first, second, third, fourth:
+        yield
+
+
+def _is_of_model(frame: FrameType | None) -> bool:
+    """True where code that is not torch's own enters a switch, or decorates a function by it."""
+    if frame is not None and frame.f_code.co_filename == DECORATED:
+        function = frame.f_locals.get("func")
+        code = getattr(function, "__code__", None)
+        return code is not None and not code.co_filename.startswith(TORCH)
+    return frame is not None and not frame.f_code.co_filename.startswith((TORCH, __file__))
+
+
+def keep_detached(module: GraphModule) -> None:
+    """Note the detached values of a trace, but for those whose memory is written to."""
+    for child in module.modules():
+        if not isinstance(child, GraphModule):
+            continue
+        for node in child.graph.nodes:
+            if node.op == "call_function" and node.target is DETACH and not _is_written(node):
+                node.target = torch.ops.irc_capture.detach.default
+
+
+def _is_written(node: torch.fx.Node) -> bool:
+    """True where something writes to what shares the memory of a node."""
+    for user in node.users:
+        schema = getattr(user.target, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            return True
+        returns = [] if schema is None else schema.returns
+        if any(each.alias_info is not None for each in returns) and _is_written(user):
+            return True
+    return False
