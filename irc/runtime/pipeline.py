@@ -203,12 +203,12 @@ class PipelineExecutor:
             for own, each in zip(self._scales, scales or (torch.ones(()),) * 2, strict=True):
                 own.copy_(each)
             torch.add(self._numbers, seed * plan.num_micro_batches, out=self._seeds)
+            for executor in self._early:
+                executor.refresh()
             for sums in self._batch.values():
                 sums.run()
             if self._sums:
                 torch._foreach_zero_(self._sums)  # pyright: ignore[reportPrivateImportUsage]
-            for executor in self._early:
-                executor.refresh()
             for step in self._steps:
                 step()
             self._share_gradients()

@@ -43,6 +43,11 @@ LOSSES: dict[str, Loss] = {
     "finite": lambda o, y: torch.where(
         torch.isfinite(s := o.square().sum()), s, torch.zeros_like(s)
     ),
+    # What weighs a term is prepared before sums over the batch read it.
+    "weighed tokens": lambda o, y: (
+        torch.stack([F.cross_entropy(o, y), o.square().mean()])
+        * torch.tensor([0.7, 0.1], dtype=o.dtype)
+    ).sum(),
     "norm of all": lambda o, y: F.mse_loss(o, torch.zeros_like(o), reduction="sum") * 0.5,
 }
 
