@@ -158,7 +158,8 @@ def compile_text(
         to: where to stop.
 
     Raises:
-        IrcError: ``phase-invalid``, ``phase-unknown``; ``option-value`` for options of a program
+        IrcError: ``file-missing``; ``phase-invalid``, ``phase-unknown``; ``option-value`` for
+            options of a program
             that has its own, and where nothing says from where to go on.
     """
     output, place = Output(out, native, force, to), Path(path)
@@ -173,6 +174,8 @@ def compile_text(
         compilation = read_stopped(place, phase)
         output.check(compilation.options)
         return finish(compilation, output)
+    if not place.is_file():
+        raise IrcError("file-missing", f"no file '{path}'")
     if not phase:
         raise IrcError(
             "option-value",

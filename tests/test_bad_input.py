@@ -56,7 +56,8 @@ CASES = """
     compile nothing.onnx -o out  ->  file-missing: nothing.onnx
     compile . -o out  ->  file-missing: '.'
     compile garbage.onnx -o out  ->  not-onnx: garbage.onnx
-    compile program.mlir -o out  ->  not-onnx: program.mlir
+    compile program.mlir -o out  ->  option-value: which passes it is behind
+    compile nothere.mlir -o out  ->  file-missing: nothere.mlir
     compile model.onnx -o out --mesh data  ->  mesh-syntax: data=2,tensor=2
     compile model.onnx -o out --mesh data=0  ->  mesh-syntax: data=0
     compile model.onnx -o out --mesh data=2,,  ->  mesh-syntax: an axis is missing

@@ -8,7 +8,7 @@ outside) refines each task of f1 by f2:
 
     phi(w) = [t1 * d2 + t2  for t1 in phi1(w // n2)  for t2 in phi2(w % n2)]
 
->>> m = parse_mapping("spatial(2, 1) * repeat(2, 2)")
+>>> m = spatial(2, 1) * repeat(2, 2)
 >>> m.task_shape, m.num_workers, m.tasks(1)
 ((4, 2), 2, [(2, 0), (2, 1), (3, 0), (3, 1)])
 >>> str(m.project(1)), str(spatial(4, 8).project(1))

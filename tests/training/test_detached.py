@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
@@ -66,6 +67,16 @@ class Target(Encoded):
         return (self.b(h + more) - still).square().mean()
 
 
+class Stacked(Encoded):
+    """Enters a switch by a stack of contexts."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            h = torch.tanh(self.a(x))
+        return self.b(h).square().mean()
+
+
 class Written(Encoded):
     """Counts in a buffer without gradients, in place."""
 
@@ -80,7 +91,7 @@ class Written(Encoded):
         return self.b(h - self.mean).square().mean()
 
 
-MODELS = (Encoded, Detached, Decorated, StraightThrough, Target, Written)
+MODELS = (Encoded, Detached, Decorated, StraightThrough, Target, Stacked, Written)
 
 
 @pytest.mark.parametrize("options", [{}, {"micro_batches": 2}, {"mesh": "pipe=1"}], ids=str)

@@ -9,9 +9,9 @@ detaches, of torch's own, which mean nothing: those of the model are noted befor
 # pyright: basic
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 TORCH = str(Path(torch.__file__).parent)
+OWN = str(Path(__file__).parents[2])
 DECORATED = str(Path(TORCH, "utils", "_contextlib.py"))
 """Where ``@torch.no_grad()`` enters for the function below it."""
 
@@ -66,7 +67,7 @@ class _Detaching(TorchFunctionMode):
         return pytree.tree_map(detached, results)
 
 
-@contextmanager
+@contextlib.contextmanager
 def unrecorded() -> Generator[None]:
     """While a model is traced, detach what its own code computes with gradients off."""
     mode = _Detaching()
@@ -99,12 +100,14 @@ def unrecorded() -> Generator[None]:
 
 
 def _is_of_model(frame: FrameType | None) -> bool:
-    """True where code that is not torch's own enters a switch, or decorates a function by it."""
+    """True where code that is neither torch's nor irc's enters a switch, or decorates by it."""
+    while frame is not None and frame.f_code.co_filename == contextlib.__file__:
+        frame = frame.f_back  # a stack of contexts, whoever has made it
     if frame is not None and frame.f_code.co_filename == DECORATED:
         function = frame.f_locals.get("func")
         code = getattr(function, "__code__", None)
-        return code is not None and not code.co_filename.startswith(TORCH)
-    return frame is not None and not frame.f_code.co_filename.startswith((TORCH, __file__))
+        return code is not None and not code.co_filename.startswith((TORCH, OWN))
+    return frame is not None and not frame.f_code.co_filename.startswith((TORCH, OWN))
 
 
 def keep_detached(module: GraphModule) -> None:

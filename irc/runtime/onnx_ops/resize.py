@@ -40,7 +40,7 @@ def coordinates(axis: Axis, transform: str, mode: str) -> Array:
     To take the nearest one, in float32 as others compute it: 17 / 1.7 is then 10, not below it.
     """
     i = np.arange(axis.result, dtype=np.float32 if mode == "nearest" else np.float64)
-    one = i.dtype.type
+    whole = axis.size * axis.scale
     match transform:
         case "asymmetric":
             return i / axis.scale
@@ -49,11 +49,10 @@ def coordinates(axis: Axis, transform: str, mode: str) -> Array:
         case "pytorch_half_pixel":
             return (i + 0.5) / axis.scale - 0.5 if axis.result > 1 else i * 0
         case "align_corners":
-            # First elements meet, and last ones: the result's length is a whole number here.
-            return i * (axis.size - 1) / (axis.result - 1) if axis.result > 1 else i * 0
+            # The length as the scale gives it, before it is cut to a whole number.
+            return i * ((axis.size - 1) / (whole - 1)) if axis.result > 1 else i * 0
         case "half_pixel_symmetric":
-            whole = one(axis.scale) * one(axis.size)
-            adjusted = one(axis.size / 2) * (one(1) - one(axis.result) / whole)
+            adjusted = axis.size / 2 * (1 - axis.result / whole)
             return adjusted + (i + 0.5) / axis.scale - 0.5
         case "tf_half_pixel_for_nn":
             return (i + 0.5) / axis.scale

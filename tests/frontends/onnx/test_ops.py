@@ -437,24 +437,6 @@ def test_resize_to_the_nearest_by_fractions(scale: float, how: str, place: str) 
     check_text(body, "float[29] x", "y:1", stored=f"float[1] s = {{{scale}}}", feeds=feeds)
 
 
-@pytest.mark.parametrize(
-    ("mode", "place"),
-    [
-        ("nearest", "align_corners"), ("linear", "align_corners"), ("cubic", "align_corners"),
-        ("linear", "half_pixel_symmetric"), ("cubic", "half_pixel_symmetric"),
-    ],
-)  # fmt: skip
-def test_resize_by_fractions_that_give_no_whole_number(mode: str, place: str) -> None:
-    # 5 elements by 1.3 are 6, not 6.5: the last of them lies on the last of the source.
-    attributes = f'mode = "{mode}", coordinate_transformation_mode = "{place}"'
-    if mode == "nearest":
-        attributes += ', nearest_mode = "floor"'
-    for scales in ("1.3,1.43", "0.7,0.77", "2.5,2.75", "3.0,3.3", "0.41,0.451"):
-        body = f"y = Resize <{attributes}> (x, , s)"
-        stored = f"float[4] s = {{1,1,{scales}}}"
-        check_text(body, "float[1,2,5,7] x", "y:4", opset=18, stored=stored, absolute=1e-5)
-
-
 def test_resize_antialiased_and_upsample() -> None:
     body = 'y = Resize <mode = "linear", antialias = 1> (x, , s)'
     stored = "float[4] s = {1,1,0.5,0.7}"

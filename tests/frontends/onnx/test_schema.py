@@ -185,7 +185,7 @@ def test_a_model_that_a_late_step_fails_on_is_judged(
     def fails(*_: object, **__: object) -> object:
         raise fault("planted")
 
-    monkeypatch.setattr("irc.exports._compile_source", fails)
+    monkeypatch.setattr("irc.from_files._compile_source", fails)
     found = of(node("MatMul", "x", "w"), {"x": [2, 3], "w": [3, 5] if fits else [4, 5]})
     found.graph.output[0].type.tensor_type.shape.dim.add().dim_value = 77
     with pytest.raises((IrcError, fault)) as refused:
