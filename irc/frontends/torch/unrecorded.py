@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Generator
 from pathlib import Path
 from types import FrameType
@@ -67,36 +68,55 @@ class _Detaching(TorchFunctionMode):
         return pytree.tree_map(detached, results)
 
 
+_LOCK = threading.Lock()
+_HERE = threading.local()
+_TRACES: list[contextlib.ExitStack] = []
+"""One for each trace that runs; the first has the switches patched until the last one ends."""
+
+
 @contextlib.contextmanager
 def unrecorded() -> Generator[None]:
     """While a model is traced, detach what its own code computes with gradients off."""
-    mode = _Detaching()
-
-    def switching(switch: Any, state: bool | None) -> Any:
-        enter, leave = switch.__enter__, switch.__exit__
-
-        def entered(self: Any) -> Any:
-            if _is_of_model(sys._getframe(1)):
-                mode.switches.append(self.mode if state is None else state)
-                if isinstance(self, torch.inference_mode):
-                    mode.switches[-1] = not self.mode
-                if len(mode.switches) == 1:
-                    mode.__enter__()
-                self._irc_entered = True
-            return enter(self)
-
-        def left(self: Any, *error: Any) -> Any:
-            if self.__dict__.pop("_irc_entered", False):
-                mode.switches.pop()
-                if not mode.switches:
-                    mode.__exit__(*error)
-            return leave(self, *error)
-
-        return mock.patch.multiple(switch, __enter__=entered, __exit__=left)
-
-    first, second, third, fourth = (switching(*each) for each in SWITCHES)
-    with first, second, third, fourth:
+    before, _HERE.mode = getattr(_HERE, "mode", None), _Detaching()
+    with _LOCK:
+        if not _TRACES:
+            _TRACES.append(contextlib.ExitStack())
+            for each in SWITCHES:
+                _TRACES[0].enter_context(_patched(*each))
+        _TRACES.append(_TRACES[0])
+    try:
         yield
+    finally:
+        _HERE.mode = before
+        with _LOCK:
+            _TRACES.pop()
+            if len(_TRACES) == 1:
+                _TRACES.pop().close()
+
+
+def _patched(switch: Any, state: bool | None) -> Any:
+    """Return what lets a switch tell the trace of this thread, if there is one."""
+    enter, leave = switch.__enter__, switch.__exit__
+
+    def entered(self: Any) -> Any:
+        mode = getattr(_HERE, "mode", None)
+        if mode is not None and _is_of_model(sys._getframe(1)):
+            is_on = self.mode if state is None else state
+            mode.switches.append(not is_on if isinstance(self, torch.inference_mode) else is_on)
+            if len(mode.switches) == 1:
+                mode.__enter__()
+            self._irc_entered = mode
+        return enter(self)
+
+    def left(self: Any, *error: Any) -> Any:
+        mode = self.__dict__.pop("_irc_entered", None)
+        if mode is not None:
+            mode.switches.pop()
+            if not mode.switches:
+                mode.__exit__(*error)
+        return leave(self, *error)
+
+    return mock.patch.multiple(switch, __enter__=entered, __exit__=left)
 
 
 def _is_of_model(frame: FrameType | None) -> bool:
