@@ -105,7 +105,7 @@ def _patched(switch: Any, state: bool | None) -> Any:
             mode.switches.append(not is_on if isinstance(self, torch.inference_mode) else is_on)
             if len(mode.switches) == 1:
                 mode.__enter__()
-            self._irc_entered = mode
+            self.__dict__["_irc_entered"] = mode
         return enter(self)
 
     def left(self: Any, *error: Any) -> Any:
