@@ -96,3 +96,20 @@ def test_under_wrappers_of_torch(tmp_path: Path) -> None:
         for case in cases:
             assert each[case].pop("forward") == each[case].pop("backward") == 1, case
             check(each[case], "float32")
+
+
+@pytest.mark.parametrize(
+    "mesh", ["data=2/ddp", pytest.param("data=2/fsdp", marks=pytest.mark.slow)]
+)
+def test_writes_that_torch_does_not_count(tmp_path: Path, mesh: str) -> None:
+    """An optimiser that sends parameters to other ranks writes through ``.data``, as scripts do."""
+    for each in run_ranks(tmp_path, 2, "tests.distributed.unseen_program", mesh, "unseen"):
+        assert max(each.values()) < 1e-11, each
+
+
+def test_what_is_detached_is_not_trained(tmp_path: Path) -> None:
+    """By ``detach`` and where gradients are off, as in a step (tests/training/test_detached.py)."""
+    for each in run_ranks(
+        tmp_path, 2, "tests.distributed.detached_program", "data=2/ddp", "detached"
+    ):
+        assert max(each.values()) < 1e-12, each
