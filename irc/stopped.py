@@ -215,10 +215,10 @@ def read_stopped(place: Path, phase: str = "") -> Compilation:
             "import what declares it: --import FILE.py",
         )
     try:
-        found = Compilation(program, facts.options.options(training), facts.extra)
+        compilation = Compilation(program, facts.options.options(training), facts.extra)
     except (TypeError, ValueError) as error:
         raise _invalid(beside, f"{error}") from error
-    passes = found.lowering.passes
+    passes = compilation.lowering.passes
     num_passes = sum(map(len, passes))
     if not (0 <= facts.done <= num_passes and phase_name(facts.done, passes) == facts.phase):
         raise _invalid(
@@ -226,11 +226,11 @@ def read_stopped(place: Path, phase: str = "") -> Compilation:
             f"it has stopped behind {facts.done} passes, the last of them {facts.phase}",
             "this version of irc runs others before that: compile the model again",
         )
-    found.texts.update(facts.texts)
-    found.ranges.update(facts.ranges)
-    found.lowering.is_whole = facts.is_whole
-    found.lowering.done = position(phase, passes) if phase else facts.done
-    return found
+    compilation.texts.update(facts.texts)
+    compilation.ranges.update(facts.ranges)
+    compilation.lowering.is_whole = facts.is_whole
+    compilation.lowering.done = position(phase, passes) if phase else facts.done
+    return compilation
 
 
 def read_program(place: Path, source: str = "") -> Program:

@@ -35,8 +35,8 @@ def imports() -> Graph:
     graph: Graph = nx.DiGraph()
     for module in built.modules - {"irc"}:
         graph.add_node(module)
-        found = built.find_modules_directly_imported_by(module) - {"irc"}
-        graph.add_edges_from((module, other) for other in found)
+        imported = built.find_modules_directly_imported_by(module) - {"irc"}
+        graph.add_edges_from((module, other) for other in imported)
     return graph
 
 

@@ -1,4 +1,4 @@
-"""The options of commands that run the code of a plan."""
+"""The options of commands that run the code of a plan, or compile a user's own ops."""
 
 import argparse
 
@@ -10,11 +10,16 @@ def add_code_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run the plan's code as it is, whoever made it (irc explain trust)",
     )
+    add_import_option(parser, "ops that the plan runs")
+
+
+def add_import_option(parser: argparse.ArgumentParser, what: str) -> None:
+    """Declare ``--import``, of a file that declares ``what``."""
     parser.add_argument(
         "--import",
         metavar="FILE.py|MODULE",
         dest="imports",
         action="append",
         default=[],
-        help="import it before: it declares ops that the plan runs; may be given again",
+        help=f"import it before: it declares {what}; may be given again",
     )

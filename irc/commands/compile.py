@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from irc.commands.code_options import add_import_option
 from irc.commands.progress import asked, progress
 from irc.errors import IrcError
 from irc.logs import PROGRESS
@@ -43,14 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         help="go on from there with FILE.mlir (default: where --to has stopped)",
     )
-    parser.add_argument(
-        "--import",
-        metavar="FILE.py|MODULE",
-        dest="imports",
-        action="append",
-        default=[],
-        help="import it before: it declares ops of FILE.mlir; may be given again",
-    )
+    add_import_option(parser, "ops of FILE.mlir")
     parser.add_argument("--mesh", metavar="AXES", help="the mesh, such as data=2,tensor=2")
     parser.add_argument(
         "--backend", metavar="NAME", default="cpu", help="what writes the kernels (default: cpu)"

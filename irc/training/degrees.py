@@ -82,12 +82,12 @@ class Degrees:
         """Give values of a function their degrees; return those of its results."""
         for op, other in zip(func.body.block.ops, twin.body.block.ops, strict=True):
             if isinstance(op, FlowOp) and isinstance(other, FlowOp):
-                found = [self._degree(op, other)] * len(op.results)
+                degrees = [self._degree(op, other)] * len(op.results)
             elif isinstance(op, CallOp) and isinstance(other, CallOp):
-                found = self._called(op, other)
+                degrees = self._called(op, other)
             else:
-                found = [None] * len(op.results)
-            self.of.update(zip(op.results, found, strict=True))
+                degrees = [None] * len(op.results)
+            self.of.update(zip(op.results, degrees, strict=True))
         end = func.body.block.last_op
         return [] if end is None else [self.of.get(value) for value in end.operands]
 

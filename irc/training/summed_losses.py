@@ -101,9 +101,9 @@ def summed_terms(program: Program, other: Program, loss: str, ratio: float) -> T
     value, _ = _loss(program, loss)
     if not have_same_ops(program, other):
         return None
-    found = set(_terms((), value, 0.0, Degrees(program, other, ratio).of))
-    sums = frozenset(path for path, is_sum in found if is_sum)
-    return Terms(sums, frozenset(path for path, is_sum in found if not is_sum))
+    terms = set(_terms((), value, 0.0, Degrees(program, other, ratio).of))
+    sums = frozenset(path for path, is_sum in terms if is_sum)
+    return Terms(sums, frozenset(path for path, is_sum in terms if not is_sum))
 
 
 def weigh_terms(program: Program, paths: Iterable[Path], loss: str, part: float) -> bool:

@@ -42,5 +42,5 @@ def furthest(make: type[Encoded], mesh: str, layout: str) -> float:
 
 if __name__ == "__main__":
     mesh, _, layout = sys.argv[1].partition("/")
-    found = {each.__name__: furthest(each, mesh, layout) for each in MODELS if each is not Written}
-    print(json.dumps(found))
+    errors = {each.__name__: furthest(each, mesh, layout) for each in MODELS if each is not Written}
+    print(json.dumps(errors))

@@ -112,6 +112,6 @@ def test_steps_train_what_eager_trains(make: type[Encoded], options: dict[str, A
         eager.step()
         eager.zero_grad()
         torch.testing.assert_close(step(x), wanted.detach(), rtol=1e-12, atol=1e-14)
-    found, state = step.state_dict()["model"], theirs.state_dict()
+    trained, state = step.state_dict()["model"], theirs.state_dict()
     for name in state:
-        torch.testing.assert_close(found[name], state[name], rtol=1e-10, atol=1e-13)
+        torch.testing.assert_close(trained[name], state[name], rtol=1e-10, atol=1e-13)

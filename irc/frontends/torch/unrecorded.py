@@ -70,28 +70,41 @@ class _Detaching(TorchFunctionMode):
 
 _LOCK = threading.Lock()
 _HERE = threading.local()
-_TRACES: list[contextlib.ExitStack] = []
-"""One for each trace that runs; the first has the switches patched until the last one ends."""
+"""``mode``: of the trace that runs in a thread."""
+
+
+class _Patches:
+    """The switches of torch, patched from the first of some traces until the last one ends."""
+
+    def __init__(self) -> None:
+        self._traces, self._stack = 0, contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        with _LOCK:
+            if not self._traces:
+                for each in SWITCHES:
+                    self._stack.enter_context(_patched(*each))
+            self._traces += 1
+
+    def __exit__(self, *_: object) -> None:
+        with _LOCK:
+            self._traces -= 1
+            if not self._traces:
+                self._stack.close()
+
+
+_PATCHES = _Patches()
 
 
 @contextlib.contextmanager
 def unrecorded() -> Generator[None]:
     """While a model is traced, detach what its own code computes with gradients off."""
     before, _HERE.mode = getattr(_HERE, "mode", None), _Detaching()
-    with _LOCK:
-        if not _TRACES:
-            _TRACES.append(contextlib.ExitStack())
-            for each in SWITCHES:
-                _TRACES[0].enter_context(_patched(*each))
-        _TRACES.append(_TRACES[0])
     try:
-        yield
+        with _PATCHES:
+            yield
     finally:
         _HERE.mode = before
-        with _LOCK:
-            _TRACES.pop()
-            if len(_TRACES) == 1:
-                _TRACES.pop().close()
 
 
 def _patched(switch: Any, state: bool | None) -> Any:
