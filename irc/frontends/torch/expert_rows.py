@@ -16,6 +16,7 @@ import torch
 from torch.fx import Node
 
 from irc.frontends.torch.repeat import is_mark
+from irc.frontends.torch.written import is_written
 
 aten = torch.ops.aten
 
@@ -130,11 +131,14 @@ def numbers(node: Any) -> tuple[Any, ...] | None:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Return whether two values are one, or computed alike from the same."""
+    """Return whether two values are one, or computed alike from the same; draws differ."""
     if isinstance(a, Node) and isinstance(b, Node):
         if a is b:
             return True
         alike = a.op == b.op == "call_function" and a.target is b.target
+        tags = getattr(a.target, "tags", ())
+        if torch.Tag.nondeterministic_seeded in tags or a.target is aten.dropout.default:
+            return False
         return alike and a.kwargs == b.kwargs and same(a.args, b.args)
     if isinstance(a, tuple | list) and isinstance(b, tuple | list):
         return len(a) == len(b) and all(map(same, a, b))
@@ -157,10 +161,16 @@ class Reader:
             self.read.add(node)
         return matches
 
-    def plain(self, node: Any, casts: bool = False) -> Any:
-        """Return what a value is but for copies, dropout that is off, equal shapes, and casts."""
+    def plain(self, node: Any, casts: bool = False, floats: bool = False) -> Any:
+        """Return what a value is but for copies, dropout that is off, equal shapes, and casts.
+
+        Args:
+            node: the value.
+            casts: follow all casts: those of a mask, which is 0 or 1.
+            floats: follow casts from float to float.
+        """
         while is_node(node):
-            copied = self._of(node, *SAME) and (casts or _dtype(node) == _dtype(node.args[0]))
+            copied = self._of(node, *SAME) and (casts or _is_cast(node, floats))
             off = self._of(node, aten.dropout.default) and not (node.args[1] and node.args[2])
             shaped = self._of(node, aten.reshape.default, aten.view.default) and _equal_rows(node)
             if copied or off or shaped:
@@ -296,7 +306,7 @@ class Reader:
 
     def scaled(self, node: Any) -> tuple[Any, list[Gathered]] | None:
         """Split what is added to rows into an expert's result and the weights of its rows."""
-        node = self.plain(node, casts=True)
+        node = self.plain(node, floats=True)
         if not self._of(node, aten.mul.Tensor):
             return node, []
         for value, factor in (node.args, node.args[::-1]):
@@ -310,7 +320,7 @@ class Reader:
         """Return the number of each row that a value is."""
         if any(size != 1 for size in shape(node)[1:]):
             return None
-        while self._of(node, *SHAPED, *SAME):
+        while self._of(node, *SHAPED) or (self._of(node, *SAME) and _is_cast(node, floats=True)):
             node = node.args[0]  # type: ignore[assignment]  # they take one tensor
         rows = self.gathered(node)
         if rows is None or any(
@@ -322,7 +332,11 @@ class Reader:
     def choice(self, mask: Any) -> Choice | None:
         """Return which number of which index a mask is true for."""
         mask = self.plain(mask, casts=True)
-        if self._of(mask, aten.eq.Scalar) and type(mask.args[1]) is int:
+        if (
+            self._of(mask, aten.eq.Scalar)
+            and type(mask.args[1]) is int
+            and _dtype(mask.args[0]) in (torch.int64, torch.int32)
+        ):
             return Choice(mask.args[0], tuple(range(len(shape(mask)))), mask.args[1])
         if self._of(mask, aten.any.dim) and len(mask.args) == 2:
             inner = self.choice(mask.args[0])
@@ -360,14 +374,25 @@ class Reader:
 def differs(index: Node) -> bool:
     """Return whether a token's choices are known to differ: they are those of ``topk``."""
     while isinstance(index, Node) and index.target in (*SAME, aten.view.default):
+        if is_written(index):
+            return False
         if index.target is aten.view.default and shape(index)[-1] != shape(index.args[0])[-1]:
             return False
         index = index.args[0]  # type: ignore[assignment]  # they take one tensor
     return bool(
         isinstance(index, Node)
         and index.target is getitem
+        and not is_written(index)
         and index.args[1] == 1
         and getattr(index.args[0], "target", None) is aten.topk.default
+    )
+
+
+def _is_cast(node: Node, floats: bool) -> bool:
+    """Return whether a copy keeps the dtype, or goes ``floats`` from one real dtype to another."""
+    after, before = (_dtype(each) for each in (node, node.args[0]))
+    return after == before or (
+        floats and all(getattr(each, "is_floating_point", False) for each in (after, before))
     )
 
 

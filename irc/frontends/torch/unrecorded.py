@@ -23,6 +23,8 @@ from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from irc.frontends.torch.written import is_written
+
 TORCH = str(Path(torch.__file__).parent)
 OWN = str(Path(__file__).parents[2])
 DECORATED = str(Path(TORCH, "utils", "_contextlib.py"))
@@ -149,17 +151,5 @@ def keep_detached(module: GraphModule) -> None:
         if not isinstance(child, GraphModule):
             continue
         for node in child.graph.nodes:
-            if node.op == "call_function" and node.target is DETACH and not _is_written(node):
+            if node.op == "call_function" and node.target is DETACH and not is_written(node):
                 node.target = torch.ops.irc_capture.detach.default
-
-
-def _is_written(node: torch.fx.Node) -> bool:
-    """True where something writes to what shares the memory of a node."""
-    for user in node.users:
-        schema = getattr(user.target, "_schema", None)
-        if schema is not None and schema.is_mutable:
-            return True
-        returns = [] if schema is None else schema.returns
-        if any(each.alias_info is not None for each in returns) and _is_written(user):
-            return True
-    return False

@@ -15,6 +15,7 @@ from irc.dialects.placement import Mesh, Partial
 from irc.dialects.text import context
 from irc.errors import IrcError, IrcErrors
 from irc.frontends.torch.capture import Captured, capture
+from irc.interpret.flow import run_function
 from irc.interpret.spmd import run_spmd
 from irc.passes.auto_shard import AutoShardPass
 from irc.passes.canonicalize import CanonicalizePass
@@ -371,9 +372,45 @@ def first_in_place(m: Loop, x: Tensor, w: Tensor, i: Tensor) -> Tensor:
     return out + other
 
 
+def of_whole_numbers(m: Loop, x: Tensor, w: Tensor, i: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for e, expert in enumerate(m.mlps):
+        rows, slot = torch.where(i == e)
+        out.index_add_(0, rows, (expert(x[rows]) * w[rows, slot, None]).int().to(x.dtype))
+    return out
+
+
+def by_whole_weights(m: Loop, x: Tensor, w: Tensor, i: Tensor) -> Tensor:
+    out, w = torch.zeros_like(x), w * 3
+    for e, expert in enumerate(m.mlps):
+        rows, slot = torch.where(i == e)
+        out.index_add_(0, rows, expert(x[rows]) * w[rows, slot, None].long())
+    return out
+
+
+def by_real_index(m: Loop, x: Tensor, w: Tensor, i: Tensor) -> Tensor:
+    return by_where(m, x, w, i.to(x.dtype) * 0.5)
+
+
+def by_written_index(m: Loop, x: Tensor, w: Tensor, i: Tensor) -> Tensor:
+    i = i.clone()
+    i[:, 1] = i[:, 0]
+    return skipping(m, x, w, i)
+
+
+def of_draws(m: Loop, x: Tensor, w: Tensor, i: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for e, expert in enumerate(m.mlps):
+        rows, slot = torch.where(i == e)
+        noisy = x + torch.randn_like(x)
+        out.index_add_(0, rows, expert(noisy[rows]) * w[rows, slot, None])
+    return out
+
+
 @pytest.mark.parametrize(
     "loop",
     [
+        of_whole_numbers, by_whole_weights, by_written_index,
         skipping_one_by_length, skipping_one_by_count, another_for_one, detached_weights,
         longer, by_two_names, seen_between, first_in_place,
     ],
@@ -415,3 +452,19 @@ def test_other_experts_are_refused_with_what_is_supported() -> None:
     for loop in (by_where, skipping):
         with pytest.raises((IrcError, IrcErrors), match="two Linear layers with SiLU, GELU or"):
             capture(Loop(loop, expert), (torch.randn(10, WIDTH),))
+
+
+def test_each_expert_of_a_loop_has_its_own_draw() -> None:
+    program = capture(Loop(of_draws), (torch.randn(10, WIDTH),)).program
+    ops = [op.name for op in entry(program.module).body.block.ops]
+    assert ops.count("flow.random") == COUNT
+
+
+def test_an_index_of_real_numbers_is_read_as_it_is() -> None:
+    """Half of an odd number is no expert's."""
+    torch.manual_seed(0)
+    module, x = Loop(by_real_index).double(), torch.randn(10, WIDTH, dtype=torch.float64)
+    program = capture(module, (x,)).program
+    held = [program.tensors.get(name, x) for _, name, _ in arguments(entry(program.module))]
+    (result,) = run_function(program.module, held)
+    torch.testing.assert_close(result, module(x), rtol=1e-12, atol=1e-12)
