@@ -17,7 +17,7 @@ from tests.numerics.ulps import (
 
 EXACT_OR_BINARY = {
     "neg", "abs", "sign", "relu", "floor", "ceil", "round", "trunc", "is_nan", "is_inf",
-    "logical_not", "bit_not", "copy", "cast",
+    "logical_not", "bit_not", "copy", "detach", "cast",
 }  # fmt: skip
 
 
