@@ -27,7 +27,7 @@ and give results of the same types (a named size may become a number). What brea
 
 **What it builds with.** Ops are those of `irc.dialects.flow` (``irc list ops``), and
 ``Op.make(inputs, result_types, **attributes)`` builds each: ``PointwiseOp.make([x], [x.type],
-fn="exp")``; the functions are in `irc.ops.pointwise`. `irc.dialects.builder.FlowBuilder(block,
+fn="exp")``; the functions are in `irc.ops.functions`. `irc.dialects.builder.FlowBuilder(block,
 "my_", before=op)` finds the result types too, and gives ids that begin so. An op that takes the
 place of another needs its source line and its id: `carry` gives it both. An id names a value, which
 ``irc check`` compares on every level, so where several ops stand for one, the last carries its id

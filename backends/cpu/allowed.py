@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import re
 
+from irc.ops.functions import POINTWISE
+
 INTRINSICS = re.compile(
     r"llvm\.(?:"
     r"(?:abs|bitreverse|bswap|ceil|copysign|ctlz|ctpop|cttz|exp|exp2|exp10|fabs|floor|fma|fmuladd"
@@ -23,12 +25,12 @@ INTRINSICS = re.compile(
     r"|x86\.(?:tileloadd64|tilestored64|tilezero|tilerelease)"
     r")"
 )
-MATHEMATICS = re.compile(
-    r"(?:acos|acosh|asin|asinh|atan|atan2|atanh|cbrt|ceil|copysign|cos|cosh|erf|erfc|exp|exp2|expm1"
-    r"|fabs|floor|fma|fmax|fmin|fmod|lgamma|log|log10|log1p|log2|nearbyint|pow|rint|round|sin|sinh"
-    r"|sqrt|tan|tanh|tgamma|trunc)f?"
-)
-"""Functions of the C library that take numbers and give one: float64 calls them."""
+MATHEMATICS = frozenset({
+    "cbrt", "ceil", "copysign", "erfc", "fabs", "floor", "fma", "fmax", "fmin", "nearbyint", "rint",
+    "round", "sqrt", "tgamma", "trunc", *(f.libm for f in POINTWISE.values() if f.libm),
+})  # fmt: skip
+"""Functions of the C library that take numbers and give one, each also with an ``f``: what records
+of functions name, and what LLVM makes of arithmetic. Float64 calls them."""
 
 NAME = r"@([A-Za-z0-9_.$-]+)"
 DEFINED = re.compile(rf"define (?P<internal>(?:internal|private|linkonce_odr) )?[^@]*?{NAME}\(")
@@ -107,6 +109,6 @@ def refusal(text: str, name: str) -> str | None:
     strange = sorted(
         each
         for each in called - defined
-        if not (INTRINSICS.fullmatch(each) or MATHEMATICS.fullmatch(each))
+        if not (INTRINSICS.fullmatch(each) or {each, each.removesuffix("f")} & MATHEMATICS)
     )
     return f"it calls {', '.join(strange)[:120]}" if strange else None

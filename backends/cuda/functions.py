@@ -1,4 +1,4 @@
-"""The pointwise functions in CUDA C++: one expression each, for floats, integers and truth values.
+"""The pointwise functions in CUDA C++: texts of their records, and the helpers that these call.
 
 ``{0}``, ``{1}``, ``{2}`` are operands (names or literals), ``{T}`` the C type of the result,
 ``{U}`` its unsigned twin, in which integers wrap, and ``{f}`` the suffix of float32 functions and
@@ -14,6 +14,8 @@ from collections.abc import Mapping
 
 from irc.backends.cuda.instructions import INSTRUCTIONS
 from irc.kernels.arithmetic import INTEGERS
+from irc.ops.functions import POINTWISE
+from irc.ops.functions.record import Text, text
 
 TYPES: Mapping[str, str] = {
     "f64": "double", "f32": "float", "f16": "__half", "bf16": "__nv_bfloat16", "i64": "long long",
@@ -24,78 +26,7 @@ BYTES: Mapping[str, int] = {
     "i1": 1,
 }  # fmt: skip
 
-# fmt: off
-ANY: Mapping[str, str] = {
-    "eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "{0} < {1}",
-    "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}",
-    "logical_and": "{0} != 0 && {1} != 0",
-    "logical_or":  "{0} != 0 || {1} != 0",
-    "logical_xor": "({0} != 0) != ({1} != 0)",
-    "logical_not": "{0} == 0",
-    "where": "{0} ? {1} : {2}",
-    "copy":  "{0}",
-    "detach": "{0}",
-    "maximum": "irc_max({0}, {1})",
-    "minimum": "irc_min({0}, {1})",
-    "sign":  "({T})(({0} > 0) - ({0} < 0))",
-}
-FLOAT: Mapping[str, str] = {
-    **ANY,
-    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}",
-    "floor_div":  "irc_floor_div({0}, {1})",
-    "trunc_div":  "trunc{f}({0} / {1})",
-    "remainder":  "irc_remainder({0}, {1})",
-    "fmod":       "fmod{f}({0}, {1})",
-    "pow":        "pow{f}({0}, {1})",
-    "atan2":      "atan2{f}({0}, {1})",
-    "neg":        "-{0}",
-    "abs":        "fabs{f}({0})",
-    "reciprocal": "1.0{f} / {0}",
-    **{fn: f"{fn}{{f}}({{0}})" for fn in (
-        "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "sin", "cos", "tan",
-        "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "floor",
-        "ceil", "trunc",
-    )},
-    "round":      "rint{f}({0})",
-    "rsqrt":      "rsqrt{f}({0})",
-    "relu":       "{0} <= 0 ? 0 : {0}",
-    "sigmoid":    "irc_sigmoid({0})",
-    "silu":       "{0} * irc_sigmoid({0})",
-    "gelu":       "{0} * 0.5{f} * (1.0{f} + erf{f}({0} * 0.7071067811865476{f}))",
-    # x / 2 * (1 + tanh(u)) is x * sigmoid(2 u).
-    "gelu_tanh":  "{0} * irc_sigmoid(1.5957691216057308{f} * ({0} + 0.044715{f} * {0}*{0}*{0}))",
-    "is_nan":     "{0} != {0}",
-    "is_inf":     "fabs{f}({0}) == INFINITY",
-}
-INTEGER: Mapping[str, str] = {
-    **ANY,
-    "add": "({T})(({U}){0} + ({U}){1})",
-    "sub": "({T})(({U}){0} - ({U}){1})",
-    "mul": "({T})(({U}){0} * ({U}){1})",
-    "floor_div":   "irc_floor_div({0}, {1})",
-    "trunc_div":   "({T})({0} / {1})",
-    "remainder":   "irc_remainder({0}, {1})",
-    "fmod":        "({T})({0} % {1})",
-    "pow":         "irc_pow({0}, {1})",
-    "neg":         "({T})(0 - ({U}){0})",
-    "abs":         "({T})({0} < 0 ? 0 - ({U}){0} : ({U}){0})",
-    "relu":        "{0} > 0 ? {0} : ({T})0",
-    "floor": "{0}", "ceil": "{0}", "round": "{0}", "trunc": "{0}",
-    "is_nan":      "false",
-    "is_inf":      "false",
-    "bit_and": "({T})({0} & {1})", "bit_or": "({T})({0} | {1})", "bit_xor": "({T})({0} ^ {1})",
-    "bit_not":     "({T})~{0}",
-    "shift_left":  "({T})(({U}){0} << {1})",
-    "shift_right": "({T})({0} >> {1})",
-}
-BOOL: Mapping[str, str] = {
-    **ANY,
-    "add": "{0} || {1}", "mul": "{0} && {1}",
-    "maximum": "{0} || {1}", "minimum": "{0} && {1}",
-    "bit_and": "{0} && {1}", "bit_or": "{0} || {1}", "bit_xor": "{0} != {1}",
-    "bit_not": "!{0}", "sign": "{0}",
-}
-# fmt: on
+TEXTS: Mapping[str, Text] = {name: text(function.cuda) for name, function in POINTWISE.items()}
 
 
 def expression(fn: str, operand: str, result: str) -> str | None:
@@ -104,9 +35,10 @@ def expression(fn: str, operand: str, result: str) -> str | None:
         return None
     if fn == "cast":
         return _cast(operand, result)
+    known = TEXTS.get(fn, Text())
     if operand == "i1":
-        return BOOL.get(fn)
-    return (INTEGER if operand in INTEGERS else FLOAT).get(fn)
+        return known.bools or None
+    return (known.integers if operand in INTEGERS else known.floats) or None
 
 
 def _cast(operand: str, result: str) -> str:

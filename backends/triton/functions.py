@@ -1,4 +1,4 @@
-"""The pointwise functions in Triton: one expression each, for floats, integers and truth values.
+"""The pointwise functions in Triton: texts of their records, and the helpers that these call.
 
 ``{0}``, ``{1}``, ``{2}`` are operands (names, never expressions), ``{T}`` is the type of the
 result. Half types are held as float32 here, so a row for floats is for float32 and float64.
@@ -15,6 +15,8 @@ import re
 from collections.abc import Mapping
 
 from irc.kernels.arithmetic import INTEGERS
+from irc.ops.functions import POINTWISE
+from irc.ops.functions.record import Text, text
 
 TYPES: Mapping[str, str] = {
     "f64": "tl.float64", "f32": "tl.float32", "f16": "tl.float16", "bf16": "tl.bfloat16",
@@ -26,118 +28,7 @@ SIGNATURES: Mapping[str, str] = {
     "i64": "*i64", "i32": "*i32", "i16": "*i16", "i8": "*i8", "u8": "*u8", "i1": "*i1",
 }  # fmt: skip
 
-# fmt: off
-COMPARE: Mapping[str, str] = {
-    "eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "{0} < {1}",
-    "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}",
-}
-LOGIC: Mapping[str, str] = {
-    "logical_and": "({0} != 0) & ({1} != 0)",
-    "logical_or":  "({0} != 0) | ({1} != 0)",
-    "logical_xor": "({0} != 0) ^ ({1} != 0)",
-    "logical_not": "{0} == 0",
-}
-BITS: Mapping[str, str] = {
-    "bit_and": "{0} & {1}", "bit_or": "{0} | {1}", "bit_xor": "{0} ^ {1}",
-}
-ANY: Mapping[str, str] = {
-    **COMPARE, **LOGIC,
-    "where": "tl.where({0}, {1}, {2})",
-    "copy":  "{0}",
-    "detach": "{0}",
-}
-FLOAT: Mapping[str, str] = {
-    **ANY,
-    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}",
-    "div":        "tl.div_rn({0}, {1})",
-    "floor_div":  "_floor_div({0}, {1})",
-    "trunc_div":  "libdevice.trunc(tl.div_rn({0}, {1}))",
-    "remainder":  "_remainder({0}, {1})",
-    "fmod":       "libdevice.fmod({0}, {1})",
-    "pow":        "libdevice.pow({0}, {1})",
-    "maximum":    "_maximum({0}, {1})",
-    "minimum":    "_minimum({0}, {1})",
-    "atan2":      "libdevice.atan2({0}, {1})",
-    "neg":        "-{0}",
-    "abs":        "tl.abs({0})",
-    "sign":       "({0} > 0).to({T}) - ({0} < 0).to({T})",
-    "reciprocal": "tl.div_rn(1.0, {0})",
-    "exp":        "tl.exp({0})",
-    "exp2":       "tl.exp2({0})",
-    "expm1":      "libdevice.expm1({0})",
-    "log":        "tl.log({0})",
-    "log2":       "libdevice.log2({0})",
-    "log10":      "libdevice.log10({0})",
-    "log1p":      "libdevice.log1p({0})",
-    "sqrt":       "tl.sqrt_rn({0})",
-    "rsqrt":      "tl.rsqrt({0})",
-    "sin":        "tl.sin({0})",
-    "cos":        "tl.cos({0})",
-    "tan":        "libdevice.tan({0})",
-    "asin":       "libdevice.asin({0})",
-    "acos":       "libdevice.acos({0})",
-    "atan":       "libdevice.atan({0})",
-    "sinh":       "libdevice.sinh({0})",
-    "cosh":       "libdevice.cosh({0})",
-    "tanh":       "libdevice.tanh({0})",
-    "asinh":      "libdevice.asinh({0})",
-    "acosh":      "libdevice.acosh({0})",
-    "atanh":      "libdevice.atanh({0})",
-    "erf":        "tl.erf({0})",
-    "relu":       "tl.where({0} <= 0, 0.0, {0})",
-    "sigmoid":    "_sigmoid({0})",
-    "silu":       "{0} * _sigmoid({0})",
-    "gelu":       "{0} * 0.5 * (1.0 + tl.erf({0} * 0.7071067811865476))",
-    "gelu_tanh":  "_gelu_tanh({0})",
-    "floor":      "tl.floor({0})",
-    "ceil":       "tl.ceil({0})",
-    "round":      "libdevice.rint({0})",
-    "trunc":      "libdevice.trunc({0})",
-    "is_nan":     "{0} != {0}",
-    "is_inf":     'tl.abs({0}) == float("inf")',
-}
-INTEGER: Mapping[str, str] = {
-    **ANY, **BITS,
-    "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}",
-    "floor_div":   "_floor_div_int({0}, {1})",
-    "trunc_div":   "{0} // {1}",
-    "remainder":   "_remainder_int({0}, {1})",
-    "fmod":        "{0} % {1}",
-    "pow":         "_pow_int({0}, {1})",
-    "maximum":     "tl.where({0} > {1}, {0}, {1})",
-    "minimum":     "tl.where({0} < {1}, {0}, {1})",
-    "neg":         "-{0}",
-    "abs":         "tl.where({0} < 0, -{0}, {0})",
-    "sign":        "(({0} > 0).to(tl.int8) - ({0} < 0).to(tl.int8)).to({T})",
-    "relu":        "tl.where({0} > 0, {0}, 0).to({T})",
-    "floor": "{0}", "ceil": "{0}", "round": "{0}", "trunc": "{0}",
-    "is_nan":      "{0} != {0}",
-    "is_inf":      "{0} != {0}",
-    "bit_not":     "~{0}",
-    "shift_left":  "{0} << {1}",
-    "shift_right": "{0} >> {1}",
-}
-BOOL: Mapping[str, str] = {
-    **{fn: text for fn, text in ANY.items() if fn not in COMPARE}, **BITS,
-    "eq": "({0} ^ {1}) == 0", "ne": "{0} ^ {1}",
-    "lt": "({0} == 0) & {1}", "le": "({0} == 0) | {1}",
-    "gt": "{0} & ({1} == 0)", "ge": "{0} | ({1} == 0)",
-    "add": "{0} | {1}", "mul": "{0} & {1}",
-    "maximum": "{0} | {1}", "minimum": "{0} & {1}",
-    "sign": "{0}", "bit_not": "{0} == 0",
-}
-DOUBLE: Mapping[str, str] = {
-    # div_rn and sqrt_rn are for float32 alone; the plain ones are exact in float64.
-    "div":        "{0} / {1}",
-    "trunc_div":  "libdevice.trunc({0} / {1})",
-    "reciprocal": "1.0 / {0}",
-    "sqrt":       "tl.sqrt({0})",
-    "floor_div":  "_floor_div_f64({0}, {1})",
-    "sigmoid":    "1.0 / (1.0 + tl.exp(-{0}))",
-    "silu":       "{0} / (1.0 + tl.exp(-{0}))",
-    "gelu_tanh":  "_gelu_tanh_f64({0})",
-}
-# fmt: on
+TEXTS: Mapping[str, Text] = {name: text(function.triton) for name, function in POINTWISE.items()}
 
 
 def expression(fn: str, operand: str, result: str) -> str | None:
@@ -152,13 +43,14 @@ def expression(fn: str, operand: str, result: str) -> str | None:
         return None
     if fn == "cast":
         return _cast(operand, result)
+    known = TEXTS.get(fn, Text())
     if operand == "i1":
-        return BOOL.get(fn)
+        return known.bools or None
     if operand == "u8" and fn == "pow":
         return "_pow_natural({0}, {1})"
     if operand in INTEGERS:
-        return INTEGER.get(fn)
-    return DOUBLE.get(fn) if operand == "f64" and fn in DOUBLE else FLOAT.get(fn)
+        return known.integers or None
+    return (known.doubles if operand == "f64" else "") or known.floats or None
 
 
 def _cast(operand: str, result: str) -> str:

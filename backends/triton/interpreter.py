@@ -8,24 +8,25 @@ multiplies the bits of bfloat16 as if they were integers.
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable
 from typing import Any
 
-NUMPY: Mapping[str, str] = {
-    "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan",
-    "atan2": "arctan2", "atanh": "arctanh", "cosh": "cosh", "expm1": "expm1", "fmod": "fmod",
-    "log10": "log10", "log1p": "log1p", "log2": "log2", "pow": "power", "rint": "rint",
-    "sinh": "sinh", "tan": "tan", "tanh": "tanh", "trunc": "trunc",
-}  # fmt: skip
+from irc.ops.functions import POINTWISE
+from irc.ops.functions.record import text
+
+OF_LIBRARY = re.compile(r"libdevice\.(\w+)\((?:\{\d\}(?:, )?)*\)")
+"""The text of a function that is one of libdevice and no more."""
 
 
 def complete_interpreter() -> None:
-    """Put numpy functions in the place of libdevice's, and mend products, in this process."""
+    """Put torch's functions in the place of libdevice's, and mend products, in this process."""
     from triton.language.extra import libdevice
     from triton.runtime.interpreter import InterpreterBuilder
 
-    for name, function in NUMPY.items():
-        setattr(libdevice, name, _interpreted(function))
+    for function in POINTWISE.values():
+        if known := OF_LIBRARY.fullmatch(text(function.triton).floats):
+            setattr(libdevice, known[1], _interpreted(function.reference))
     if InterpreterBuilder.create_dot is not _dot:
         global _plain_dot
         _plain_dot = InterpreterBuilder.create_dot
@@ -52,22 +53,25 @@ def _widened(handle: Any) -> Any:
     return TensorHandle(bits.view(np.float32), tl.float32)
 
 
-def _interpreted(name: str) -> Callable[..., Any]:
+def _interpreted(reference: str) -> Callable[..., Any]:
+    """Return a function of the interpreter that computes what a function of ATen does."""
     import numpy as np
+    import torch
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 
+    compute = getattr(torch.ops.aten, reference.removeprefix("aten::"))
+
     def function(*args: Any, **_: Any) -> Any:
-        arrays = [a.handle.data for a in args]
-        with np.errstate(all="ignore"):
-            found = np.asarray(getattr(np, name)(*arrays))
+        arrays = [np.asarray(a.handle.data) for a in args]
+        result = compute(*map(torch.from_numpy, arrays)).numpy()
         kind = args[0].type.scalar
-        shape = list(found.shape)
+        shape = list(result.shape)
         full = (
             tl.block_type(kind, shape)
             if args[0].type.is_block() or shape not in ([], [1])
             else kind
         )
-        return tl.tensor(TensorHandle(found.astype(arrays[0].dtype), kind), full)
+        return tl.tensor(TensorHandle(result.astype(arrays[0].dtype), kind), full)
 
     return function

@@ -42,7 +42,7 @@ from irc.dialects.task import (
 from irc.dialects.types import ITEM_BYTES, TensorType
 from irc.errors import InternalError
 from irc.ops.attention_ops import SOFTMAX_FLOPS
-from irc.ops.pointwise import POINTWISE
+from irc.ops.functions import POINTWISE
 from irc.ops.rule import RuleError
 from irc.ops.shapes import Attention, Product, product
 from irc.ops.work import bytes_moved

@@ -61,7 +61,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "flow.scatter": ("set", "sum", "prod", "max", "min"),
     "flow.pool": ("max", "avg"),
 }
-"""What ``fn`` of an op may be; the table of pointwise functions is :mod:`irc.ops.pointwise`."""
+"""What ``fn`` of an op may be; the table of pointwise functions is :mod:`irc.ops.functions`."""
 
 FORM = "`(` $inputs `)` attr-dict `:` functional-type($inputs, $outputs)"
 
@@ -245,7 +245,7 @@ def _show(signatures: Sequence[tuple[tuple[Any, ...], str]]) -> str:
 
 @flow_op
 class PointwiseOp(FlowOp):
-    """Apply a scalar function elementwise, with numpy broadcasting; rows in irc.ops.pointwise.
+    """Apply a scalar function elementwise, with numpy broadcasting; rows in irc.ops.functions.
 
     A cast with ``apart`` may be of the summands of a value, one by one, though it rounds them.
 

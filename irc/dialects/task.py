@@ -264,7 +264,7 @@ class IndexOp(KernelBodyOp):
 
 @flow_op
 class KernelPointwiseOp(KernelBodyOp):
-    """A scalar function (rows of irc.ops.pointwise); full where any operand is full."""
+    """A scalar function (rows of irc.ops.functions); full where any operand is full."""
 
     name = "task.pointwise"
     fn = prop_def(StringAttr)

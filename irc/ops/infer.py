@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from irc.dialects.items import Shape, is_complex
 from irc.dialects.size import Dim, Size, UnboundSizeError, decided, is_traced, product
 from irc.errors import did_you_mean
-from irc.ops.pointwise import POINTWISE
+from irc.ops.functions import POINTWISE
 
 Signature: TypeAlias = tuple[Shape, str]
 """Shape and dtype name of one value."""
@@ -123,7 +123,7 @@ def window_size(
 
 
 def _known(fn: str) -> str:
-    return did_you_mean(fn, POINTWISE) or f"irc.ops.pointwise has {len(POINTWISE)}, such as 'add'"
+    return did_you_mean(fn, POINTWISE) or f"irc.ops.functions has {len(POINTWISE)}, such as 'add'"
 
 
 def _pointwise(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:

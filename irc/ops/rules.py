@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from irc.dialects.items import is_float
 from irc.errors import IrcError
 from irc.ops.custom import declaration
+from irc.ops.functions import POINTWISE
 from irc.ops.infer import Attrs, Signature, parse_spec
-from irc.ops.pointwise import POINTWISE
 from irc.ops.rule import DimTerm, Rule, RuleError, TensorTerm, parse_rule
 from irc.ops.rules_layout import (
     broadcast_rule,

@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 from irc.dialects.placement import Mesh, Placement, Split
 from irc.dialects.types import ITEM_BYTES, Shape
 from irc.ops.custom import Work, call_of, declaration
+from irc.ops.functions import POINTWISE
 from irc.ops.infer import Attrs, Signature
-from irc.ops.pointwise import POINTWISE
 from irc.ops.rule import Rule, static
 from irc.ops.rules import op_signatures, rule_of
 

@@ -25,7 +25,7 @@ from irc.dialects.flow import (
 )
 from irc.dialects.types import DTYPES
 from irc.errors import did_you_mean
-from irc.ops.pointwise import POINTWISE
+from irc.ops.functions import POINTWISE
 from irc.rewrite.conditions import CONSTANTS, FUNCTIONS, Kind
 from irc.rewrite.operators import FLOW, OPERATORS
 from irc.rewrite.terms import (

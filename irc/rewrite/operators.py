@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from irc.dialects.flow import OP_BY_NAME, FlowOp, PointwiseOp, ReduceOp
+from irc.ops.functions import POINTWISE
 from irc.ops.infer import parse_spec
-from irc.ops.pointwise import POINTWISE
 
 REDUCTIONS = ("sum", "max", "min", "prod", "mean", "any", "all")
 COMMUTATIVE = frozenset({

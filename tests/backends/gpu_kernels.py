@@ -24,7 +24,7 @@ from irc.dialects.task import (
     StoreOp,
     ValueType,
 )
-from irc.ops.pointwise import POINTWISE
+from irc.ops.functions import POINTWISE
 from irc.runtime.dtypes import dtypes
 from irc.runtime.library import run
 

@@ -5,8 +5,15 @@ from __future__ import annotations
 import sys
 
 from irc.backends.cpu.features import AVX2, BASELINE
-from irc.backends.cpu.vector.accuracy import ACCURACY
-from tests.numerics.ulps import MANY, doubles, error_of_doubles, error_of_singles, evaluate, singles
+from tests.numerics.ulps import (
+    ACCURACY,
+    MANY,
+    doubles,
+    error_of_doubles,
+    error_of_singles,
+    evaluate,
+    singles,
+)
 
 
 def main() -> int:

@@ -1,11 +1,11 @@
-"""No function of the CPU backend is less exact than irc/backends/cpu/vector/accuracy.py states."""
+"""No function of the CPU backend is less exact than its record states."""
 
 import pytest
 
 from irc.backends.cpu.features import AVX2, BASELINE, Features
-from irc.backends.cpu.vector.accuracy import ACCURACY
-from irc.ops.pointwise import POINTWISE
+from irc.ops.functions import POINTWISE
 from tests.numerics.ulps import (
+    ACCURACY,
     FEW,
     MANY,
     doubles,

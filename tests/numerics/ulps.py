@@ -15,9 +15,11 @@ from irc.backends.cpu import Features, KernelCall, emit, load_segment
 from irc.dialects.builder import argument_attrs, finish_function
 from irc.dialects.task import KernelOp
 from irc.dialects.types import TensorType
+from irc.ops.functions import POINTWISE
 from irc.pipeline import Options, default_pipeline, run_passes
 from tests.fuzz.flow import FlowMeaning
 
+ACCURACY = {name: row.accuracy for name, row in POINTWISE.items() if row.accuracy}
 FEW, MANY, DOUBLES = 20_011, 1_000_003, 401
 DIGITS = 60
 

@@ -43,7 +43,7 @@ from irc.errors import IrcErrors
 from irc.interpret.flow import run_function
 from irc.ops import derivatives_pointwise
 from irc.ops.derivatives import DERIVATIVES, FLAT
-from irc.ops.pointwise import POINTWISE
+from irc.ops.functions import POINTWISE
 from irc.passes.differentiate import DifferentiatePass
 from irc.runtime.dtypes import dtype_names
 from irc.sharding.signatures import axis_signatures

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from irc.ops.fold import BOTH, FLOAT, INTEGER, MAX_VALUES, fold_pointwise, fold_shape
-from irc.ops.pointwise import POINTWISE
+from irc.ops.functions import POINTWISE
 from irc.runtime.dtypes import dtypes
 from irc.runtime.library import run
 

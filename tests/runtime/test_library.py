@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from irc.dialects.flow import OP_BY_NAME
+from irc.ops.functions import POINTWISE
 from irc.ops.infer import infer
-from irc.ops.pointwise import POINTWISE
 from irc.runtime import library
 from irc.runtime.flow_ops import extern
 

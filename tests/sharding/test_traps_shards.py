@@ -17,8 +17,8 @@ from irc.dialects.placement import B, Mesh, Partial, Placement, Split
 from irc.dialects.types import TensorType
 from irc.interpret.flow import run_op
 from irc.interpret.sharded import run_ranks
+from irc.ops.functions import POINTWISE
 from irc.ops.infer import infer
-from irc.ops.pointwise import POINTWISE
 from irc.runtime import library
 from irc.sharding.shards import chunk_lengths, combine, shard
 from irc.sharding.signatures import axis_signatures, signatures

@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 
+from irc.backends.cpu.allowed import MATHEMATICS
 from irc.backends.cpu.linking import elf
 from irc.backends.cpu.linking.elf import ObjectFile, Relocation, Strings, Symbol
 from irc.backends.cpu.linking.layout import (
@@ -29,13 +30,8 @@ from irc.errors import InternalError
 C, MATH = "libc.so.6", "libm.so.6"
 IMPORTS: Mapping[str, str] = {
     **dict.fromkeys(("memcpy", "memmove", "memset", "syscall"), C),
-    **dict.fromkeys(
-        (f"{name}{kind}" for name in (
-            "fmod", "pow", "exp", "log", "sin", "cos", "tan", "round", "asin", "acos", "atan",
-            "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
-        ) for kind in ("", "f")), MATH,
-    ),
-}  # fmt: skip
+    **{f"{name}{kind}": MATH for name in MATHEMATICS for kind in ("", "f")},
+}
 """Which library a function comes from; code that asks for another one is refused."""
 
 

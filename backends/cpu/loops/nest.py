@@ -30,7 +30,7 @@ from irc.dialects.task import (
     bound_rows,
 )
 from irc.errors import InternalError
-from irc.ops.pointwise import POINTWISE
+from irc.ops.functions import POINTWISE
 
 
 @dataclass(frozen=True)

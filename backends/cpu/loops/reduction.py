@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from irc.backends.cpu.loops.nest import Step
 from irc.backends.cpu.vector import integers
 from irc.backends.cpu.vector.builder import Builder, Operand, Type, constant
-from irc.backends.cpu.vector.pointwise import extremum
+from irc.backends.cpu.vector.instructions import extremum
 from irc.backends.cpu.vector.storage import COMPUTE, HALVES, cast, truth
 from irc.dialects.types import is_float
 

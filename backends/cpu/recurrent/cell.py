@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from irc.backends.cpu.features import Features
 from irc.backends.cpu.vector.builder import Builder, Operand, Type, constant
-from irc.backends.cpu.vector.pointwise import UNARY
+from irc.backends.cpu.vector.pointwise import FLOATS
 from irc.ops.recurrent import CHAINS, GATES, ROWS, UNIT, padded, rows
 
 SUMS = {32: 24, 16: 10}
@@ -54,7 +54,7 @@ class Cell:
         self.b, self.kind, self.at = b, kind, at
         self.gates, self.padded = GATES[kind], padded(hidden)
         self._rows = rows(kind, hidden)
-        self._apply = [UNARY[name] for name in activations]
+        self._apply = [FLOATS[name] for name in activations]
         self._vector = Type("float", UNIT)
         self._sums = max(1, SUMS[features.registers] * min(features.float_lanes, UNIT) // UNIT)
         # A GRU that resets before its product works in memory for one row.

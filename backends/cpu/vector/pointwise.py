@@ -1,19 +1,32 @@
-"""The functions of irc.ops.pointwise as LLVM instructions, by kind of operand."""
+"""The functions of irc.ops.functions as LLVM instructions, by kind of operand.
+
+A function of floats is a few instructions (`instructions`), or what its record says: an intrinsic,
+a function of the C library, or a formula of other functions; for float32 the vector code of its
+name in `exponentials`, `logarithms` or `trigonometry`, where there is one.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
-from irc.backends.cpu.vector import exponentials, integers, logarithms, trigonometry
+from irc.backends.cpu.vector import (
+    exponentials,
+    instructions,
+    integers,
+    logarithms,
+    trigonometry,
+)
 from irc.backends.cpu.vector.builder import Builder, Operand, constant
 from irc.backends.cpu.vector.rounded import rounded_form
 from irc.backends.cpu.vector.storage import cast, truth
 from irc.dialects.types import is_float
+from irc.ops.functions import POINTWISE
+from irc.ops.functions.formula import Expression, Formula
+from irc.ops.functions.record import Pointwise
 
-Unary: TypeAlias = Callable[[Builder, Operand], Operand]
-Binary: TypeAlias = Callable[[Builder, Operand, Operand], Operand]
+Emit: TypeAlias = Callable[..., Operand]
+"""Appends a function of the operands that follow the builder."""
 
 COMPARE = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 
@@ -33,9 +46,8 @@ def apply(
     if is_float(dtypes[0]):
         if fn in COMPARE:
             return b.compare(f"fcmp {COMPARE[fn]}", args[0], args[1])
-        if len(args) == 1:
-            return rounded_form(b, fn, args[0], result) or UNARY[fn](b, args[0])
-        return BINARY[fn](b, args[0], args[1])
+        form = rounded_form(b, fn, args[0], result) if len(args) == 1 else None
+        return form or FLOATS[fn](b, *args)
     return integers.apply(b, fn, args, unsigned=dtypes[0] in ("u8", "i1"))
 
 
@@ -45,182 +57,99 @@ def _logical(b: Builder, fn: str, args: Sequence[Operand]) -> Operand:
     return b.binary(fn.removeprefix("logical_"), args[0], args[1])
 
 
-def extremum(b: Builder, opcode: str, x: Operand, y: Operand) -> Operand:
-    """Return the larger (``ogt``) or smaller (``olt``) of two floats; NaN wins."""
-    if y.literal is not None and not math.isnan(y.literal):
-        # One instruction: where x is NaN the comparison fails and x is taken.
-        return b.select(b.compare(f"fcmp {opcode}", y, x), y, x)
-    result = b.select(b.compare(f"fcmp {opcode}", x, y), x, y)
-    return b.select(b.compare("fcmp uno", x, x), x, result)
+class _Written(Expression):
+    """A float or truth value in a formula, as instructions."""
+
+    def __init__(self, b: Builder, value: Operand, dtype: str) -> None:
+        self.b, self.value, self.dtype = b, value, dtype
+
+    def of(self, fn: str, *others: Expression | float) -> Self:
+        """Append a pointwise function."""
+        terms = [self, *self.terms(*others)]
+        dtype = "i1" if POINTWISE[fn].result == "bool" else terms[-1].dtype
+        values, dtypes = [t.value for t in terms], [t.dtype for t in terms]
+        return type(self)(self.b, apply(self.b, fn, values, dtypes, dtype), dtype)
+
+    def number(self, value: float) -> Self:
+        """Return a constant."""
+        return type(self)(self.b, constant(self.value.type, value), self.dtype)
 
 
-def _binary(opcode: str) -> Binary:
-    return lambda b, x, y: b.binary(opcode, x, y)
+class _Arguments:
+    """The operands of a formula: a result and its gradient are of derivatives alone."""
+
+    def __init__(self, b: Builder, args: Sequence[Operand]) -> None:
+        kinds = {"double": "f64", "float": "f32"}
+        self._terms = [_Written(b, x, kinds[x.type.element]) for x in args]
+
+    @property
+    def a(self) -> _Written:
+        return self._terms[0]
+
+    @property
+    def b(self) -> _Written:
+        return self._terms[1]
+
+    @property
+    def c(self) -> _Written:
+        return self._terms[2]
+
+    @property
+    def g(self) -> _Written:
+        raise AttributeError("g")
+
+    y = g
 
 
-def _intrinsic(name: str) -> Unary:
-    return lambda b, x: b.intrinsic(name, x)
+def _composed(formula: Formula) -> Emit:
+    def write(b: Builder, *args: Operand) -> Operand:
+        term = formula(_Arguments(b, args))
+        assert isinstance(term, _Written)
+        return term.value
+
+    return write
 
 
-def _libm(name: str) -> Unary:
-    return lambda b, x: trigonometry.libm(b, name, x)
+def _libm(name: str) -> Emit:
+    def write(b: Builder, *args: Operand) -> Operand:
+        return trigonometry.libm(b, name, *args)
+
+    return write
 
 
-def _libm2(name: str) -> Binary:
-    return lambda b, x, y: trigonometry.libm(b, name, x, y)
+def _intrinsic(name: str) -> Emit:
+    def write(b: Builder, *args: Operand) -> Operand:
+        return b.intrinsic(name, *args)
+
+    return write
 
 
-def _by_width(single: Unary, double: Unary) -> Unary:
+def _by_width(single: Emit, double: Emit) -> Emit:
     """One function for float32, another for float64."""
-    return lambda b, x: (double if x.type.element == "double" else single)(b, x)
+
+    def write(b: Builder, *args: Operand) -> Operand:
+        return (double if args[0].type.element == "double" else single)(b, *args)
+
+    return write
 
 
-def _vector(single: Unary, name: str) -> Unary:
-    """Vector code for float32, the C library for float64."""
-    return _by_width(single, _libm(name))
+def _of_record(function: Pointwise) -> Emit | None:
+    """Return what writes a function that is no instruction; None for one of no floats."""
+    modules = (exponentials, logarithms, trigonometry)
+    single = next((vars(m)[function.name] for m in modules if function.name in vars(m)), None)
+    if function.llvm:
+        double: Emit | None = _intrinsic(function.llvm)
+    elif function.libm:
+        double = _libm(function.libm)
+    else:
+        double = _composed(function.composed) if function.composed else None
+    double = double or instructions.DOUBLE.get(function.name)
+    return _by_width(single, double) if single and double else double
 
 
-def _remainder(b: Builder, x: Operand, y: Operand) -> Operand:
-    """Python's modulo: the result has the sign of y."""
-    rest = trigonometry.libm(b, "fmod", x, y)
-    return b.select(_opposite(b, rest, y), b.binary("fadd", rest, y), rest)
-
-
-def _opposite(b: Builder, rest: Operand, y: Operand) -> Operand:
-    zero = constant(y.type, 0.0)
-    sign = b.binary("xor", b.compare("fcmp olt", rest, zero), b.compare("fcmp olt", y, zero))
-    return b.binary("and", b.compare("fcmp une", rest, zero), sign)
-
-
-def _floor_div(b: Builder, x: Operand, y: Operand) -> Operand:
-    """As torch: from fmod, so that the quotient is exact; x / y where y is 0."""
-    kind = x.type
-    plain = b.binary("fdiv", x, y)
-    rest = trigonometry.libm(b, "fmod", x, y)
-    quotient = b.binary("fdiv", b.binary("fsub", x, rest), y)
-    lower = b.binary("fsub", quotient, constant(kind, 1.0))
-    quotient = b.select(_opposite(b, rest, y), lower, quotient)
-    floor = b.intrinsic("floor", quotient)
-    above = b.compare("fcmp ogt", b.binary("fsub", quotient, floor), constant(kind, 0.5))
-    rounded = b.select(above, b.binary("fadd", floor, constant(kind, 1.0)), floor)
-    zero = constant(kind, 0.0)
-    signed = b.intrinsic("copysign", zero, plain)
-    rounded = b.select(b.compare("fcmp oeq", quotient, zero), signed, rounded)
-    return b.select(b.compare("fcmp oeq", y, zero), plain, rounded)
-
-
-def _power(b: Builder, x: Operand, y: Operand) -> Operand:
-    """Exponents that torch expands are expanded; float64 calls libm."""
-    one = constant(x.type, 1.0)
-    match y.literal:
-        case 0.5:
-            return b.intrinsic("sqrt", x)
-        case -0.5:
-            return b.binary("fdiv", one, b.intrinsic("sqrt", x))
-        case 1:
-            return x
-        case 2:
-            return b.binary("fmul", x, x)
-        case 3:
-            return b.binary("fmul", b.binary("fmul", x, x), x)
-        case -1:
-            return b.binary("fdiv", one, x)
-        case -2:
-            return b.binary("fdiv", one, b.binary("fmul", x, x))
-        case _:
-            if x.type.element == "double":
-                return trigonometry.libm(b, "pow", x, y)
-            return logarithms.power(b, x, y)
-
-
-def _sign(b: Builder, x: Operand) -> Operand:
-    zero = constant(x.type, 0.0)
-    above, below = b.compare("fcmp ogt", x, zero), b.compare("fcmp olt", x, zero)
-    low = b.select(below, constant(x.type, -1.0), zero)
-    return b.select(above, constant(x.type, 1.0), low)
-
-
-def _relu(b: Builder, x: Operand) -> Operand:
-    zero = constant(x.type, 0.0)
-    return b.select(b.compare("fcmp olt", x, zero), zero, x)
-
-
-def _inverse(b: Builder, x: Operand) -> Operand:
-    return b.binary("fdiv", constant(x.type, 1.0), x)
-
-
-def _sigmoid_double(b: Builder, x: Operand) -> Operand:
-    e = trigonometry.libm(b, "exp", b.emit(x.type, f"fneg {x}"))
-    return _inverse(b, b.binary("fadd", e, constant(x.type, 1.0)))
-
-
-def _gelu_double(b: Builder, x: Operand) -> Operand:
-    # erfc, as 1 + erf cancels for negative x.
-    inner = b.binary("fmul", x, constant(x.type, -math.sqrt(0.5)))
-    phi = b.binary("fmul", trigonometry.libm(b, "erfc", inner), constant(x.type, 0.5))
-    return b.binary("fmul", x, phi)
-
-
-def _gelu_tanh_double(b: Builder, x: Operand) -> Operand:
-    scale = 2 * math.sqrt(2 / math.pi)
-    square = b.binary("fmul", x, x)
-    slope = b.fma(square, constant(x.type, scale * 0.044715), constant(x.type, scale))
-    return b.binary("fmul", x, _sigmoid_double(b, b.binary("fmul", x, slope)))
-
-
-def _silu_double(b: Builder, x: Operand) -> Operand:
-    return b.binary("fmul", x, _sigmoid_double(b, x))
-
-
-BINARY: Mapping[str, Binary] = {
-    "add": _binary("fadd"),
-    "sub": _binary("fsub"),
-    "mul": _binary("fmul"),
-    "div": _binary("fdiv"),
-    "floor_div": _floor_div,
-    "trunc_div": lambda b, x, y: b.intrinsic("trunc", b.binary("fdiv", x, y)),
-    "remainder": _remainder,
-    "fmod": _libm2("fmod"),
-    "pow": _power,
-    "maximum": lambda b, x, y: extremum(b, "ogt", x, y),
-    "minimum": lambda b, x, y: extremum(b, "olt", x, y),
-    "atan2": _libm2("atan2"),
+FLOATS: Mapping[str, Emit] = {
+    **{name: emit for name, row in POINTWISE.items() if (emit := _of_record(row))},
+    **instructions.UNARY,
+    **instructions.BINARY,
 }
-
-UNARY: Mapping[str, Unary] = {
-    "neg": lambda b, x: b.emit(x.type, f"fneg {x}"),
-    "abs": _intrinsic("fabs"),
-    "sign": _sign,
-    "reciprocal": _inverse,
-    "exp": _vector(exponentials.exp, "exp"),
-    "exp2": _vector(exponentials.exp2, "exp2"),
-    "expm1": _vector(exponentials.expm1, "expm1"),
-    "log": _vector(logarithms.log, "log"),
-    "log2": _vector(logarithms.log2, "log2"),
-    "log10": _vector(logarithms.log10, "log10"),
-    "log1p": _vector(logarithms.log1p, "log1p"),
-    "sqrt": _intrinsic("sqrt"),
-    "rsqrt": lambda b, x: _inverse(b, b.intrinsic("sqrt", x)),
-    "sin": _vector(trigonometry.sin, "sin"),
-    "cos": _vector(trigonometry.cos, "cos"),
-    "tan": _vector(trigonometry.tan, "tan"),
-    "tanh": _vector(exponentials.tanh, "tanh"),
-    "erf": _vector(exponentials.erf, "erf"),
-    **{
-        name: _libm(name)
-        for name in ("asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")
-    },
-    "relu": _relu,
-    "sigmoid": _by_width(exponentials.sigmoid, _sigmoid_double),
-    "silu": _by_width(exponentials.silu, _silu_double),
-    "gelu": _by_width(exponentials.gelu, _gelu_double),
-    "gelu_tanh": _by_width(exponentials.gelu_tanh, _gelu_tanh_double),
-    "floor": _intrinsic("floor"),
-    "ceil": _intrinsic("ceil"),
-    "round": _intrinsic("roundeven"),
-    "trunc": _intrinsic("trunc"),
-    "is_nan": lambda b, x: b.compare("fcmp uno", x, x),
-    "is_inf": lambda b, x: b.compare(
-        "fcmp oeq", b.intrinsic("fabs", x), constant(x.type, math.inf)
-    ),
-}
+"""What writes each function of floats."""

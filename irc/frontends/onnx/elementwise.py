@@ -11,26 +11,16 @@ from irc.dialects.flow import tensor
 from irc.dialects.types import is_float
 from irc.frontends.onnx.external import dtype_of
 from irc.frontends.onnx.node import Node, Unsupported, Value
+from irc.ops.functions import POINTWISE
 
 Converter = Callable[[Node], "SSAValue | Value | Sequence[SSAValue | Value]"]
 
-UNARY: Mapping[str, str] = {
-    "Abs": "abs", "Acos": "acos", "Acosh": "acosh", "Asin": "asin", "Asinh": "asinh",
-    "Atan": "atan",
-    "Atanh": "atanh", "BitwiseNot": "bit_not", "Ceil": "ceil", "Cos": "cos", "Cosh": "cosh",
-    "Erf": "erf", "Exp": "exp", "Floor": "floor", "IsNaN": "is_nan", "Log": "log", "Neg": "neg",
-    "Not": "logical_not", "Reciprocal": "reciprocal", "Relu": "relu", "Round": "round",
-    "Sigmoid": "sigmoid", "Sin": "sin", "Sinh": "sinh", "Sqrt": "sqrt",
-    "Tan": "tan",
-    "Tanh": "tanh",
-}  # fmt: skip
+NAMED: Mapping[str, str] = {
+    operator: function.name for function in POINTWISE.values() for operator in function.onnx.split()
+}
+"""Operators that are one function of flow and no more."""
 
-BINARY: Mapping[str, str] = {
-    "Add": "add", "And": "logical_and", "BitwiseAnd": "bit_and", "BitwiseOr": "bit_or",
-    "BitwiseXor": "bit_xor", "Equal": "eq", "Greater": "gt", "GreaterOrEqual": "ge", "Less": "lt",
-    "LessOrEqual": "le", "Mul": "mul", "Or": "logical_or", "Sub": "sub", "Xor": "logical_xor",
-}  # fmt: skip
-
+ROUNDING = ("ceil", "floor", "round")
 VARIADIC: Mapping[str, str] = {"Max": "maximum", "Min": "minimum", "Sum": "add"}
 
 
@@ -44,12 +34,12 @@ def widen(node: Node, x: SSAValue) -> SSAValue:
     return node.b.cast(x, "f32") if tensor(x).dtype in ("f16", "bf16") else x
 
 
-def convert_unary(node: Node) -> SSAValue:
-    """One operand, one function of flow."""
-    x, fn = node[0], UNARY[node.kind]
-    if fn in ("ceil", "floor", "round") and not is_float(tensor(x).dtype):
-        return x
-    return node.b.pointwise(fn, x)
+def convert_named(node: Node) -> SSAValue:
+    """One function of flow, of all operands."""
+    fn = NAMED[node.kind]
+    if fn in ROUNDING and not is_float(tensor(node[0]).dtype):
+        return node[0]
+    return node.b.pointwise(fn, *(node[i] for i in range(POINTWISE[fn].arity)))
 
 
 def convert_sign(node: Node) -> SSAValue:
@@ -59,11 +49,6 @@ def convert_sign(node: Node) -> SSAValue:
     if not is_float(tensor(x).dtype):
         return sign
     return b.pointwise("where", b.pointwise("is_nan", x), x, sign)
-
-
-def convert_binary(node: Node) -> SSAValue:
-    """Two operands, one function of flow."""
-    return node.b.pointwise(BINARY[node.kind], node[0], node[1])
 
 
 def convert_variadic(node: Node) -> SSAValue:
@@ -264,8 +249,7 @@ def convert_dropout(node: Node) -> list[SSAValue | Value]:
 
 
 CONVERTERS: Mapping[str, Converter] = {
-    **dict.fromkeys(UNARY, convert_unary),
-    **dict.fromkeys(BINARY, convert_binary),
+    **dict.fromkeys(NAMED, convert_named),
     **dict.fromkeys(VARIADIC, convert_variadic),
     "BitShift": convert_shift,
     "Cast": convert_cast,

@@ -10,34 +10,15 @@ from xdsl.ir import SSAValue
 
 from irc.dialects.flow import BroadcastOp, ConstantOp, ReshapeOp, tensor
 from irc.dialects.types import is_smooth
-from irc.frontends.torch.lowering import Lowering, Numbers, Operand, enter, is_float, lowers
-from irc.ops.pointwise import POINTWISE
+from irc.frontends.torch.lowering import Lowering, Operand, enter, is_float, lowers
+from irc.ops.functions import POINTWISE
+from irc.ops.functions.record import Pointwise
 
 # fmt: off
-UNARY = {
-    "neg": "neg", "abs": "abs", "sign": "sign", "reciprocal": "reciprocal",
-    "exp": "exp", "exp2": "exp2", "expm1": "expm1", "log": "log", "log2": "log2", "log10": "log10",
-    "log1p": "log1p", "sqrt": "sqrt", "rsqrt": "rsqrt", "sin": "sin", "cos": "cos", "tan": "tan",
-    "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh", "cosh": "cosh", "tanh": "tanh",
-    "asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "erf": "erf", "relu": "relu",
-    "sigmoid": "sigmoid", "silu": "silu", "floor": "floor", "ceil": "ceil", "round": "round",
-    "trunc": "trunc", "fix": "trunc", "bitwise_not": "bit_not",
-}
-BINARY = {
-    "mul": "mul", "multiply": "mul", "floor_divide": "floor_div", "remainder": "remainder",
-    "fmod": "fmod", "pow": "pow", "maximum": "maximum", "minimum": "minimum", "atan2": "atan2",
-    "max.other": "maximum", "min.other": "minimum",
-    "bitwise_and": "bit_and", "bitwise_or": "bit_or", "bitwise_xor": "bit_xor",
-    "__and__": "bit_and", "__or__": "bit_or", "__xor__": "bit_xor",
-    "__lshift__": "shift_left", "__rshift__": "shift_right",
-    "bitwise_left_shift": "shift_left", "bitwise_right_shift": "shift_right",
-}
 ON_BOOLS = {"mul": "logical_and", "bit_and": "logical_and", "bit_or": "logical_or",
             "bit_xor": "logical_xor", "maximum": "logical_or", "minimum": "logical_and"}
 BITS = frozenset({"bit_and", "bit_or", "bit_xor", "shift_left", "shift_right"})
 DIVISIONS = frozenset({"floor_div", "remainder", "fmod"})
-COMPARE = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge"}
-LOGICAL = ("logical_and", "logical_or", "logical_xor")
 ROUNDING = ("floor", "ceil", "round", "trunc")
 # fmt: on
 
@@ -83,14 +64,18 @@ def _logical(fn: str) -> Any:
     return row
 
 
-def _numbers(fn: str) -> Numbers:
-    return "complex" if POINTWISE[fn].complex else "real"
+def _row(function: Pointwise) -> Any:
+    """Return the row of ops of ATen that are a function and no more."""
+    if function.arity == 1:
+        return _unary(function.name)
+    if function.name.startswith("logical_"):
+        return _logical(function.name)
+    return _compare(function.name) if function.result == "bool" else _binary(function.name)
 
 
-for _rows, _row in ((UNARY, _unary), (BINARY, _binary), (COMPARE, _compare)):
-    for _name, _fn in _rows.items():
-        enter({_name: _row(_fn)}, _numbers(_fn))
-enter({name: _logical(name) for name in LOGICAL})
+for _function in POINTWISE.values():
+    for _name in _function.torch.split():
+        enter({_name: _row(_function)}, "complex" if _function.complex else "real")
 
 
 def _refuse_zero(t: Lowering, divisor: Operand) -> None:

@@ -11,7 +11,7 @@ from irc.dialects.types import ITEM_BYTES
 from irc.kernels.holds import COMPUTE_OPS, shape_of
 from irc.kernels.nest import Nest
 from irc.kernels.trace import leaf_set
-from irc.ops.pointwise import POINTWISE
+from irc.ops.functions import POINTWISE
 
 MIN_TASKS = 16
 """Rows below which a large kernel with reductions would leave cores idle."""

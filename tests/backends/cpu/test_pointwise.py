@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from irc.backends.cpu.features import BASELINE
-from irc.ops.pointwise import POINTWISE
+from irc.ops.functions import POINTWISE
 
 SPECIAL = [0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-45, -1e-45, 1e-39, 3e38, -3e38]
 TORCH_FN: dict[str, Any] = {

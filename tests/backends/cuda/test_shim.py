@@ -12,7 +12,7 @@ import torch
 from irc.backends.cuda.functions import expression
 from irc.dialects.task import KernelOp
 from irc.kernels.form import integer_bound, read
-from irc.ops.pointwise import POINTWISE
+from irc.ops.functions import POINTWISE
 from tests.backends import attention_kernels
 from tests.backends import gpu_kernels as g
 from tests.backends.cuda.host import ORDERS, build, run, run_in_all_orders

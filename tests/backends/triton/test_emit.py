@@ -11,7 +11,7 @@ from irc.backends.triton import compile_for, emit, load
 from irc.backends.triton.functions import expression
 from irc.dialects.task import KernelOp
 from irc.errors import IrcError, IrcErrors
-from irc.ops.pointwise import POINTWISE
+from irc.ops.functions import POINTWISE
 from tests.backends import gpu_kernels as g
 
 pytest.importorskip("triton")

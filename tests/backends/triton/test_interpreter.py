@@ -9,7 +9,7 @@ import torch
 from irc.backends.triton.functions import expression
 from irc.dialects.task import KernelOp
 from irc.kernels.form import header, integer_bound, read
-from irc.ops.pointwise import POINTWISE
+from irc.ops.functions import POINTWISE
 from tests.backends import gpu_kernels as g
 from tests.backends.triton.interpreting import interpret, outputs_of
 
