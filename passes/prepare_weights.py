@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,9 +14,12 @@ from xdsl.passes import ModulePass
 
 from irc.dialects.builder import arguments, entry
 from irc.dialects.comm import CollectiveOp, WaitOp
-from irc.dialects.task import CopyOp
+from irc.dialects.task import CopyOp, ViewOp
 from irc.kernels.weights.fixed import CONSTANT_ROLES, IMPURE
 from irc.plan.memories import INTO, PREPARED, Memories, decide, decided, steps_of
+
+NAMES = frozenset({"id", "loc"})
+"""Attributes that say nothing of what a step computes."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,9 @@ class PrepareWeightsPass(ModulePass):
     }
     ```
 
+    What is computed twice of the same, such as the mask that each layer makes for its kernel, is
+    computed and kept once.
+
     What a program returns is computed at every call, and so is what is drawn, exchanged, or run by
     a library of which it is not known that it gives the same twice.
     """
@@ -72,16 +79,14 @@ class PrepareWeightsPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         func = entry(op)
-        memories, fixed = Memories(func), _fixed_arguments(func)
-        prepared: list[Operation] = []
-        for step in steps_of(func.body.block):
-            if (
-                _is_function(step)
-                and all(map(memories.is_in_arena, step.results))
-                and all(memories.root(value) in fixed for value in step.operands)
-            ):
-                prepared.append(step)
-                fixed.update(step.results)
+        if equal := _equal(func, _prepared(func, Memories(func))):
+            for step, first in equal.items():
+                for result, other in zip(step.results, first.results, strict=True):
+                    result.replace_all_uses_with(other)
+                step.detach()
+                step.erase()
+        memories = Memories(func)
+        prepared = _prepared(func, memories)
         apart = set(prepared)
         kept = {
             memories.root(value)
@@ -91,6 +96,38 @@ class PrepareWeightsPass(ModulePass):
         }
         for step in prepared:
             decide(step, PREPARED, [int(result in kept) for result in step.results])
+
+
+def _prepared(func: FuncOp, memories: Memories) -> list[Operation]:
+    """Return the steps that read nothing but weights which no step writes, in order."""
+    fixed, prepared = _fixed_arguments(func), list[Operation]()
+    for step in steps_of(func.body.block):
+        if (
+            _is_function(step)
+            and all(map(memories.is_in_arena, step.results))
+            and all(memories.root(value) in fixed for value in step.operands)
+        ):
+            prepared.append(step)
+            fixed.update(step.results)
+    return prepared
+
+
+def _equal(func: FuncOp, prepared: Sequence[Operation]) -> dict[Operation, Operation]:
+    """Return by step, or view of what one gives, the first one that computes the same."""
+    steps, known = set(prepared), dict[object, Operation]()
+    equal: dict[Operation, Operation] = {}
+    same = {value: value for value in _fixed_arguments(func)}
+    for op in func.body.block.ops:
+        if op not in steps and not (isinstance(op, ViewOp) and op.operands[0] in same):
+            continue
+        named = {**op.properties, **op.attributes}
+        said = tuple((name, named[name]) for name in sorted(named) if name not in NAMES)
+        read = tuple(same.get(value, value) for value in op.operands)
+        first = known.setdefault((op.name, said, read, tuple(op.result_types)), op)
+        if first is not op:
+            equal[op] = first
+        same |= zip(op.results, first.results, strict=True)
+    return equal
 
 
 def _fixed_arguments(func: FuncOp) -> set[SSAValue]:

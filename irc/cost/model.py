@@ -68,6 +68,8 @@ class ClusterCost:
         # Ranks that share a host's processors talk by gloo.
         self.boxing = Boxing(mesh, self, aside=cluster.device.cores > 0)
         self._links = {axis: self.cluster.axis_link(whole, axis) for axis in mesh.names}
+        others = (axis for axis in whole.names if axis not in mesh.names)
+        self._between = [self.cluster.axis_link(whole, axis) for axis in others]
         self._lines = {
             (kind, axis): lines(kind, self._links[axis], self.cluster.device.bytes_per_s)
             for axis in mesh.names
@@ -170,6 +172,16 @@ class ClusterCost:
     def collective_seconds(self, kind: Collective, num_bytes: float, axis: str) -> float:
         """Return the time of one collective; see `irc.cost.collectives` for what the bytes are."""
         return seconds_of(self._lines[kind, axis], num_bytes)
+
+    def received_seconds(self, kind: Attribute, placement: Placement) -> float:
+        """Return what a rank takes to receive its part of a value from another stage.
+
+        Args:
+            kind: of the whole value.
+            placement: how it is to lie on the mesh; on all ranks alike.
+        """
+        own = _num_bytes(local_type(kind, placement, self.mesh))
+        return max((own / link.bytes_per_s for link in self._between), default=0.0)
 
     def start_seconds(self, op: CollectiveOp, *, within_bytes: int | None = None) -> float:
         """Return the time of a collective as it runs: with what it copies before and after.

@@ -31,14 +31,16 @@ class Places:
 
     Attributes:
         count: layers that were planned.
-        steps: launches one by one.
+        positions: launches one by one, each with the position of its action.
+        steps: these without the positions.
         where: of each step, its piece.
         layers: of each step, the numbers of its layers; several where one moves several weights.
     """
 
     def __init__(self, plan: Plan, ops: LayerOps) -> None:
         self._plan, self._ops, self.count = plan, ops, ops.num_layers
-        self.steps = [step for _, step in steps(plan)]
+        self.positions = steps(plan)
+        self.steps = [step for _, step in self.positions]
         self.layers = [self._layers(step) for step in self.steps]
         self.where: list[Where] = [
             self._where(*own) for own in zip(self.steps, self.layers, strict=True)

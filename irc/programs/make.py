@@ -39,7 +39,7 @@ from irc.programs.slice_steps import slice_steps
 from irc.programs.stage_devices import clusters_by_place, clusters_by_stage, differ
 from irc.programs.stage_memory import budget_of, check_memory, shares_of
 from irc.programs.stage_pins import pins_of_stages
-from irc.programs.stage_plans import plan_stages
+from irc.programs.stage_plans import KnownStages, StagePlan, plan_stages
 from irc.programs.stage_slots import runs_of_stages, ways_of
 from irc.programs.stage_step import GRADIENT, StageStep, stage_step
 from irc.schedule.actions import Schedule
@@ -139,8 +139,10 @@ def make_parts_plan(
     ways = [way for crossing in crossings for way in ways_of(crossing, steps)]
     fixed = fixed_stages(parse_stages(*constraint_text(options.pins)), stages, len(found.modules))
 
-    def plan(budgets: Sequence[int] | None) -> PartsPlan:
-        made = plan_stages(steps, runs, own, pins, shared, schedule, budgets, clusters)
+    known: KnownStages = {}
+
+    def plan(budgets: Sequence[int | None] | None) -> tuple[PartsPlan, list[StagePlan]]:
+        made = plan_stages(steps, runs, own, pins, shared, schedule, budgets, clusters, known)
         if any(each.search for each in made):
             searched = [_searched(step, e.search) for step, e in zip(steps, made, strict=True)]
             files[SEARCHED] = json_text.dump({"stages": searched})
@@ -159,13 +161,14 @@ def make_parts_plan(
             irc=irc_version(),
         )
         if options.offload:
-            return with_offload(facts, text, tuple(parts), options.offload)
-        return make_parts(facts, text, tuple(parts))
+            return with_offload(facts, text, tuple(parts), options.offload), made
+        return make_parts(facts, text, tuple(parts)), made
 
-    places, planned = clusters_by_place(options.cluster, options.mesh), plan(None)
+    places = clusters_by_place(options.cluster, options.mesh)
+    planned, made = plan(None)
     room = [budget_of(replace(own, cluster=each)) for each in places]
-    if (shares := shares_of(planned, room)) is not None:
-        planned = plan(shares)
+    if (shares := shares_of(planned, room, [each.search for each in made])) is not None:
+        planned, _ = plan(shares)
     check_memory(planned, room, own.stored_bytes)
     return with_files(planned, files)
 

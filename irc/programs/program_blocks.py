@@ -7,11 +7,13 @@ is what comes before backward of a layer begins, and B all after that, the updat
 
 from __future__ import annotations
 
-from irc.plan.schema import Plan, touched
+from collections.abc import Mapping
+
+from irc.plan.schema import Plan, Start, Wait
 from irc.programs.layer_times import COMPUTE, LayerTimes, Places, inner
 from irc.programs.short_steps import LayerOps
 from irc.search.blocks import Blocks, Piece
-from irc.simulate.plan import Contention, predict
+from irc.simulate.plan import Contention, lifetimes, predict
 
 FORWARD, BACKWARD = "F", "B"
 SAVED = "F-B"
@@ -29,30 +31,39 @@ def blocks_of_program(plan: Plan, ops: LayerOps, contention: Contention) -> Bloc
     """
     places = Places(plan, ops)
     middle = _middle(places, ops)
+    awaited = _awaited(places)
     layer, each, bare, idle = (dict[str, float]() for _ in range(4))
-    halves = {kind: LayerTimes(places) for kind in (FORWARD, BACKWARD)}
+    halves, whole = {kind: LayerTimes(places) for kind in (FORWARD, BACKWARD)}, LayerTimes(places)
     found, before = predict(plan, contention=contention), 0.0
     total, waits = dict.fromkeys(halves, 0.0), dict.fromkeys(halves, 0.0)
     for place, action, start, end in places.of_actions(found):
-        half = FORWARD if place < middle else BACKWARD
-        if action.stream != COMPUTE:
+        is_link = action.stream != COMPUTE
+        half = FORWARD if (awaited[place] if is_link else place) < middle else BACKWARD
+        if is_link:
             halves[half].add(place, action.stream, end - start)
+            whole.add(place, action.stream, end - start)
             continue
         is_wait = action.name.startswith("wait ")
         own = max(0.0, start - before) + (end - start if is_wait else 0.0)
         halves[half].add(place, COMPUTE, end - before, own)
+        whole.add(place, COMPUTE, end - before, own)
         total[half] += end - before
         waits[half] += own
         before = end
     # What nothing waits for ends the step.
     total[BACKWARD] += found.seconds - before
     waits[BACKWARD] += found.seconds - before
-    for half, times in halves.items():
-        layer[half], bare[half] = times.layer_s, times.layer_idle_s
+    # A link that has nothing to do for forward gathers for backward: both together take as long as
+    # compute, or as the link.
+    forward = halves[FORWARD]
+    layer[FORWARD], bare[FORWARD] = forward.layer_s, forward.layer_idle_s
+    layer[BACKWARD] = whole.layer_s - forward.layer_s
+    bare[BACKWARD] = whole.layer_idle_s - forward.layer_idle_s
+    for half in (FORWARD, BACKWARD):
         each[half] = total[half] - places.count * layer[half]
         idle[half] = waits[half] - places.count * bare[half]
     held, stored = _held(plan, ops)
-    saved = _saved(plan, places, middle)
+    saved = _saved(plan, places, middle, awaited)
     arena = {BACKWARD: max(0.0, plan.arena_bytes - places.count * saved)}
     return Blocks(
         each=Piece(each, idle, held - places.count * stored, 0.0, {SAVED: 0.0}, arena),
@@ -69,6 +80,17 @@ def _middle(places: Places, ops: LayerOps) -> int:
     return next(backward, len(places.steps))
 
 
+def _awaited(places: Places) -> dict[int, int]:
+    """Return by step that begins a collective the one that waits for it."""
+    begun, awaited = dict[int, int](), dict[int, int]()
+    for place, (position, step) in enumerate(places.positions):
+        if isinstance(step, Start):
+            begun[position] = awaited[place] = place
+        elif isinstance(step, Wait):
+            awaited[begun[step.start]] = place
+    return awaited
+
+
 def _held(plan: Plan, ops: LayerOps) -> tuple[float, float]:
     """Return the bytes that are held all the time, and those of one layer."""
     layer, total = [0.0] * ops.num_layers, 0.0
@@ -82,17 +104,19 @@ def _held(plan: Plan, ops: LayerOps) -> tuple[float, float]:
     return total, inner(layer)
 
 
-def _saved(plan: Plan, places: Places, middle: int) -> float:
+def _saved(plan: Plan, places: Places, middle: int, awaited: Mapping[int, int]) -> float:
     """Return by how many bytes of the arena a layer more makes the peak higher.
 
     What an inner layer has alive at the peak, or where backward begins if that is more: of more
-    layers the peak is there.
+    layers the peak is there. What is gathered ahead of its readers is of a few layers, of however
+    many there are.
     """
-    spans: dict[int, tuple[int, int]] = {}
-    for place, step in enumerate(places.steps):
-        for root in map(plan.root, touched(step, plan.actions)):
-            if plan.buffers[root].storage == "arena":
-                spans[root] = spans.get(root, (place, place))[0], place
+    spans = lifetimes(plan, places.steps)
+    ahead = {
+        root: awaited[first]
+        for root, (first, _) in spans.items()
+        if first in awaited and awaited[first] >= middle
+    }
     changes = [0.0] * (len(places.steps) + 1)
     for root, (first, last) in spans.items():
         changes[first] += plan.buffers[root].size_bytes
@@ -105,7 +129,7 @@ def _saved(plan: Plan, places: Places, middle: int) -> float:
     def of_layer(at: int) -> float:
         layer = [0.0] * places.count
         for root, (first, last) in spans.items():
-            if first <= at <= last:
+            if ahead.get(root, first) <= at <= last:
                 places.share(layer, first, plan.buffers[root].size_bytes)
         return inner(layer)
 

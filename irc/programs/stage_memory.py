@@ -6,7 +6,9 @@ and the largest arena. Stages on one rank share its memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from irc.cluster.load import find_cluster
 from irc.cost.model import ClusterCost
@@ -31,26 +33,34 @@ def budget_of(options: Options) -> int:
     return budget_bytes(ClusterCost(cluster, options.mesh, within=options.within))
 
 
-def shares_of(plan: PartsPlan, budgets: Sequence[int]) -> list[int] | None:
+def shares_of(
+    plan: PartsPlan, budgets: Sequence[int], searches: Sequence[Mapping[str, Any]]
+) -> list[int | None] | None:
     """Return what each part may hold so that those of one rank fit together; None where they do.
 
-    A search knows bytes without alignment, so that a part alone may be a little over, too.
+    A search knows bytes without alignment, and not which collectives of an update will be under way
+    at a time, so that a part alone may be over, too.
 
     Args:
         plan: whose parts may each take the whole budget.
         budgets: of a rank at each place of the pipe axis.
+        searches: by part, what the search says of it; the same of those made from one.
+
+    Returns:
+        Bytes by part; None for one that may go on to take the whole budget.
     """
     if plan.part_mesh.num_ranks == 1:
         return None
-    found = [budgets[plan.place_of(part)] for part in range(len(plan.parts))]
-    whole = [*found]
+    found: list[int | None] = [None] * len(plan.parts)
+    unseen = _Unseen(plan, searches)
     for place, budget in enumerate(budgets):
         parts, held = plan.parts_at(place), held_at(plan, place)
         if held.num_bytes() <= budget:
             continue
         if len(parts) == 1:
             part = next(iter(parts.values()))
-            found[part] = min(found[part], 2 * budget - held.num_bytes())
+            # All that are made from one are over by as much, and are one again.
+            found[part] = _least(found[part], budget - unseen.num_bytes(part, budget))
             continue
         own = {
             part: _of_part(plan, part) + _registers(held, [stage]) for stage, part in parts.items()
@@ -58,8 +68,36 @@ def shares_of(plan: PartsPlan, budgets: Sequence[int]) -> list[int] | None:
         for part, size in own.items():
             # One part's arena is the others' too.
             share = (budget - held.arena) * size / sum(own.values())
-            found[part] = min(found[part], int(share + held.arena))
-    return found if found != whole else None
+            found[part] = _least(found[part], int(share + held.arena))
+    return found if any(own is not None for own in found) else None
+
+
+def _least(known: int | None, num_bytes: int) -> int:
+    return num_bytes if known is None else min(known, num_bytes)
+
+
+@dataclass(frozen=True)
+class _Unseen:
+    """Bytes that searches of parts do not know of."""
+
+    plan: PartsPlan
+    searches: Sequence[Mapping[str, Any]]
+
+    def num_bytes(self, part: int, budget: int) -> int:
+        """Return by how much more a part holds than its search says, or than its budget.
+
+        Args:
+            part: alone on its ranks.
+            budget: of its ranks; it holds more.
+        """
+        search = self.searches[part]
+        # What is made from another part may have fewer slots than the search that it goes by.
+        first = next(i for i, other in enumerate(self.searches) if other is search)
+        held = held_at(self.plan, self.plan.place_of(first)).num_bytes()
+        said = search.get("bytes_held")
+        if said is None or said >= held:
+            return held_at(self.plan, self.plan.place_of(part)).num_bytes() - budget
+        return held - said
 
 
 def _of_part(plan: PartsPlan, part: int) -> float:

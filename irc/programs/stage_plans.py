@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from xdsl.dialects.builtin import ModuleOp
 
@@ -63,7 +63,7 @@ class StagePlan:
 
 
 @dataclass(frozen=True)
-class _Known:
+class Known:
     """A stage that was planned, which equal ones are made from."""
 
     names: Names
@@ -89,6 +89,10 @@ class _Known:
         return search["bytes_held"] * max(more, 1.0) <= budget
 
 
+KnownStages: TypeAlias = dict[object, list[Known]]
+"""Stages that were planned, by what equal ones have in common."""
+
+
 def plan_stages(
     steps: Sequence[StageStep],
     runs: Sequence[StageRuns],
@@ -96,8 +100,9 @@ def plan_stages(
     pins: Sequence[str],
     shared: Collection[str],
     schedule: Schedule,
-    budgets: Sequence[int] | None = None,
+    budgets: Sequence[int | None] | None = None,
     clusters: Sequence[str] = (),
+    known: KnownStages | None = None,
 ) -> list[StagePlan]:
     """Place and plan every stage, the first one first.
 
@@ -110,20 +115,22 @@ def plan_stages(
         schedule: of all.
         budgets: bytes that a rank may hold of each; None: all that it may hold.
         clusters: what each sees, where stages are on unequal devices; by default that of options.
+        known: stages that were planned before, under other budgets; added to.
 
     Raises:
         IrcError: ``pipeline-memory``; ``option-value`` where micro-batches are to be sliced; what
             the passes raise.
     """
     _refuse_slices(options)
-    known: dict[object, list[_Known]] = {}
+    known = {} if known is None else known
     lying: dict[str, str] = {}
     planned: list[StagePlan] = []
 
     def stage(number: int) -> Stage:
         here = {name for _, name, _ in arguments(entry(steps[number].module))}
         own = [f'"{name}" = {where}' for name, where in lying.items() if name in here]
-        budget = options.memory_bytes if budgets is None else budgets[number]
+        budget = None if budgets is None else budgets[number]
+        budget = options.memory_bytes if budget is None else budget
         text = "\n".join(filter(None, [pins[number], *own]))
         cluster = clusters[number] if clusters else options.cluster
         chosen = replace(options, memory_bytes=budget, pins=text, cluster=cluster)
@@ -150,7 +157,7 @@ def plan_stages(
                 plan = _renamed(equal.plan, equal.names.to(own.names))
             else:
                 plan = ahead.take(number, partial(_plan_stage, own, schedule, ahead))
-                known.setdefault(own.key, []).append(_Known(own.names, own.runs, plan))
+                known.setdefault(own.key, []).append(Known(own.names, own.runs, plan))
             planned.append(plan)
             lying |= {n: p for n, p in _weight_placements(plan.plans).items() if n in shared}
     if only := named_to_cut(passes_by_part(replace(options, pins="")).function):

@@ -1,7 +1,8 @@
 """What a stage of a pipeline takes, function by function: the objective of its search, taken apart.
 
-Every op and every boxing is in one of the functions that a schedule runs, so that the objective is
-the sum of their seconds, each times how often it runs in a step.
+Every op and every boxing is in one of the functions that a schedule runs, and what another stage
+sends is received for one, so that the objective is the sum of their seconds, each times how often
+it runs in a step.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from typing import TYPE_CHECKING
 
 from xdsl.ir import SSAValue, Use
 
+from irc.dialects.builder import arguments
 from irc.search.facts import call_counts
 from irc.search.graph import Graph
 from irc.sharding.boxing import Boxing
 from irc.sharding.trees import Trees
+from irc.training.stages import BOUNDARY
 
 if TYPE_CHECKING:
     from irc.dialects.placement import Placement
@@ -27,7 +30,7 @@ class FunctionSeconds:
 
     Attributes:
         runs: in a step.
-        seconds: of one run, as the search prices its ops and boxings.
+        seconds: of one run, as the search prices its ops, its boxings and what it receives.
     """
 
     runs: int
@@ -58,6 +61,12 @@ def seconds_by_function(
         kind = facts.runs_in(*use)
         assert kind is not None
         found[kind] += seconds
+    for role, _, value in arguments(facts.functions["forward"]):
+        # What comes from another stage is received for the first function that reads it.
+        if role == BOUNDARY and (uses := facts.uses(value)):
+            kind, node = facts.runs_in(value, uses[0]), graph.sources[value].node
+            assert kind is not None
+            found[kind] += graph.problem.nodes[node].seconds[choice[node]]
     return {k: FunctionSeconds(facts.runs.count(k), s) for k, s in sorted(found.items())}
 
 

@@ -34,6 +34,7 @@ from irc.search.problem import Net, Node, Port, Problem
 from irc.sharding.boxing import LocalShape, even_shape
 from irc.sharding.padding import is_front_of, padded_arguments
 from irc.sharding.signatures import NdSignature
+from irc.training.stages import BOUNDARY
 
 SHOWN = 4
 
@@ -91,7 +92,8 @@ class Graph:
         self._restricted: set[str] = set()
         self._placements: dict[object, tuple[Placement, ...]] = {}
         self._even: dict[LocalShape, tuple[Placement, ...]] = {}
-        self._wishes, self.mesh, self._boxing = wishes, cost.mesh, cost.boxing
+        self._wishes, self._cost = wishes, cost
+        self.mesh, self._boxing = cost.mesh, cost.boxing
         self.facts = facts or Facts(module)
         self.options = options or Options(cost, self.facts.key, self.facts.traffic)
         self.functions = self.facts.functions
@@ -249,7 +251,8 @@ class Graph:
         self.sources.update(dict.fromkeys(group.values(), port))
 
     def _follows(self, role: str, updated: bool, uses: Sequence[Use]) -> bool:
-        if len(uses) != 1 or updated or isinstance(uses[0].operation, ReturnOp):
+        # What a stage receives costs what its part of it is, which no op that reads it knows.
+        if len(uses) != 1 or updated or isinstance(uses[0].operation, ReturnOp) or role == BOUNDARY:
             return False
         if self._is_short and role != "input":
             return False
@@ -269,9 +272,14 @@ class Graph:
         own = [(use.operation, use.index) for use in uses]
         # A state's new value lies as the argument itself: its port is not known yet.
         readers = [self.reads.get(use) for use in own if not isinstance(use[0], ReturnOp)]
-        key = (role, *self._shape(value), options, *readers)
+        is_received = role == BOUNDARY
+        key = (role, name if is_received else "", *self._shape(value), options, *readers)
         if key not in known:
             node = Node(f"argument {name}", (0.0,) * len(options))
+            if is_received:
+                seconds = (self._cost.received_seconds(value.type, p) for p in options)
+                often = 1 if self.facts.runs is None else self.facts.runs.micro_batches
+                node = Node(node.name, tuple(seconds), often)
             known[key] = Port(self.problem.add_node(node), options)
         return known[key]
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from xdsl.dialects.builtin import ModuleOp
 
+import irc
 from irc.cost.actions import ActionCost
 from irc.dialects.builder import entry, functions
 from irc.dialects.comm import AllReduceOp
@@ -175,6 +176,26 @@ def test_what_depends_on_weights_alone_is_marked() -> None:
     assert (1,) in marks
     plan = build_plan(module)
     assert sum(b.storage == "prepared" for b in plan.buffers) == sum(map(sum, marks))
+
+
+def test_what_is_computed_twice_of_weights_is_kept_once() -> None:
+    """Each layer kept a mask of its own, of as many bytes as tokens squared."""
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(6, 6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(3):
+                x = torch.cumsum(torch.tril(self.weight), 0) @ x
+            return x
+
+    model, x = Layers(), torch.randn(6, 6)
+    program = capture(model, (x,)).program
+    plan = build_plan(decided_module(program))
+    assert sum(b.storage == "prepared" for b in plan.buffers) == 1
+    torch.testing.assert_close(irc.compile(model)(x), model(x))
 
 
 def test_a_plan_needs_its_memory_decided() -> None:

@@ -165,10 +165,23 @@ def test_stages_of_one_rank_share_its_memory() -> None:
     """Each may have its part of what all of them hold, and all work in one arena."""
     plan = planned("dropped", "interleaved:2", "pipe=2,data=2")
     budget = int(0.8 * most(plan))
-    shares = shares_of(plan, [budget, budget])
+    searches: list[dict[str, Any]] = [{} for _ in plan.parts]
+    shares = shares_of(plan, [budget, budget], searches)
     assert shares is not None
     for place in range(2):
         held = held_at(plan, place)
-        own = [shares[part] - held.arena for part in plan.parts_at(place).values()]
+        own = [(shares[part] or budget) - held.arena for part in plan.parts_at(place).values()]
         assert sum(own) + held.arena <= budget or held.num_bytes() <= budget
-    assert shares_of(plan, [most(plan)] * 2) is None
+    assert shares_of(plan, [most(plan)] * 2, searches) is None
+
+
+def test_what_a_search_did_not_see_is_taken_off_what_a_part_may_hold() -> None:
+    """A budget less what it was over by was no less than the search had said already."""
+    plan = planned("dropped", "1f1b", "pipe=2,data=2")
+    first, second = (held_at(plan, place).num_bytes() for place in range(2))
+    budget = min(first, second) - 1000
+    same = {"bytes_held": first - 5000}
+    # The second part is made from the first: what is not seen of it is what is not seen of that.
+    assert shares_of(plan, [budget, budget], [same, same]) == [budget - 5000] * 2
+    assert shares_of(plan, [budget, second], [same, same]) == [budget - 5000, None]
+    assert shares_of(plan, [budget, second], [{}, {}]) == [2 * budget - first, None]

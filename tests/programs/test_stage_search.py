@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.dialects.func import CallOp
 
@@ -23,8 +24,10 @@ from irc.dialects.flow import FlowOp, id_of, tensor
 from irc.dialects.placement import Mesh
 from irc.dialects.sbp import BoxingOp
 from irc.passes.auto_shard import AutoShardPass
-from irc.pipeline import run_passes
+from irc.pipeline import Options, run_passes
 from irc.plugin import builtin_pass
+from irc.programs.make import make_parts_plan
+from irc.programs.schedules import schedule_for
 from irc.programs.stage_step import stage_step
 from irc.search.facts import call_counts
 from irc.search.graph import Graph, Wishes
@@ -220,3 +223,36 @@ def test_the_choice_is_the_best_of_all() -> None:
     every = product(*(range(len(node.seconds)) for node in graph.problem.nodes))
     prices = (graph.problem.seconds(choice, trees) for choice in every)
     assert found.seconds == pytest.approx(min(s for s in prices if s is not None))
+
+
+def test_a_stage_receives_its_part_where_the_link_between_stages_is_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What all ranks of a stage read whole came whole to each of them over the network."""
+    reports: list[dict[str, Any]] = []
+    apply = AutoShardPass.apply
+
+    def noted(self: AutoShardPass, ctx: Context, op: ModuleOp) -> None:
+        apply(self, ctx, op)
+        report = op.attributes["irc.plan_cost"]
+        assert isinstance(report, StringAttr)
+        reports.append(json.loads(report.data))
+
+    monkeypatch.setattr(AutoShardPass, "apply", noted)
+    monkeypatch.setenv("IRC_PROCESSES", "1")  # reports are of this process
+    with torch.device("meta"):
+        model, batch = Layers(4096, 16384, 2), torch.empty(8192 * 4, 4096)
+    recipe = recipe_of("adamw", micro_batches=4)
+    with torch.no_grad():
+        captured, split = captured_step(model, None, recipe, (batch,), {})
+    plan = make_parts_plan(
+        captured.program,
+        replace(recipe, split=split),
+        Options(mesh=Mesh.parse("pipe=2,tensor=8"), cluster="2x8xH100"),
+        schedule_for("1f1b", 2, 4),
+    )
+    assert {cut.kind for each in plan.facts.channels for cut in each.after} == {"S"}
+    for report in reports:
+        functions_ = report["functions"].values()
+        taken = sum(own["runs"] * own["seconds"] for own in functions_)
+        assert taken == pytest.approx(report["objective_s"], rel=1e-6)
