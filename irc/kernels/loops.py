@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
 
-from irc.kernels.axes import Axis
+from irc.kernels.axes import Axis, leaves
 from irc.kernels.nest import Access, Nest
-from irc.kernels.trace import GroupError, Node, leaf_set
+from irc.kernels.trace import GroupError, Node
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,9 @@ def _convolution_loops(nest: Nest, accesses: Sequence[Access]) -> list[Loop]:
 def _copies(nest: Nest) -> list[tuple[SSAValue, tuple[int, ...]]]:
     """Operands whose reduced dims do not join, with the order of dims in which a copy would.
 
-    Where an operand's memory walks parts of two dims in turn (windows of an image), no order of
-    whole dims lets the other follow it: then that one is copied, and the other may join as it is.
+    Where an operand's memory walks parts of two dims in turn (windows of an image), or the parts of
+    one dim in another order (a reshape of a transpose), no order of whole dims lets the other
+    follow it: then that one is copied, and the other may join as it is.
     """
     position = {axis: i for i, axis in enumerate(nest.reduced)}
     copies: list[tuple[SSAValue, tuple[int, ...]]] = []
@@ -138,12 +139,12 @@ def _copies(nest: Nest) -> list[tuple[SSAValue, tuple[int, ...]]]:
         assert node.stored is not None and node.source is not None
         axes, places = iter(node.axes), list[list[int]]()
         for dim in node.stored[1].dims:
-            own = [leaf_set((next(axes),)) for _ in dim]
-            places.append(sorted(position[x] for part in own for x in part if x in position))
-        first = [min(found, default=-1) for found in places]
+            own = [leaves((next(axes),)) for _ in dim]
+            places.append([position[x] for part in own for x in part if x in position])
+        first = [min(parts, default=-1) for parts in places]
         copy = node.source, tuple(sorted(range(len(first)), key=lambda d: (first[d], d)))
         if len(join(nest.reduced, [nest.accesses[node]])) > 1:
             copies.append(copy)
-        elif any(found and found[-1] - found[0] >= len(found) for found in places):
+        elif any(parts and parts != list(range(parts[0], parts[-1] + 1)) for parts in places):
             turned.append(copy)
     return turned or copies

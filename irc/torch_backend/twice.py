@@ -1,8 +1,10 @@
-"""Gradients of gradients: torch runs a backward pass that is differentiated itself.
+"""Gradients of gradients, and of graphs that are kept.
 
 AOTAutograd compiles first derivatives alone. Where they are asked for with ``create_graph=True``,
 the graph is run again, by torch, and differentiated; a graph that draws random numbers or writes
 into its inputs would be another then, and is refused, as is one of which that is not known.
+
+A graph that is kept with ``retain_graph=True`` is gone back through as often as in eager.
 """
 
 # pyright: basic
@@ -97,15 +99,10 @@ def _tell(function: Any, graph: GraphModule, repeats: bool) -> None:
             _ = ctx.saved_tensors  # torch's error where they were written to, or are gone
             _check_versions(inputs, versions)
             return _by_torch(ctx, graph, inputs, given[0] if boxed else given)
-        try:
-            gradients = plain(ctx, *given)
-        except RuntimeError as error:
-            if "donated" not in str(error):
-                raise
-            # Its buffers may be written over: not even the first derivative can be had so.
-            raise IrcError("not-differentiable", WHAT, because=WHY, help=ADVICE) from error
-        return tuple(once(gradients, WHAT, WHY, ADVICE, near=inputs))
+        return tuple(once(plain(ctx, *given), WHAT, WHY, ADVICE, near=inputs))
 
+    # Plans write into no argument: torch need not refuse to keep what a backward pass reads.
+    function.metadata.bw_donated_idxs = []
     function.backward = staticmethod(backward)
 
 

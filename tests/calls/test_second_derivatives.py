@@ -95,3 +95,26 @@ def test_arguments_are_let_go_with_the_graph() -> None:
     gc.collect()
     assert held() is None
     assert loss.grad_fn is not None
+
+
+@pytest.mark.parametrize("through", ["irc.compile", "torch.compile"])
+def test_a_graph_that_is_kept_is_gone_back_through_again(through: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 2))
+    compiled = (
+        irc.compile(model) if through == "irc.compile" else torch.compile(model, backend="irc")
+    )
+    x = torch.randn(3, 4, requires_grad=True)
+
+    def gradients(call: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        leaves = [x, *model.parameters()]
+        call(x).sum().backward()  # a pass whose graph is let go comes first
+        for leaf in leaves:
+            leaf.grad = None
+        y = call(x)
+        y[0].sum().backward(retain_graph=True)
+        first = torch.autograd.grad(y[1, 0], leaves, retain_graph=True)
+        y[2].sum().backward()
+        return [*first, *[leaf.grad.clone() for leaf in leaves if leaf.grad is not None]]
+
+    torch.testing.assert_close(gradients(compiled), gradients(model))

@@ -262,6 +262,25 @@ def test_matmul_over_windows_copies_what_walks_two_dims_in_turn(swapped: bool, t
     assert matmul.space_extents[-1] == 120
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("target", ["cpu", "sm_90"])
+def test_matmul_over_parts_of_a_dim_in_another_order_copies_them(
+    swapped: bool, target: str
+) -> None:
+    """The trace of a product: torch gives a dim for both that are summed over, row by row."""
+
+    def body(b: FlowBuilder, x: SSAValue, y: SSAValue) -> list[SSAValue]:
+        rows = b.reshape(x, (2, 1, 12))
+        turned = b.reshape(b.op(TransposeOp, [y], perm=(0, 2, 1)), (2, 12, 1))
+        if swapped:
+            rows, turned = (b.op(TransposeOp, [v], perm=(0, 2, 1)) for v in (turned, rows))
+        product = b.op(ContractOp, [rows, turned], spec="bmk,bkn->bmn")
+        return [b.reshape(product, (2,)), rows, turned]
+
+    module = build([(2, 3, 4), (2, 4, 3)], body)
+    assert lowered(module, FusePass(), MapTasksPass(target))[-1] < 1e-12
+
+
 @pytest.mark.parametrize(
     ("spec", "a", "b", "space"),
     [

@@ -28,6 +28,7 @@ from irc.frontends.torch.flex import plain_flex_attention
 from irc.frontends.torch.fresh_writes import renew, resized_in_order
 from irc.frontends.torch.locations import location, user_frames
 from irc.frontends.torch.own_containers import own_containers
+from irc.frontends.torch.own_decompositions import OWN
 from irc.frontends.torch.own_thread import own_thread
 from irc.frontends.torch.repeat import expand, is_mark, stubbed
 from irc.frontends.torch.strided_writes import copy_into_strided
@@ -233,14 +234,14 @@ def _stays(op: torch._ops.OpOverload) -> bool:
 
 
 def every_decomposition() -> Mapping[torch._ops.OperatorBase, Callable[..., Any]]:
-    """Return torch's own ways to take ops apart, those of ops that libraries add among them."""
+    """Return ways to take ops apart: torch's, of ops that libraries add too, and irc's own."""
     return _listed(len(torch._C._dispatch_get_all_op_names()))
 
 
 @cache
 def _listed(_registered: int) -> Mapping[torch._ops.OperatorBase, Callable[..., Any]]:
     # To go through all ops takes 60 to 200 ms: once, and again when an op was added.
-    every = torch.export.default_decompositions().materialize()
+    every = {**torch.export.default_decompositions().materialize(), **OWN}
     return {
         op: as_eager_takes(op, how)
         if isinstance(op, torch._ops.OpOverload) and is_known(op)

@@ -319,9 +319,9 @@ def addcdiv(
 
 @lowers("threshold")
 def threshold(t: Lowering, self: SSAValue, threshold: float, value: float) -> SSAValue:
-    """Replace what is not above the threshold."""
-    above = t.b.pointwise("gt", self, t.value(threshold, t.dtype))
-    return t.b.pointwise("where", above, self, t.value(value, t.dtype))
+    """Replace what is at most the threshold: a nan stays."""
+    low = t.b.pointwise("le", self, t.value(threshold, t.dtype))
+    return t.b.pointwise("where", low, t.value(value, t.dtype), self)
 
 
 @lowers("nan_to_num")
