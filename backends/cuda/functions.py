@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
+from math import isfinite
 
 from irc.backends.cuda.instructions import INSTRUCTIONS
 from irc.kernels.arithmetic import INTEGERS
+from irc.kernels.composed import PARAMETERS, Language, written
 from irc.ops.functions import POINTWISE
-from irc.ops.functions.record import Text, text
+from irc.ops.functions.record import Pointwise, Text, text
 
 TYPES: Mapping[str, str] = {
     "f64": "double", "f32": "float", "f16": "__half", "bf16": "__nv_bfloat16", "i64": "long long",
@@ -27,6 +30,12 @@ BYTES: Mapping[str, int] = {
 }  # fmt: skip
 
 TEXTS: Mapping[str, Text] = {name: text(function.cuda) for name, function in POINTWISE.items()}
+COMPOSED: Mapping[str, Pointwise] = {
+    name: function
+    for name, function in POINTWISE.items()
+    if function.composed and not function.cuda
+}
+"""Functions that are a helper function, made of their formula."""
 
 
 def expression(fn: str, operand: str, result: str) -> str | None:
@@ -38,7 +47,11 @@ def expression(fn: str, operand: str, result: str) -> str | None:
     known = TEXTS.get(fn, Text())
     if operand == "i1":
         return known.bools or None
-    return (known.integers if operand in INTEGERS else known.floats) or None
+    if operand in INTEGERS:
+        return known.integers or None
+    if fn in COMPOSED:
+        return f"irc_{fn}({', '.join(f'{{{i}}}' for i in range(COMPOSED[fn].arity))})"
+    return known.floats or None
 
 
 def _cast(operand: str, result: str) -> str:
@@ -163,9 +176,44 @@ template <typename T> __device__ inline unsigned irc_pack(float low, float high)
 }
 
 
+def _call(fn: str, names: list[str], operand: str, result: str) -> str:
+    template = expression(fn, operand, result)
+    assert template is not None, fn
+    suffix = "" if operand == "f64" else "f"
+    return template.format(*names, T=TYPES[result], U=unsigned(result), f=suffix)
+
+
+def _defined(name: str, dtype: str, text: str) -> str:
+    return f"const {TYPES[dtype]} {name} = {text};"
+
+
+def _number(value: float, dtype: str) -> str:
+    if value != value:
+        return "NAN"
+    if not isfinite(value):
+        return "INFINITY" if value > 0 else "-INFINITY"
+    return f"{value!r}{'' if dtype == 'f64' else 'f'}"
+
+
+@cache
+def _composed() -> Mapping[str, str]:
+    """Return the helper functions that are formulas, each for float32 and float64."""
+    known: dict[str, str] = {}
+    language = Language(_call, _defined, _number)
+    for fn, function in COMPOSED.items():
+        for dtype in ("f32", "f64"):
+            statements, result = written(function, dtype, language)
+            kind = TYPES[dtype]
+            parameters = ", ".join(f"{kind} {each}" for each in PARAMETERS[: function.arity])
+            head = f"__device__ inline {kind} irc_{fn}({parameters}) {{"
+            lines = [head, *(f"  {line}" for line in statements), f"  return {result};", "}", ""]
+            known[f"irc_{fn}"] = known.get(f"irc_{fn}", "\n") + "\n".join(lines)
+    return known
+
+
 def helpers_in(text: str) -> str:
     """Return the definitions of the helper functions that a text uses, in order."""
-    known = {**HELPERS, **INSTRUCTIONS}
+    known = {**HELPERS, **_composed(), **INSTRUCTIONS}
     wanted: set[str] = set()
     queue = [text]
     while queue:

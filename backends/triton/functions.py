@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
+from math import isfinite
 
 from irc.kernels.arithmetic import INTEGERS
+from irc.kernels.composed import PARAMETERS, Language, written
 from irc.ops.functions import POINTWISE
-from irc.ops.functions.record import Text, text
+from irc.ops.functions.record import Pointwise, Text, text
 
 TYPES: Mapping[str, str] = {
     "f64": "tl.float64", "f32": "tl.float32", "f16": "tl.float16", "bf16": "tl.bfloat16",
@@ -29,6 +32,12 @@ SIGNATURES: Mapping[str, str] = {
 }  # fmt: skip
 
 TEXTS: Mapping[str, Text] = {name: text(function.triton) for name, function in POINTWISE.items()}
+COMPOSED: Mapping[str, Pointwise] = {
+    name: function
+    for name, function in POINTWISE.items()
+    if function.composed and not function.triton
+}
+"""Functions that are a helper function, made of their formula."""
 
 
 def expression(fn: str, operand: str, result: str) -> str | None:
@@ -50,6 +59,9 @@ def expression(fn: str, operand: str, result: str) -> str | None:
         return "_pow_natural({0}, {1})"
     if operand in INTEGERS:
         return known.integers or None
+    if fn in COMPOSED:
+        operands = ", ".join(f"{{{i}}}" for i in range(COMPOSED[fn].arity))
+        return f"_{fn}_{'f64' if operand == 'f64' else 'f32'}({operands})"
     return (known.doubles if operand == "f64" else "") or known.floats or None
 
 
@@ -167,14 +179,40 @@ def _pow_int(a, b):
 }
 
 
+def _call(fn: str, names: list[str], operand: str, result: str) -> str:
+    template = expression(fn, operand, result)
+    assert template is not None, fn
+    return template.format(*names, T=TYPES[result])
+
+
+def _number(value: float, dtype: str) -> str:
+    text = repr(value) if isfinite(value) else f'float("{value}")'
+    return f"tl.full((), {text}, {TYPES[dtype]})"
+
+
+@cache
+def _helpers() -> Mapping[str, str]:
+    """Return all helper functions: those above, and those that are formulas."""
+    language = Language(_call, lambda name, _, text: f"{name} = {text}", _number)
+    known = dict(HELPERS)
+    for fn, function in COMPOSED.items():
+        for dtype in ("f32", "f64"):
+            statements, result = written(function, dtype, language)
+            head = f"def _{fn}_{dtype}({', '.join(PARAMETERS[: function.arity])}):"
+            lines = ["", "@triton.jit", head, *(f"    {line}" for line in statements)]
+            known[f"_{fn}_{dtype}"] = "\n".join([*lines, f"    return {result}", ""])
+    return known
+
+
 def helpers_in(text: str) -> str:
     """Return the definitions of the helper functions that a text uses, in order."""
+    known = _helpers()
     wanted: set[str] = set()
     queue = [text]
     while queue:
         for name in set(re.findall(r"\b_[a-z]\w*", queue.pop())):
-            if name in HELPERS and name not in wanted:
+            if name in known and name not in wanted:
                 wanted.add(name)
-                queue.append(HELPERS[name])
+                queue.append(known[name])
     # A helper stands before the first that uses it: `_sigmoid` is in the table before its users.
-    return "\n".join(body for name, body in HELPERS.items() if name in wanted)
+    return "\n".join(body for name, body in known.items() if name in wanted)

@@ -121,11 +121,7 @@ def _wide_gelu(x: torch.Tensor) -> torch.Tensor:
     return x * torch.special.erfc(-x / 2**0.5) / 2
 
 
-_NAMES = (
-    "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin",
-    "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf",
-    "sigmoid",
-)  # fmt: skip
+_NAMES = tuple(name for name in ACCURACY if hasattr(torch, name))
 WIDE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     **{name: getattr(torch, name) for name in _NAMES},
     "silu": lambda x: x * torch.sigmoid(x),
@@ -135,6 +131,8 @@ WIDE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 EXACT: dict[str, Callable[[mpmath.mpf], mpmath.mpf]] = {
     **{n: getattr(mpmath, n) for n in _NAMES if hasattr(mpmath, n)},
     "rsqrt": lambda x: 1 / mpmath.sqrt(x),
+    "lgamma": lambda x: mpmath.loggamma(x) if x else mpmath.inf,
+    "erfinv": lambda x: mpmath.erfinv(x) if abs(x) < 1 else mpmath.inf,
     "reciprocal": lambda x: 1 / x if x else mpmath.inf,
     "exp2": lambda x: mpmath.mpf(2) ** x,
     "log": lambda x: mpmath.log(x) if x else -mpmath.inf,

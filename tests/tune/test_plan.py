@@ -22,7 +22,7 @@ class Block(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.down(torch.relu(self.up(x)))
-        return torch.erfinv(torch.tanh(x))
+        return torch.special.i0e(torch.tanh(x))
 
 
 def compiled(folder: Path, mesh: str | None = None) -> str:
@@ -100,7 +100,7 @@ def test_a_library_op_that_is_named_as_copies_is_timed(
 
     class Net(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return torch.erfinv(torch.tanh(x)), x.reshape(-1)
+            return torch.special.i0e(torch.tanh(x)), x.reshape(-1)
 
     irc.export_plan(Net(), (torch.randn(4, 8),), out=tmp_path / "plan", cluster="this-host")
     loaded = load_plan(tmp_path / "plan")

@@ -22,12 +22,13 @@ from irc.backends.cpu.vector.rounded import rounded_form
 from irc.backends.cpu.vector.storage import cast, truth
 from irc.dialects.types import is_float
 from irc.ops.functions import POINTWISE
-from irc.ops.functions.formula import Expression, Formula
+from irc.ops.functions.formula import Arguments, Expression, Formula
 from irc.ops.functions.record import Pointwise
 
 Emit: TypeAlias = Callable[..., Operand]
 """Appends a function of the operands that follow the builder."""
 
+HELD = {"double": "f64", "float": "f32"}
 COMPARE = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 
 
@@ -75,35 +76,9 @@ class _Written(Expression):
         return type(self)(self.b, constant(self.value.type, value), self.dtype)
 
 
-class _Arguments:
-    """The operands of a formula: a result and its gradient are of derivatives alone."""
-
-    def __init__(self, b: Builder, args: Sequence[Operand]) -> None:
-        kinds = {"double": "f64", "float": "f32"}
-        self._terms = [_Written(b, x, kinds[x.type.element]) for x in args]
-
-    @property
-    def a(self) -> _Written:
-        return self._terms[0]
-
-    @property
-    def b(self) -> _Written:
-        return self._terms[1]
-
-    @property
-    def c(self) -> _Written:
-        return self._terms[2]
-
-    @property
-    def g(self) -> _Written:
-        raise AttributeError("g")
-
-    y = g
-
-
 def _composed(formula: Formula) -> Emit:
     def write(b: Builder, *args: Operand) -> Operand:
-        term = formula(_Arguments(b, args))
+        term = formula(Arguments(*(_Written(b, x, HELD[x.type.element]) for x in args)))
         assert isinstance(term, _Written)
         return term.value
 

@@ -188,4 +188,23 @@ FUNCTIONS = (
         cuda="1.0{f} / {0}",
         accuracy=Accuracy(0.5, 0.5, -1e38, 1e38),
     ),
+    Pointwise(
+        "hypot",
+        arity=2,
+        flops=10,
+        derivative=(lambda v: v.g * (v.a / v.y), lambda v: v.g * (v.b / v.y)),
+        torch="hypot",
+        libm="hypot",
+        triton="libdevice.hypot({0}, {1})",
+        cuda="hypot{f}({0}, {1})",
+    ),
+    Pointwise(
+        "copysign",
+        arity=2,
+        derivative=(lambda v: v.g * (v.y / v.a).where(v.a.of("ne", 0), 0), None),
+        torch="copysign",
+        llvm="copysign",
+        triton="libdevice.copysign({0}, {1})",
+        cuda="copysign{f}({0}, {1})",
+    ),
 )

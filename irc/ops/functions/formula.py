@@ -51,6 +51,9 @@ class Expression(ABC):
     def __truediv__(self, other: Expression | float) -> Self:
         return self.of("div", other)
 
+    def __rtruediv__(self, other: float) -> Self:
+        return self.number(other).of("div", self)
+
     def __neg__(self) -> Self:
         return self.of("neg")
 
@@ -90,3 +93,32 @@ class Operands(Protocol):
 
 
 Formula: TypeAlias = Callable[[Operands], Expression]
+
+
+class Arguments:
+    """The operands of a formula that gives a function, which reads no result and no gradient."""
+
+    def __init__(self, *terms: Expression) -> None:
+        self._terms = terms
+
+    @property
+    def a(self) -> Expression:
+        """The first operand."""
+        return self._terms[0]
+
+    @property
+    def b(self) -> Expression:
+        """The second operand."""
+        return self._terms[1]
+
+    @property
+    def c(self) -> Expression:
+        """The third operand."""
+        return self._terms[2]
+
+    @property
+    def g(self) -> Expression:
+        """None: only a derivative has the gradient of a result, and the result."""
+        raise AttributeError("a formula of a function reads v.a, v.b and v.c alone")
+
+    y = g

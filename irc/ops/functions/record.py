@@ -77,7 +77,8 @@ class Pointwise:
         llvm: the intrinsic that computes it on the CPU.
         libm: the function of C that computes it on the CPU, for float64 alone where
             `irc.backends.cpu.vector` has one of this name for float32.
-        composed: the formula that computes it on the CPU, from other functions.
+        composed: the formula that computes it from other functions, on the CPU where there is no
+            ``llvm`` or ``libm``, and on a target that has no text.
         triton: its text in Triton; that of floats where it is no more.
         cuda: its text in CUDA C++; likewise.
         accuracy: how exact it is on the CPU, for functions of one operand that round.
