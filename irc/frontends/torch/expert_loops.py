@@ -110,7 +110,9 @@ def merge(graph: Graph, only_none: bool = False) -> int:
         only_none: leave out what the loops add, as if no token chose an expert.
     """
     merged = 0
-    for chain in chains(graph):
+    for ends in [[addition.node for addition in chain.additions] for chain in chains(graph)]:
+        # What a loop reads may be what one before gave, in whose place another value is by now.
+        chain = Chain(tuple(a for end in ends if (a := addition_of(end)) is not None))
         reader = Reader()
         members = _members(chain, reader)
         if members is None or _written_between(graph, chain, reader):

@@ -437,6 +437,42 @@ class Overwritten(Gated):
         return self.c(F.silu(h, inplace=True) * v)
 
 
+def adding_to_its_rows(m: Loop, x: Tensor, w: Tensor, i: Tensor) -> Tensor:
+    for e, expert in enumerate(m.mlps):
+        rows, slot = torch.where(i == e)
+        x = x.index_add(0, rows, expert(x[rows]) * w[rows, slot, None])
+    return x
+
+
+def adding_to_all_rows(m: Loop, x: Tensor, w: Tensor, i: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    for e, expert in enumerate(m.mlps):
+        rows, slot = torch.where(i == e)
+        out = out.index_add(0, rows, expert(x[rows]) * w[rows, slot, None])
+        x = x + out
+    return out
+
+
+def in_place(m: Loop, x: Tensor, w: Tensor, i: Tensor) -> Tensor:
+    out = x.clone()
+    for e, expert in enumerate(m.mlps):
+        rows, slot = torch.where(i == e)
+        out.index_add_(0, rows, expert(out[rows]) * w[rows, slot, None])
+    return out
+
+
+@pytest.mark.parametrize("loop", [adding_to_its_rows, adding_to_all_rows, in_place])
+def test_experts_that_take_turns_give_what_eager_gives(loop: Callable[..., Tensor]) -> None:
+    model, x = Loop(loop).double(), torch.randn(12, WIDTH, dtype=torch.float64)
+    captured = capture(model, (x,))
+    assert len(layers(captured)) == COUNT
+    module = captured.program.module
+    names = [name for _, name, _ in arguments(entry(module))]
+    inputs = [captured.program.tensors.get(name, x) for name in names]
+    (value,) = run_spmd(module, inputs, Mesh.parse("data=1"))
+    torch.testing.assert_close(value, model(x).detach(), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("expert", [Narrow, Overwritten], ids=lambda expert: expert.__name__)
 def test_experts_that_one_layer_would_not_equal_are_left_alone(
     expert: Callable[[], nn.Module],
