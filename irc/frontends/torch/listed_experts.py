@@ -3,18 +3,20 @@
 Their loops index by what a router chose, so no graph has their sizes (the blocks of Mixtral and of
 DeepSeek before experts were stored as one tensor). While a model is traced, a block that *is* such
 a mixture is traced as ``irc::experts`` of its stacked matrices. That it is one is not guessed from
-names: a twin of the block, of the same class with small random matrices, is run, and its results
-must be those of the formula. Anything else about a block (shared experts, noise, a gate of its own)
-makes them differ, and then it is traced as it is written.
+names: twins of the block, of the same class with small random matrices, quiet and loud, are run,
+and their results and gradients must be those of the formula. Anything else about a block (shared
+experts, noise, a gate of its own) makes them differ, and then it is traced as it is written.
 """
 
 # pyright: basic
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -31,7 +33,13 @@ CHOICES = ("top_k", "num_experts_per_tok")
 """Attributes that say how many experts a token has."""
 
 WIDTH, INNER = 8, 12
-"""Of the twin."""
+"""Of a twin."""
+
+LOUDNESS = ((1.0, 1.0), (1e3, 1.0), (1e-3, 1.0), (1.0, 20.0))
+"""What the matrices of a twin's experts, and of its router, are multiplied by.
+
+A clamp or a threshold is seen that numbers of one of these sizes reach.
+"""
 
 
 @dataclass(frozen=True)
@@ -142,33 +150,66 @@ def _form(expert: nn.Module) -> tuple[Any, ...] | None:
 
 
 def _measured(block: nn.Module, form: tuple[Any, ...], choices: int) -> Mixture | None:
-    """Return the formula that gives what a small twin of the block gives."""
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():
+    """Return the formula that gives what small twins of the block give, with its gradients."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.enable_grad():
         torch.manual_seed(0)
-        twin = _twin(block, form)
-        hidden = torch.randn(2, 5, WIDTH)
+        twins = [_twin(block, form, *loudness) for loudness in LOUDNESS]
+        hidden = torch.randn(2, 5, WIDTH, requires_grad=True)
         try:
-            given = twin(hidden.clone())
+            answers = [_answer(twin, twin, hidden) for twin in twins]
         except Exception:
             # The code of a block of the user, on sizes that it may not expect.
             return None
         for scaled in (True, False):
-            mixture = Mixture(form[1], form[2], choices, scaled, isinstance(given, tuple))
-            if _same(given, mixture(twin, hidden, reference)):
+            scores = len(answers[0].results) == 2
+            mixture = Mixture(form[1], form[2], choices, scaled, scores)
+            expected = (_answer(partial(mixture, t, layer=reference), t, hidden) for t in twins)
+            if all(map(_same, answers, expected)):
                 return mixture
     return None
 
 
-def _same(given: Any, expected: Any) -> bool:
-    if isinstance(given, tuple):
-        pairs = zip(given, expected, strict=True) if len(given) == 2 else ()
-        return len(given) == 2 and all(_same(a, b) for a, b in pairs)
-    fits = isinstance(given, torch.Tensor) and given.shape == expected.shape
-    return fits and torch.allclose(given, expected, rtol=1e-4, atol=1e-5)
+@dataclass(frozen=True)
+class _Answer:
+    """What a twin gives, and the gradients of its first result by its inputs and matrices."""
+
+    results: tuple[Any, ...]
+    gradients: tuple[torch.Tensor | None, ...]
 
 
-def _twin(block: Any, form: tuple[Any, ...]) -> nn.Module:
-    """Return a block of the same class and attributes with small matrices of its own."""
+def _answer(call: Callable[..., Any], twin: nn.Module, hidden: torch.Tensor) -> _Answer:
+    given = call(hidden.clone())
+    results = given if isinstance(given, tuple) else (given,)
+    slope = torch.cos(torch.arange(hidden.numel(), dtype=hidden.dtype)).view(results[0].shape)
+    leaves = [hidden, *twin.parameters()]
+    gradients = torch.autograd.grad(results[0], leaves, slope, allow_unused=True)
+    return _Answer(results, gradients)
+
+
+def _same(given: _Answer, expected: _Answer) -> bool:
+    if len(given.results) != len(expected.results):
+        return False
+    pairs = zip(given.results, expected.results, strict=True)
+    slopes = zip(given.gradients, expected.gradients, strict=True)
+    return all(itertools.starmap(_near, itertools.chain(pairs, slopes)))
+
+
+def _near(given: Any, expected: torch.Tensor | None) -> bool:
+    if expected is None or not isinstance(given, torch.Tensor) or given.shape != expected.shape:
+        return given is expected
+    loudest = float(expected.detach().abs().max())
+    return torch.allclose(given, expected, rtol=1e-4, atol=1e-5 * loudest)
+
+
+def _twin(block: Any, form: tuple[Any, ...], experts_by: float, gate_by: float) -> nn.Module:
+    """Return a block of the same class and attributes with small matrices of its own.
+
+    Args:
+        block: the block.
+        form: of its experts.
+        experts_by: what the matrices of experts are multiplied by.
+        gate_by: what the matrix of the router is multiplied by.
+    """
     width = block.gate.in_features
     twin = _shallow(block, width)
     twin._modules["gate"] = nn.Linear(WIDTH, len(block.experts), bias=False)
@@ -181,6 +222,10 @@ def _twin(block: Any, form: tuple[Any, ...]) -> nn.Module:
         small._modules[down] = nn.Linear(INNER, WIDTH, bias=False)
         experts.append(small)
     twin._modules["experts"] = nn.ModuleList(experts)
+    with torch.no_grad():
+        twin._modules["gate"].weight.mul_(gate_by)
+        for parameter in twin._modules["experts"].parameters():
+            parameter.mul_(experts_by)
     return twin
 
 

@@ -108,6 +108,46 @@ def test_a_block_is_recognised_by_what_it_computes(kind: type[Block]) -> None:
     assert recognised(biased) is None
 
 
+class Clamped(Expert):
+    """Numbers that are far larger than those of most models are cut."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2((self.act_fn(self.w1(x)) * self.w3(x)).clamp(-1e3, 1e3))
+
+
+class Dead(Expert):
+    """What is very small is dropped."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(self.act_fn(self.w1(x)) * F.hardshrink(self.w3(x), 1e-4))
+
+
+class Still(Expert):
+    """Trains one of its matrices less than it would."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(self.act_fn(self.w1(x)).detach() * self.w3(x))
+
+
+@pytest.mark.parametrize("expert", [Clamped, Dead, Still])
+def test_experts_that_differ_at_odd_numbers_or_in_gradients_are_not_taken(
+    expert: type[Expert],
+) -> None:
+    block = Block()
+    block.experts = nn.ModuleList(expert(16, 20) for _ in range(4))
+    assert recognised(block) is None
+
+
+def test_a_router_that_drops_small_weights_is_not_taken() -> None:
+    class Dropping(Block):
+        def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+            made, logits = super().forward(hidden_states)
+            least = logits.softmax(-1).topk(2, -1)[0][:, 1].view(*made.shape[:2], 1)
+            return torch.where(least < 1e-3, made * 0.5, made), logits
+
+    assert recognised(Dropping()) is None
+
+
 def test_another_mixture_is_traced_as_it_is_written() -> None:
     before = Block.forward
     assert len(experts(capture(Model(Doubled), (torch.randn(2, 8, 16),)))) == 1
