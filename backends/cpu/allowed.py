@@ -26,7 +26,7 @@ INTRINSICS = re.compile(
     r")"
 )
 MATHEMATICS = frozenset({
-    "cbrt", "ceil", "copysign", "erfc", "fabs", "floor", "fma", "fmax", "fmin", "nearbyint", "rint",
+    "cbrt", "ceil", "copysign", "fabs", "floor", "fma", "fmax", "fmin", "nearbyint", "rint",
     "round", "sqrt", "tgamma", "trunc", *(f.libm for f in POINTWISE.values() if f.libm),
 })  # fmt: skip
 """Functions of the C library that take numbers and give one, each also with an ``f``: what records

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from irc.entry_points import OPS, load, provider
 from irc.errors import IrcError
 from irc.installed import warn_of_disabled
+from irc.ops.functions.formula import Expression
 from irc.ops.infer import Attrs, Signature
 from irc.ops.rule import Rule, parse_rule
 
@@ -60,6 +61,8 @@ class Call:
 Work: TypeAlias = "tuple[float | Product, float]"
 """What a kernel computes, in operations or as a product, and the bytes that it moves."""
 Formula: TypeAlias = Callable[[Call], int]
+PointwiseFormula: TypeAlias = Callable[..., Expression]
+"""An op by elements: called as the op is, with an expression for each tensor."""
 RuleFunction: TypeAlias = Callable[[Attrs, Sequence[Signature], Sequence[Signature]], Rule]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -79,6 +82,8 @@ class Declaration:
         strategies: ways to shard it that the rule cannot say (`irc.ops.strategies`).
         kernels: the work of each kernel that computes a call of an op, one behind the other; None:
             it is one, of ``flops`` and ``bytes``.
+        formula: what each element is; with it the op is no op of a library, but pointwise functions
+            of irc, which have rules, work, derivatives and kernels.
     """
 
     target: str
@@ -91,6 +96,7 @@ class Declaration:
         Callable[[Attrs, Sequence[Signature], Sequence[Signature]], list[Strategy]] | None
     ) = None
     kernels: Callable[[Call, FlowOp], Sequence[Work]] | None = None
+    formula: PointwiseFormula | None = None
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -144,6 +150,7 @@ def register_op(
     bytes: Formula | None = None,  # noqa: A002 - what users call it
     reference: Callable[..., Any] | str | None = None,
     derivative: Callable[..., Any] | str | None = None,
+    formula: PointwiseFormula | None = None,
 ) -> Callable[[Function], Function]:
     """Declare an op; used as a decorator, the function below is its CPU reference.
 
@@ -158,20 +165,34 @@ def register_op(
             then as the op is; returns the gradient of each tensor operand in order, None where it
             is zero. Without it torch differentiates the reference, or the op where it registers
             an autograd formula.
+        formula: what each element of the result is, for a function of elements that broadcast:
+            called as the op is, with an expression for each tensor. ``x + scale * y`` is one, and
+            ``x.of("tanh")`` applies a function of `irc.ops.functions`. The op is then in irc's
+            kernels on every target, computed in float32 where it is of half types, and its
+            gradient is that of the formula; nothing else needs to be declared.
 
     Declared once, they hold for every way to compile. Where autograd records (``irc.compile``,
     ``torch.compile``) torch is told the formula, unless the op registers one with torch itself.
 
     Raises:
         IrcError: ``rule-syntax``, ``op-undeclared``; ``op-declaration`` for what is no text or
-            function.
+            function, and for a formula beside a derivative.
     """
     name = _name(target)
     _check_types(name, {"rule": rule, "flops": flops, "bytes": bytes, "reference": reference,
                         "derivative": derivative})  # fmt: skip
+    if not (formula is None or callable(formula)):
+        raise _wrong(name, "formula", formula, "a function of the op's arguments")
+    if formula is not None and derivative is not None:
+        raise IrcError(
+            "op-declaration",
+            f"{name} is declared with a formula and a derivative",
+            because="the gradient of a formula is its own",
+            help="leave one of them out: a reference with a derivative may have any gradient",
+        )
     if rule:
         parse_rule(rule, where=name)
-    made = Declaration(name, rule, flops, bytes, reference, derivative)
+    made = Declaration(name, rule, flops, bytes, reference, derivative, formula=formula)
     DECLARED[name] = made
 
     def with_reference(function: Function) -> Function:

@@ -141,6 +141,8 @@ def compile_through_aot(
             # Dynamo is to trace it again with more numbers fixed: no failure.
             if is_traced or isinstance(error, RestartAnalysis):
                 raise
+            if isinstance(error, IrcError) and error.code == "op-declaration":
+                raise  # what a user declared of an op fails: no failure to trace
             first = str(error).strip().split("\n")[0]
             raise IrcError(
                 "capture-failed",

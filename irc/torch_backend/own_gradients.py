@@ -2,7 +2,7 @@
 
 AOTAutograd traces the backward pass through autograd itself, which knows no declaration of irc's.
 An op that torch has no formula for gets one before it is traced: the declared derivative, else the
-derivative of the reference. Torch's own formula, where there is one, stays.
+derivative of the formula or the reference. Torch's own formula, where there is one, stays.
 """
 
 # pyright: basic
@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from irc.ops.custom import LIBRARIES, Declaration, declaration
 from irc.runtime.derivative import declared_gradients
+from irc.runtime.formula import on_tensors
 
 _told: set[str] = set()
 """Ops that have their formula from here, which reads the declaration anew at each call."""
@@ -41,7 +42,9 @@ def _overloads(target: Any) -> list[torch._ops.OpOverload]:
 def _tell(op: torch._ops.OpOverload) -> None:
     name = op._schema.name
     known = declaration(name)
-    if name in _told or known is None or (known.derivative is None and known.reference is None):
+    if name in _told or known is None:
+        return
+    if known.derivative is None and known.reference is None and known.formula is None:
         return
     if _has_formula(op):
         return
@@ -88,7 +91,8 @@ def _gradients(
     if (derivative := known.differentiate()) is not None:
         args, kwargs = pytree.tree_unflatten(list(leaves), ctx.spec)
         return declared_gradients(derivative, known.target, given, args, kwargs, operands)
-    reference = known.run()
+    by_formula = on_tensors(known.target, known.formula) if known.formula else None
+    reference = by_formula or known.run()
     assert reference is not None
     with torch.enable_grad():
         inner = list(leaves)

@@ -68,7 +68,7 @@ def enter(rows: Mapping[str, Row], numbers: Numbers = "real") -> None:
 
 def is_for(row: Row, dtypes: Iterable[str]) -> bool:
     """True where a row says what its op means on elements of these types."""
-    numbers, beyond = NUMBERS[row], LIBRARY_DTYPES & {*dtypes}
+    numbers, beyond = NUMBERS.get(row, "real"), LIBRARY_DTYPES & {*dtypes}
     return not beyond or numbers == "any" or (numbers == "complex" and beyond <= COMPLEX)
 
 

@@ -21,6 +21,7 @@ from irc.dialects.items import NumberError
 from irc.dialects.types import TensorType
 from irc.errors import ErrorCollector, InternalError, IrcError
 from irc.frontends.torch import extern, memory_views
+from irc.frontends.torch.by_formula import row_by_formula
 from irc.frontends.torch.eager_refusals import refuses
 from irc.frontends.torch.expert_loops import is_of_loop
 from irc.frontends.torch.failures import LOOPS
@@ -166,7 +167,7 @@ class Scope:
                 return [self.b.constant([0], kind.shape, kind.dtype)]
             lowering = Lowering(self.b, [kind], read, self.shared.random)
             return [self._checked(target, at(lowering, node, self.resolve, layouts), kind)]
-        row = row_of(target)
+        row = row_of(target) or row_by_formula(target._schema.name)
         # A result that nobody reads may be of a type that irc lacks (a generator's state), or be
         # left out (the gradient that a mask switches off).
         seen = [fake for fake, is_read in zip(fakes, read, strict=True) if is_read]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from irc.ops.functions import POINTWISE
@@ -28,6 +29,15 @@ SPECIAL: Mapping[str, Callable[..., Any]] = {
 # fmt: on
 
 
+def function_of(fn: str) -> Callable[..., torch.Tensor]:
+    """Return the reference of a pointwise function that is no cast."""
+    import torch
+
+    if fn in SPECIAL:
+        return partial(SPECIAL[fn], torch)
+    return getattr(torch.ops.aten, POINTWISE[fn].reference.removeprefix("aten::"))
+
+
 def _pointwise(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
     import torch
 
@@ -37,10 +47,7 @@ def _pointwise(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> An
         if dtype.is_floating_point and inputs[0].dtype == torch.float64:
             return inputs[0]
         return inputs[0].to(dtype)
-    if fn in SPECIAL:
-        return SPECIAL[fn](torch, *inputs)
-    name = POINTWISE[fn].reference.removeprefix("aten::")
-    return getattr(torch.ops.aten, name)(*inputs)
+    return function_of(fn)(*inputs)
 
 
 def _constant(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
