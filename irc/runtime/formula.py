@@ -1,6 +1,5 @@
 """Formulas on tensors of torch: what autograd differentiates of an op that is declared by one."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """Logarithms and powers in float32 vectors.
 
 ``log`` follows N. Juffa: ``x = 2**e m`` with m in [2/3, 4/3), then a polynomial of m - 1. Largest
-errors in ulp, which the tests hold: log 1.1, log1p 1.6, log2 2.1, log10 3, pow 1.1 (computed in
-float64).
+errors in ulp, which the tests hold: log 1.1, log1p 1.6, log2 2.1, log10 3, erfinv 4, pow 1.1
+(computed in float64).
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ LOG1P_ODD = (0.200120345, 0.139814854, 0.140869141)
 # log2((1 + s) / (1 - s)) / s in s**2, relative error 2e-15.
 LOG2_ATANH = (2.885390081777927, 0.9617966939229986, 0.5770780176887977, 0.4121983563058466,
               0.32061847201066646, 0.261400773105662, 0.24326204939945092)  # fmt: skip
+# erfinv(x) / x in w - 2.5 and in sqrt(w) - 3, w = -log(1 - x**2).
+ERFINV_NEAR = (1.50140941, 0.246640727, -0.00417768164, -0.00125372503, 0.00021858087,
+               -4.39150654e-06, -3.5233877e-06, 3.43273939e-07, 2.81022636e-08)  # fmt: skip
+ERFINV_FAR = (2.83297682, 1.00167406, 0.00943887047, -0.0076224613, 0.00573950773, -0.00367342844,
+              0.00134934322, 0.000100950558, -0.000200214257)  # fmt: skip
 
 
 def _log1p_of_rest(b: Builder, m: Operand) -> Operand:
@@ -165,3 +170,18 @@ def power(b: Builder, x: Operand, y: Operand) -> Operand:
 
 def _not(b: Builder, mask: Operand) -> Operand:
     return b.binary("xor", mask, constant(mask.type, 1))
+
+
+def erfinv(b: Builder, x: Operand) -> Operand:
+    """Return the inverse of erf, by polynomials in ``-log(1 - x**2)`` (M. Giles 2010)."""
+    kind = x.type
+    one = constant(kind, 1.0)
+    rest = b.binary("fmul", b.binary("fsub", one, x), b.binary("fadd", one, x))
+    w = b.emit(kind, f"fneg {log(b, rest)}")
+    near = horner(b, b.binary("fsub", w, constant(kind, 2.5)), ERFINV_NEAR)
+    far = b.binary("fsub", b.intrinsic("sqrt", w), constant(kind, 3.0))
+    is_near = b.compare("fcmp olt", w, constant(kind, 5.0))
+    result = b.binary("fmul", x, b.select(is_near, near, horner(b, far, ERFINV_FAR)))
+    ends = b.compare("fcmp oeq", b.intrinsic("fabs", x), one)
+    infinity = b.intrinsic("copysign", constant(kind, math.inf), x)
+    return b.select(ends, infinity, result)

@@ -5,6 +5,8 @@ In Triton ``div_rn`` and ``sqrt_rn`` are for float32 alone; the plain ones are e
 
 from __future__ import annotations
 
+import math
+
 from irc.ops.functions.formula import Expression, Operands
 from irc.ops.functions.record import Accuracy, Pointwise, Text
 
@@ -28,6 +30,16 @@ def _pow_exponent(v: Operands) -> Expression:
     flat = v.a.of("eq", 0).of("logical_and", v.b.of("ge", 0))
     slope = v.g * v.y * v.a.of("log")
     return slope.number(0).where(flat, slope)
+
+
+def _hypot(v: Operands) -> Expression:
+    """The larger one, times what the ratio adds: squares would overflow."""
+    a, b = v.a.of("abs"), v.b.of("abs")
+    high, low = a.of("maximum", b), a.of("minimum", b)
+    ratio = (low / high).where(high.of("gt", 0), 0)
+    length = high * (ratio * ratio + 1).of("sqrt")
+    infinite = a.of("eq", math.inf).of("logical_or", b.of("eq", math.inf))
+    return length.number(math.inf).where(infinite, length)
 
 
 FUNCTIONS = (
@@ -194,7 +206,7 @@ FUNCTIONS = (
         flops=10,
         derivative=(lambda v: v.g * (v.a / v.y), lambda v: v.g * (v.b / v.y)),
         torch="hypot",
-        libm="hypot",
+        composed=_hypot,
         triton="libdevice.hypot({0}, {1})",
         cuda="hypot{f}({0}, {1})",
     ),

@@ -35,6 +35,7 @@ ULP = {
     "exp": 1, "exp2": 1.1, "expm1": 1.5, "log": 1.1, "log2": 2.1, "log10": 3, "log1p": 1.6,
     "sin": 1.5, "cos": 1.5, "tan": 3, "tanh": 2.6, "erf": 1.2, "sigmoid": 2.2, "pow": 1.1,
     "rsqrt": 1.5, "div": 0.51, "reciprocal": 0.51, "sqrt": 0.51, "atan2": 1.5,
+    "hypot": 2.5,
 }  # fmt: skip
 LIBM = 2
 # Where the result's exponent is an argument's product, rounding of that argument shows.
