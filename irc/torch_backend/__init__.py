@@ -36,6 +36,7 @@ from irc.torch_backend.compiled import Flat
 from irc.torch_backend.counts import count_left, counters, first_line
 from irc.torch_backend.frames import record_here
 from irc.torch_backend.moving import MovingGraph, names_places
+from irc.torch_backend.powers import keep_bases
 from irc.torch_backend.shared_memory import apart
 from irc.torch_backend.specialising import SpecialisingGraph, has_open_sizes
 from irc.torch_backend.tracing import compile_around, compile_graph
@@ -55,6 +56,7 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) ->
     """
     options = _options(kwargs, gm)
     counters["graphs"] += 1
+    keep_bases(gm)
     if options.record is not None and (again := _retraced(gm)) is not None:
         options.record.note(again)
     if is_elsewhere() and options.backend == "cpu":  # Dynamo guards the default device

@@ -18,6 +18,7 @@ from irc.pipeline import Options
 from irc.record import Recompile
 from irc.torch_backend.compiled import Flat
 from irc.torch_backend.counts import counters, first_line
+from irc.torch_backend.powers import keep_bases
 from irc.torch_backend.tracing import compile_graph
 
 MAX_SIZES = 32
@@ -167,7 +168,9 @@ def with_numbers(gm: GraphModule, args: Sequence[Any], *, sizes: bool = True) ->
             number: Any = value.item()
             item.replace_all_uses_with(number)
             graph.erase_node(item)
-    return GraphModule(copy(gm), graph)
+    numbered = GraphModule(copy(gm), graph)
+    keep_bases(numbered)
+    return numbered
 
 
 def items_of(placeholder: Node) -> list[Node]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._higher_order_ops import while_loop
 from torch.utils.checkpoint import checkpoint
 
 import irc
@@ -137,3 +138,59 @@ def test_a_step_says_that_it_leaves_checks_out() -> None:
     step = irc.compile_step(Checked(), optimizer="sgd")
     with pytest.warns(CheckLeftOutWarning, match="no part of a compiled step"):
         step(torch.ones(4, 3))
+
+
+def of_branches(x: Tensor) -> Tensor:
+    def large(x: Tensor) -> Tensor:
+        torch._assert_async(x.max() < 3, "too large")
+        return torch.cond(x[0] > 1, twice, torch.clone, (x,))
+
+    def twice(x: Tensor) -> Tensor:
+        torch._assert_async(x.min() > 1, "mixed")
+        return x * 2
+
+    def small(x: Tensor) -> Tensor:
+        torch._assert_async(x.min() > -3, "too small")
+        return x - 1
+
+    return torch.cond(x.sum() > 0, large, small, (x,)) * 2
+
+
+def of_a_loop(x: Tensor) -> Tensor:
+    def body(i: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        torch._assert_async(x.max() < 3, "grew")
+        return i + 1, x * 2
+
+    return while_loop(lambda i, x: i < 5, body, (torch.tensor(0), x))[1]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("function", "given", "says"),
+    [
+        (of_branches, [[0.5, 0.5], [2.0, 1.5], [-1.0, -2.0]], ""),
+        (of_branches, [[2.0, 5.0]], "too large"),
+        (of_branches, [[2.0, 0.5]], "mixed"),
+        (of_branches, [[-2.0, -5.0]], "too small"),
+        (of_a_loop, [[0.01, 0.02]], ""),
+        (of_a_loop, [[0.01, 1.0]], "grew"),
+    ],
+)
+def test_regions_check_what_they_run(
+    function: Callable[[Tensor], Tensor], given: list[list[float]], says: str, way: str, grad: bool,
+) -> None:  # fmt: skip
+    torch._dynamo.reset()
+    run = WAYS[way](function)
+
+    def answer(call: Callable[[Tensor], Tensor], values: list[float]) -> list[Tensor]:
+        x = torch.tensor(values, requires_grad=grad)
+        result = call(x)
+        return [result, *(torch.autograd.grad(result.sum(), x) if grad else ())]
+
+    for values in given:
+        if says:
+            with pytest.raises(RuntimeError, match=says):
+                answer(run, values)
+        else:
+            torch.testing.assert_close(answer(run, values), answer(function, values))

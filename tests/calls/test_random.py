@@ -164,3 +164,20 @@ def test_a_capture_leaves_the_generator_as_it_was() -> None:
     before = torch.get_rng_state()
     irc.capture(torch.nn.Dropout(0.5), (torch.ones(4),))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_generator_of_the_programs_own_draws_by_torch(grad: bool) -> None:
+    own = torch.Generator()
+
+    def function(x: Tensor) -> Tensor:
+        return (x * 2 + torch.rand(4, generator=own)).exp()
+
+    run, x = irc.compile(function), torch.ones(4, requires_grad=grad)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        own.manual_seed(3)
+        drawn = [run(x), run(x)]
+    own.manual_seed(3)
+    torch.testing.assert_close(drawn, [function(x), function(x)])
+    assert not any("bug in irc" in str(each.message) for each in told)

@@ -120,6 +120,13 @@ class Scope:
                 return self.shared.names.number(found)
             if isinstance(found, int | float | bool) and value not in self.values:
                 return found
+            if value.op == "placeholder" and value not in self.values:
+                raise IrcError(
+                    "capture-failed",
+                    "an op is given an object that is no tensor, such as a torch.Generator of the"
+                    " program's own",
+                    help="draw from torch's default generator, or hand in what was drawn",
+                )
             return self.values[value]
         if isinstance(value, list | tuple):
             return [self.resolve(item) for item in value]

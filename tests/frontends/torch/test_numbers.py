@@ -169,3 +169,16 @@ def test_the_spread_of_values_far_from_zero_is_that_of_eager() -> None:
         with torch.no_grad():
             spread = irc.compile(lambda x, dim=dim: x.var(dim))(x)
         torch.testing.assert_close(spread, x.var(dim), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("through", ["irc.compile", "torch.compile"])
+def test_powers_of_negative_numbers(through: str, grad: bool) -> None:
+    def of_literal(x: torch.Tensor, n: int) -> list[torch.Tensor]:
+        return [(-2.0) ** x, x * n**2, (-0.0) ** x, (-1.5) ** (x * 2)]
+
+    run = irc.compile(of_literal) if through == "irc.compile" else None
+    run = run or torch.compile(of_literal, backend="irc")
+    for rows, n in ((2, 3), (2, 2), (5, -2)):
+        x = (torch.arange(rows) + 1.0).requires_grad_(grad)
+        torch.testing.assert_close(run(x, n), of_literal(x, n))
