@@ -111,7 +111,7 @@ def log1p(b: Builder, x: Operand) -> Operand:
     return b.select(b.compare("fcmp oeq", x, constant(kind, 0.0)), x, result)
 
 
-def _log2_double(b: Builder, x: Operand) -> Operand:
+def log2_double(b: Builder, x: Operand) -> Operand:
     """Return log2 of a positive double, to 2**-44."""
     bits = b.convert("bitcast", x, "i64")
     offset = b.binary("sub", bits, constant(bits.type, 0x3FE6A09E667F3BCD))
@@ -127,7 +127,7 @@ def _log2_double(b: Builder, x: Operand) -> Operand:
 def _magnitude(b: Builder, base: Operand, y: Operand) -> Operand:
     """Return base**y for base >= 0, in float64 inside."""
     wide = b.convert("fpext", base, "double")
-    logarithm = _log2_double(b, wide)
+    logarithm = log2_double(b, wide)
     infinity, zero = constant(wide.type, math.inf), constant(wide.type, 0.0)
     logarithm = b.select(b.compare("fcmp oeq", wide, infinity), infinity, logarithm)
     minus = constant(wide.type, -math.inf)

@@ -2,7 +2,7 @@
 
 A function of floats is a few instructions (`instructions`), or what its record says: an intrinsic,
 a function of the C library, or a formula of other functions; for float32 the vector code of its
-name in `exponentials`, `logarithms` or `trigonometry`, where there is one.
+name in `exponentials`, `gamma`, `logarithms` or `trigonometry`, where there is one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Self, TypeAlias
 
 from irc.backends.cpu.vector import (
     exponentials,
+    gamma,
     instructions,
     integers,
     logarithms,
@@ -110,7 +111,7 @@ def _by_width(single: Emit, double: Emit) -> Emit:
 
 def _of_record(function: Pointwise) -> Emit | None:
     """Return what writes a function that is no instruction; None for one of no floats."""
-    modules = (exponentials, logarithms, trigonometry)
+    modules = (exponentials, gamma, logarithms, trigonometry)
     single = next((vars(m)[function.name] for m in modules if function.name in vars(m)), None)
     if function.llvm:
         double: Emit | None = _intrinsic(function.llvm)

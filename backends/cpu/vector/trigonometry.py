@@ -66,34 +66,42 @@ def _tan(b: Builder, x: Operand) -> Operand:
 
 def sin(b: Builder, x: Operand) -> Operand:
     """Return the sine."""
-    return _with_large(b, x, "sin", _sin)
+    return with_rare(b, x, "sin", _is_large, _sin)
 
 
 def cos(b: Builder, x: Operand) -> Operand:
     """Return the cosine."""
-    return _with_large(b, x, "cos", _cos)
+    return with_rare(b, x, "cos", _is_large, _cos)
 
 
 def tan(b: Builder, x: Operand) -> Operand:
     """Return the tangent."""
-    return _with_large(b, x, "tan", _tan)
+    return with_rare(b, x, "tan", _is_large, _tan)
 
 
-def _with_large(
-    b: Builder, x: Operand, name: str, small: Callable[[Builder, Operand], Operand]
+def _is_large(b: Builder, x: Operand) -> Operand:
+    return b.compare("fcmp oge", absolute(b, x), constant(x.type, LARGEST))
+
+
+def with_rare(
+    b: Builder,
+    x: Operand,
+    name: str,
+    is_rare: Callable[[Builder, Operand], Operand],
+    usual: Callable[[Builder, Operand], Operand],
 ) -> Operand:
-    """Call a helper that takes ``small`` unless some lane is too large for it."""
+    """Call a helper that takes ``usual`` unless some lane is rare; libm then has them all."""
     kind = x.type
     symbol = f"irc.{name}.{kind.mangled}"
     if symbol not in b.functions:
         inner = b.child()
         argument = Operand(kind, "%x")
-        large = inner.compare("fcmp oge", absolute(inner, argument), constant(kind, LARGEST))
+        large = is_rare(inner, argument)
         if kind.lanes > 1:
             large = inner.call(Type("i1"), f"llvm.vector.reduce.or.{large.type.mangled}", large)
         inner.do(f"br {large}, label %large, label %small")
         inner.label("small")
-        inner.do(f"ret {small(inner, argument)}")
+        inner.do(f"ret {usual(inner, argument)}")
         inner.label("large")
         inner.do(f"ret {libm(inner, name, argument)}")
         b.functions[symbol] = inner.function(f"define linkonce_odr {kind} @{symbol}({kind} %x)")
