@@ -76,6 +76,7 @@ class Watch:
 
         def call(own: Any, *args: Any, **kwargs: Any) -> Any:
             before, records, owned = changed(), torch.is_grad_enabled(), held()
+            items, shape = pytree.tree_flatten((args, kwargs), is_leaf=is_cache)
             output = (
                 type(module).__call__(own, *args, **kwargs)
                 if hooks
@@ -90,6 +91,9 @@ class Watch:
             self.effect = "" if after == before else after
             if (name := _assigned(owned, held())) is not None:
                 self.effect = f"'{name}' is assigned another tensor or layer"
+            now, reshaped = pytree.tree_flatten((args, kwargs), is_leaf=is_cache)
+            if reshaped != shape or any(a is not b for a, b in zip(items, now, strict=True)):
+                self.effect = "a list or a dictionary that it is given is changed"
             leaves = pytree.tree_leaves(output)
             if torch.is_grad_enabled() is not records:
                 self.effect = "whether autograd records is switched"
