@@ -25,7 +25,7 @@ from irc.calls.direct import MISS, Direct, handing
 from irc.calls.feeding import Feeding
 from irc.calls.handed_on import HandedOn
 from irc.calls.left import can_be_left
-from irc.calls.loop import WHOLE, Loop, is_trained_on_ranks, loop_feeding, samples_of
+from irc.calls.loop import Loop, is_trained_on_ranks, loop_feeding, samples_of, stays_plain
 from irc.calls.noted import Watch, call_kind, line_of, note_graph, note_left, noted_plan
 from irc.calls.open_version import OpenVersion
 from irc.calls.recompiles import MAX_VERSIONS, Recompiles, Statistics
@@ -590,7 +590,7 @@ def compiled_class(cls: C, options: Options) -> C:
             dispatcher = _DISPATCHERS[self] = Dispatcher(face(cls, self), options)
             if options.mesh.num_ranks > 1 and (
                 any(map(held.is_held, self.parameters()))  # a copy of one that ranks hold in parts
-                or (options.layout == WHOLE and is_trained_on_ranks(self, options))
+                or (stays_plain(options) and is_trained_on_ranks(self, options))
             ):
                 dispatcher.in_loop()
         recent = (ref(self), dispatcher)

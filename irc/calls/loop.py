@@ -77,7 +77,14 @@ def loop_feeding(options: Options, rank: int) -> Feeding:
 
 
 WHOLE = "ddp"
-"""The layout under which every rank has all parameters, so that they can stay plain tensors."""
+
+
+def stays_plain(options: Options) -> bool:
+    """Return whether every rank has all parameters, so that they can be plain tensors as they are.
+
+    That is so under ``ddp``, unless there are pins, which may split some.
+    """
+    return options.layout == WHOLE and not options.pins
 
 
 class Loop:
@@ -101,7 +108,7 @@ class Loop:
         self.feeding = loop_feeding(options, ranks.rank)
         self._names: dict[Any, list[str]] = {}
         self._calls, self._is_written = 0, False
-        stay = options.layout == WHOLE
+        stay = stays_plain(options)
         self.parameters = ShardedParameters(module, options.mesh, ranks.rank, stay=stay)
         self.versions: list[LoopVersion] = []
         self.is_synced = True

@@ -81,7 +81,7 @@ def plan_halves(
     run_passes(module, before[:at], verify_each=options.verify_each)
     sort_by_function(module, merged=True)
     run_passes(module, [before[at]], verify_each=options.verify_each)
-    _leave_partial(module)
+    _leave_partial(module, trained)
     run_passes(module, before[at + 1 :], verify_each=options.verify_each)
     for name in ("irc.auto_shard", "irc.plan_cost"):
         module.attributes.pop(name, None)
@@ -116,13 +116,16 @@ def _reads(module: ModuleOp) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _leave_partial(module: ModuleOp) -> None:
-    """Return gradients before their last boxing where it does no more than add ranks up."""
+def _leave_partial(module: ModuleOp, trained: Collection[str]) -> None:
+    """Return gradients of parameters before their last boxing where it only adds ranks up.
+
+    Those of inputs are for what the caller computed them with, and are sums already.
+    """
     func = entry(module)
     end = func.body.block.last_op
     assert isinstance(end, ReturnOp)
-    for index, (role, _) in enumerate(results(func)):
-        if role != "gradient":
+    for index, (role, name) in enumerate(results(func)):
+        if role != "gradient" or name not in trained:
             continue
         value = end.operands[index]
         first = value
