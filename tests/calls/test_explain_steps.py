@@ -139,17 +139,21 @@ def test_a_step_in_micro_batches_has_its_schedule_and_functions() -> None:
 
 
 PIPELINE = """
+import sys
 import torch, irc
 from torch import nn
 torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
 step = irc.compile_step(net, loss=nn.functional.mse_loss, mesh="pipe=2")
 step(torch.ones(4, 4), torch.ones(4, 4))
-(found,) = irc.explain(step).pipelines
-print(f"{torch.distributed.get_rank()}", [s.place for s in found.stages], bool(found.seconds))
+(plan,) = irc.explain(step).pipelines
+rank = torch.distributed.get_rank()
+# one write a line: print's two of two ranks fall between each other
+sys.stdout.write(f"{rank} {[s.place for s in plan.stages]} {bool(plan.seconds)}\\n")
+sys.stdout.flush()
 both = irc.compile_entries({"a": (nn.Linear(4, 4), (torch.ones(2, 4),))}, mesh="t=2")
 (call,) = irc.explain(both).calls
-print(f"{torch.distributed.get_rank()}", len(call.graphs), call.kind.of)
+sys.stdout.write(f"{rank} {len(call.graphs)} {call.kind.of}\\n")
 """
 
 
