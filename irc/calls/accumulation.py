@@ -187,7 +187,13 @@ class Accumulation:
         """Return a gradient as what its parameter is: plain, or a DTensor."""
         if place >= len(self._parameters) or not held.is_held(self._parameters[place]):
             return part
-        shape = tuple(self._parameters[place].shape)
+        parameter: Any = self._parameters[place]
+        if (
+            part.shape == held.part_of(parameter).shape
+            and held.torch_placements(placement, self._mesh) == parameter.placements
+        ):
+            return held.lying_as(parameter, part)
+        shape = tuple(parameter.shape)
         if shape:
             rows = local_slices(placement, self._mesh, self._rank, shape)[0]
             part = part[: rows.stop - rows.start]  # without padding

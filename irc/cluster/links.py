@@ -10,6 +10,11 @@ from typing import Literal, TypeAlias
 Collective: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
+DIRECT_RANKS = 8
+"""So many processes that gloo joins, and no more, send to each other at once, not around a ring."""
+DIRECT_SUM_BYTES = 1 << 19
+"""Of an all-reduce; of a longer one each rank would receive and add up more than in a ring."""
+
 
 @dataclass(frozen=True)
 class Protocol:
@@ -111,6 +116,7 @@ class AxisLink:
         hops: the levels that a group crosses, innermost first; one stands for all where groups
             fill a level unevenly, and where none are stated.
         fits: measured figures by collective.
+        direct: the ranks are few processes of hosts, which send to each other at once.
     """
 
     ranks: int
@@ -120,6 +126,7 @@ class AxisLink:
     emulated: frozenset[Collective] = frozenset()
     hops: tuple[Hop, ...] = ()
     fits: Mapping[Collective, Fit] = field(default_factory=dict[Collective, Fit])
+    direct: bool = False
 
     @property
     def levels(self) -> tuple[Hop, ...]:

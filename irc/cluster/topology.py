@@ -16,6 +16,7 @@ from irc.cluster.graph import Graph
 from irc.cluster.launching import NOTHING_ASKED, Launching
 from irc.cluster.links import (
     COLLECTIVES,
+    DIRECT_RANKS,
     AxisLink,
     Collective,
     Fit,
@@ -154,6 +155,10 @@ class Cluster:
         >>> [f"{two_nodes.axis_link(mesh, axis).bytes_per_s / 1e9:.0f} GB/s" for axis in mesh.names]
         ['80 GB/s', '362 GB/s']
         """
+        link = self._axis_link(mesh, axis)
+        return replace(link, direct=self.device.cores > 0 and link.ranks <= DIRECT_RANKS)
+
+    def _axis_link(self, mesh: Mesh, axis: str) -> AxisLink:
         ranks = mesh.size(axis)
         if self.graph is not None:
             return self.graph.axis_link(mesh, axis)

@@ -18,6 +18,9 @@ Chan et al. 2007, section 4; Sanders, Speck and Traeff 2009 for the trees):
     hierarchical all-reduce    reduce-scatter inside, all-reduce of n/g across, all-gather inside
                  all-gather    of n/g across, then inside; reduce-scatter: the same backwards
     pairwise     all-to-all    a message to each peer; each level carries what crosses it
+    direct       all-gather, reduce-scatter 2 (p - 1) alpha +    (p - 1)/p n beta
+                 all-reduce                 2 (p - 1) alpha +  3/2 (p - 1) n beta
+                 among few processes of hosts: a message to each peer, announced and sent
 
 Where a link states a library's protocols, a rank's own n/p of rings and of pairwise exchanges goes
 through its memory (read and written), as one step more at that speed: NCCL's published curves of
@@ -36,8 +39,8 @@ from math import ceil, log2, prod
 from irc.cluster.links import AxisLink, Collective, Fit, Hop, Protocol, ring_bytes_per_s
 from irc.errors import InternalError
 
-OWN_MESSAGE_BYTES = 1 << 16
-"""In a bucket on processors, gloo sends more than so much by itself: to join messages it copies."""
+OWN_MESSAGE_BYTES = 1 << 19
+"""In a bucket among processes of a host, more than so much goes by itself: joining is copies."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,8 @@ def lines(kind: Collective, link: AxisLink, copy_bytes_per_s: float) -> tuple[Li
         return _cheapest(_emulated(kind, link, copy_bytes_per_s))
     if kind in link.fits:
         return (_fitted(kind, link.fits[kind], link.ranks),)
+    if link.direct and kind != "all_to_all":
+        return _cheapest(_direct(kind, link.levels, copy_bytes_per_s))
     return _cheapest(_algorithms(kind, link.levels, copy_bytes_per_s))
 
 
@@ -130,6 +135,19 @@ def _rings(rounds: int, hops: tuple[Hop, ...], copy: float) -> list[Line]:
         part = min(protocol.part for protocol in choice)
         found.append(Line(_named("ring", choice), launch + rounds * steps, slope / part + own))
     return found
+
+
+def _direct(kind: Collective, hops: tuple[Hop, ...], copy: float) -> list[Line]:
+    """A message to each peer and one from each: announced, then sent, and no thread for them.
+
+    An all-reduce receives all of each peer's, where a ring has a part of it twice: half as fast by
+    the byte (it is added up by one thread), so that long ones go around.
+    """
+    peers, latency_s = _ranks(hops) - 1, max(hop.latency_s for hop in hops)
+    fixed, speed = 2 * peers * latency_s, min(hop.bytes_per_s for hop in hops)
+    if kind != "all_reduce":
+        return [Line("direct", fixed, peers / (peers + 1) / speed)]
+    return [Line("direct", fixed, 1.5 * peers / speed), *_algorithms(kind, hops, copy)]
 
 
 def _own(hops: tuple[Hop, ...], bytes_per_s: float, copy_bytes_per_s: float) -> float:

@@ -209,7 +209,7 @@ class ClusterCost:
     def joined_bytes(self, sizes: Iterable[int]) -> int:
         """Return the bytes by which those of a bucket are priced that go as one message.
 
-        On GPUs those of all; among processes of one host, of those that gloo joins.
+        On GPUs those of all; among processes of one host, of those that are small.
         """
         on_host = self.cluster.device.cores > 0
         return sum(size for size in sizes if not on_host or size <= OWN_MESSAGE_BYTES)
@@ -220,10 +220,11 @@ class ClusterCost:
         """Return the part that a collective has of the time of its bucket.
 
         On GPUs a library begins all of a bucket as one (`ncclGroupStart`). Processes of one host
-        talk by gloo, which joins small messages by copies, and sums that are scattered not at all.
+        join small messages by copies; many of them do not join sums that are scattered.
         """
         on_host = self.cluster.device.cores > 0
-        by_itself = num_bytes > OWN_MESSAGE_BYTES or kind == "reduce_scatter"
+        by_itself = num_bytes > OWN_MESSAGE_BYTES
+        by_itself |= kind == "reduce_scatter" and not self._links[axis].direct
         if not num_bytes or num_bytes == bucket_bytes or (on_host and by_itself):
             return self.collective_seconds(kind, num_bytes, axis)
         part = num_bytes / bucket_bytes

@@ -1,8 +1,9 @@
 """Collectives of one bucket: one call of the library, without copies on GPUs.
 
 torch's coalescing manager takes calls of one kind and hands them to the library together: NCCL
-begins them as one (``ncclGroupStart``), gloo copies them into one message. That takes longer than
-messages apart unless they are small, so others are begun one by one there.
+begins them as one (``ncclGroupStart``). Among few processes of a host they are laid side by side in
+one message. That takes longer than messages apart unless they are small, so others are begun one by
+one there.
 """
 
 # pyright: basic
@@ -17,6 +18,8 @@ from typing import Any
 from torch.distributed.distributed_c10d import _coalescing_manager, _world
 
 from irc.plan.schema import Start
+from irc.runtime.direct import is_direct
+from irc.runtime.message import Message, together
 
 
 @dataclass(frozen=True)
@@ -25,11 +28,13 @@ class Prepared:
 
     Attributes:
         begin: has the library begin it, given ``group`` and ``async_op``.
+        message: what it moves.
         unpack: what is to be done when it has ended; None: nothing.
         is_apart: it is a message of its own in any case.
     """
 
     begin: Callable[..., Any]
+    message: Message
     unpack: Callable[[], None] | None = None
     is_apart: bool = False
 
@@ -47,6 +52,7 @@ class Bucket:
         self._members: dict[str, Prepared] = {}
         # Where messages are held back, a thread begins them, and another waits.
         self._work: Future[list[Any]] = Future()
+        self._has_ended = False
 
     @property
     def is_begun(self) -> bool:
@@ -75,23 +81,28 @@ class Bucket:
     def _begun(self) -> list[Any]:
         apart = [each for each in self._members.values() if each.is_apart]
         works = [each.begin(group=self._group, async_op=True) for each in apart]
-        if len(apart) < len(self._members):
-            try:
-                with _coalescing_manager(self._group, async_ops=True) as together:
-                    for each in self._members.values():
-                        if not each.is_apart:
-                            each.begin(group=self._group)
-            except BaseException:
-                # torch leaves it, and would only note what the group is asked for from then on.
-                _world.pg_coalesce_state.pop(self._group, None)
-                raise
-            works += together.works
-        return works
+        joined = [each for each in self._members.values() if not each.is_apart]
+        if not joined:
+            return works
+        if is_direct(self._group, joined[0].message.own):
+            return [*works, together([each.message for each in joined], self._group)]
+        try:
+            with _coalescing_manager(self._group, async_ops=True) as coalesced:
+                for each in joined:
+                    each.begin(group=self._group)
+        except BaseException:
+            # torch leaves it, and would only note what the group is asked for from then on.
+            _world.pg_coalesce_state.pop(self._group, None)
+            raise
+        return works + coalesced.works
 
     def wait(self) -> None:
-        """Wait until all have ended."""
-        for work in self._work.result():
-            work.wait()
+        """Wait until all have ended; the first wait of a member is that of all."""
+        works = self._work.result()
+        if not self._has_ended:
+            for work in works:
+                work.wait()
+            self._has_ended = True
 
     def get_future(self) -> Future[None]:
         """Return what is done once all have ended, as torch's works have it.

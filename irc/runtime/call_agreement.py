@@ -25,6 +25,7 @@ from irc.errors import IrcError
 from irc.frontends.torch.caches import is_cache
 from irc.plan.schema import Copy, Kernels, Library, Plan, Start
 from irc.runtime.agreement import add_tensor, checksum, kind_of, ranks_named, texts
+from irc.runtime.direct import all_gather
 from irc.runtime.watch import naming_lost_ranks
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
@@ -130,7 +131,7 @@ def compare_call(call: Call, *, ready: int = 0, due: bool = False) -> Callable[[
     sent = torch.frombuffer(bytearray(own), dtype=torch.uint8)
     table = torch.empty(dist.get_world_size(), len(own), dtype=torch.uint8)
     with naming_lost_ranks():
-        work: Any = dist.all_gather(list(table.unbind()), sent, async_op=True)
+        work = all_gather(table.view(-1), sent, group=dist.group.WORLD, async_op=True)
 
     def finish() -> bool:
         with naming_lost_ranks():

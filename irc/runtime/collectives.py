@@ -16,18 +16,16 @@ from weakref import ref
 import torch
 import torch.distributed as dist
 
+from irc.cluster.links import DIRECT_RANKS
 from irc.cost.collectives import OWN_MESSAGE_BYTES
 from irc.dialects.placement import Mesh
-from irc.errors import IrcError
 from irc.plan.schema import Start
 from irc.runtime.bucket import Bucket, Prepared
+from irc.runtime.direct import all_gather, all_reduce, reduce_scatter
+from irc.runtime.message import Message
 
 Finish: TypeAlias = Callable[[], None]
 """Waits for a collective and unpacks its result."""
-
-REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
-NOT_REDUCED = (torch.int16,)
-"""Dtypes that gloo does not reduce."""
 
 
 @dataclass(frozen=True)
@@ -168,26 +166,28 @@ class TorchCommunicator:
 def _all_reduce(_size: int, attrs: Mapping[str, Any], given: Operands) -> Prepared:
     if given.target.data_ptr() != given.source.data_ptr():
         given.target.copy_(given.source)
-    begin = partial(dist.all_reduce, given.target, op=_reduction(attrs, given.target))
-    return Prepared(begin, is_apart=_is_apart(given.target))
+    begin = partial(all_reduce, given.target, attrs["fn"])
+    message = Message("all_reduce", given.target, given.target, attrs["fn"])
+    return Prepared(begin, message, is_apart=_is_apart(given.target))
 
 
 def _all_gather(_size: int, attrs: Mapping[str, Any], given: Operands) -> Prepared:
     landing = given.target if given.receive is None else given.receive
-    begin = partial(_gather, _bytes(landing), _bytes(given.source))
-    is_apart = _is_apart(landing)
-    if given.receive is None:
-        return Prepared(begin, is_apart=is_apart)
-    return Prepared(begin, partial(unpack, given.target, given.receive, attrs["dim"]), is_apart)
+    own, every = _bytes(given.source), _bytes(landing)
+    unpacks = None
+    if given.receive is not None:
+        unpacks = partial(unpack, given.target, given.receive, attrs["dim"])
+    message = Message("all_gather", own, every)
+    return Prepared(partial(all_gather, every, own), message, unpacks, _is_apart(landing))
 
 
 def _reduce_scatter(size: int, attrs: Mapping[str, Any], given: Operands) -> Prepared:
     source = _packed(given, attrs["dim"], size)
-    begin = partial(
-        scatter_sum, given.target.view(-1), source.reshape(-1), op=_reduction(attrs, source)
-    )
-    # gloo reduces each by itself also where they are given to it together.
-    return Prepared(begin, is_apart=source.device.type == "cpu")
+    own, part = source.reshape(-1), given.target.view(-1)
+    # Many reduce each by itself also where they are given to gloo together.
+    is_apart = _is_apart(source) or (source.device.type == "cpu" and size > DIRECT_RANKS)
+    message = Message("reduce_scatter", own, part, attrs["fn"])
+    return Prepared(partial(reduce_scatter, part, own, attrs["fn"]), message, is_apart=is_apart)
 
 
 def _is_apart(full: torch.Tensor) -> bool:
@@ -328,20 +328,10 @@ STARTS: Mapping[str, Callable[[Any, int, Mapping[str, Any], Operands], Finish]] 
     "comm.permute": _permute,
 }
 
-# torch 2.13 renamed both; the old names warn there, the new ones are missing before.
-_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-scatter_sum: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     # What only moves, moves as bytes: gloo knows few dtypes.
     return tensor.reshape(-1).view(torch.uint8)
-
-
-def _reduction(attrs: Mapping[str, Any], tensor: torch.Tensor) -> Any:
-    if tensor.dtype in NOT_REDUCED:
-        raise IrcError("op-unsupported", f"gloo does not reduce {tensor.dtype}")
-    return REDUCTIONS[attrs["fn"]]
 
 
 def _packed(given: Operands, dim: int, size: int) -> torch.Tensor:

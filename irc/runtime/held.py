@@ -76,6 +76,19 @@ def dtensor(
     )
 
 
+def lying_as(tensor: Any, part: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that lies as a DTensor does, of another part on this rank, without gradients.
+
+    It takes a tenth of the time of :func:`dtensor`, whose description is made anew; this is how
+    ``fully_shard`` makes gradients.
+
+    Args:
+        tensor: the DTensor.
+        part: of the shape of its part on this rank; the result shares its memory.
+    """
+    return type(tensor)(part, tensor._spec, requires_grad=False)
+
+
 @cache
 def torch_placements(placement: Placement, mesh: Mesh) -> tuple[Any, ...]:
     """Return a placement as DTensor has it, an object for each mesh axis."""

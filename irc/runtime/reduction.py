@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 
 from irc.dialects.placement import Mesh, Placement, Split
-from irc.runtime.collectives import TorchCommunicator, scatter_sum
+from irc.runtime.collectives import TorchCommunicator
+from irc.runtime.direct import all_reduce, reduce_scatter
 from irc.runtime.watch import naming_lost_ranks
 
 BUCKET_BYTES = 25 << 20
@@ -110,7 +111,7 @@ class Reduction:
         chunks = [_chunks(found[place], dim, size) for place in bucket.places]
         source = torch.cat(chunks, dim=1)
         target = source.new_empty(source.shape[1])
-        work = scatter_sum(target, source.view(-1), group=group(), async_op=True)
+        work = reduce_scatter(target, source.view(-1), "sum", group=group(), async_op=True)
 
         def finish() -> None:
             work.wait()
@@ -136,13 +137,13 @@ class Reduction:
     ) -> Callable[[], None]:
         flat = torch.cat([found[place].reshape(-1) for place in bucket.places])
         groups = self._groups_of(axes)
-        first: Any = dist.all_reduce(flat, group=groups[0], async_op=True) if groups else None
+        first = all_reduce(flat, "sum", group=groups[0], async_op=True) if groups else None
 
         def finish() -> None:
             if first is not None:
                 first.wait()
             for group in groups[1:]:
-                dist.all_reduce(flat, group=group)
+                all_reduce(flat, "sum", group=group)
             start = 0
             for place in bucket.places:
                 part = found[place]

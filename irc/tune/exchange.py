@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from irc.cluster.links import COLLECTIVES, Collective
+from irc.runtime.direct import all_gather, all_reduce, reduce_scatter
 from irc.runtime.processes import end_with_parent, joined, place_of
 from irc.tune.fit import Point
 
@@ -28,9 +30,6 @@ Curves = Mapping[Collective, Sequence[Point]]
 SIZES = (64, 4096, 65536, 1 << 20, 4 << 20)
 QUICK_SIZES = (64, 65536, 1 << 20)
 BATCHES, REPEATS = 3, 5
-
-_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def curves(group: Any, ranks: int, sizes: Sequence[int], device: str = "cpu") -> Curves:
@@ -65,9 +64,9 @@ def _prepared(
     part = torch.zeros(num_bytes // 4 // ranks, device=device)
     other = torch.zeros_like(whole)
     given: Mapping[Collective, tuple[Any, tuple[torch.Tensor, ...]]] = {
-        "all_reduce": (dist.all_reduce, (whole,)),
-        "all_gather": (_gather, (whole, part)),
-        "reduce_scatter": (_scatter, (part, whole)),
+        "all_reduce": (partial(all_reduce, fn="sum"), (whole,)),
+        "all_gather": (all_gather, (whole, part)),
+        "reduce_scatter": (partial(reduce_scatter, fn="sum"), (part, whole)),
         "all_to_all": (dist.all_to_all_single, (other, whole)),
     }
     start: Any = given[kind][0]

@@ -14,6 +14,7 @@ from torch.distributed import HashStore, ProcessGroup  # pyright: ignore[reportP
 from irc.plan.schema import Start
 from irc.runtime.bucket import Bucket, BucketEnd, Prepared
 from irc.runtime.collectives import PREPARED, Operands
+from irc.runtime.message import Message
 
 
 @pytest.fixture
@@ -31,6 +32,7 @@ def start(name: str, op: str) -> Start:
     return Start("start", op, (0,), (1,), "comm:data", attrs={"axis": "data"}, id=name)
 
 
+UNREAD = Message("all_reduce", torch.ones(1), torch.ones(1), "sum")
 ATTRS = {
     "comm.all_gather": {"dim": 0},
     "comm.all_reduce": {"fn": "sum"},
@@ -87,9 +89,9 @@ def test_an_error_of_the_library_ends_every_wait(group: ProcessGroup) -> None:
         raise RuntimeError("no such peer")
 
     bucket = Bucket(group, 2)
-    end = bucket.add(start("a", "comm.all_reduce"), Prepared(fail))
+    end = bucket.add(start("a", "comm.all_reduce"), Prepared(fail, UNREAD))
     with pytest.raises(RuntimeError, match="no such peer"):
-        bucket.add(start("b", "comm.all_reduce"), Prepared(fail))
+        bucket.add(start("b", "comm.all_reduce"), Prepared(fail, UNREAD))
     with pytest.raises(RuntimeError, match="no such peer"):
         end()
     assert isinstance(end.work.get_future().exception(), RuntimeError)
@@ -97,9 +99,9 @@ def test_an_error_of_the_library_ends_every_wait(group: ProcessGroup) -> None:
     dist.all_reduce(torch.ones(2), async_op=True).wait()  # pyright: ignore[reportOptionalMemberAccess]
 
 
-def test_gloo_joins_small_messages_only(group: ProcessGroup) -> None:
+def test_processors_join_small_messages_only(group: ProcessGroup) -> None:
     """Copies into one message and out of it take longer than a long message of its own."""
-    values = [torch.ones(n) for n in (1 << 4, 1 << 15, 1 << 5)]
+    values = [torch.ones(n) for n in (1 << 4, 1 << 18, 1 << 5)]
     results = [torch.zeros_like(value) for value in values]
     bucket, op = Bucket(group, 3), "comm.all_reduce"
     pairs = zip(values, results, strict=True)
@@ -127,7 +129,7 @@ def test_a_bucket_has_ended_when_all_of_it_has() -> None:
     works = [Work(), Work()]
     bucket = Bucket(None, 2)
     for name, work in zip("ab", works, strict=True):
-        bucket.add(start(name, "comm.all_reduce"), Prepared(work.begin, is_apart=True))
+        bucket.add(start(name, "comm.all_reduce"), Prepared(work.begin, UNREAD, is_apart=True))
     ended = bucket.get_future()
     works[1].future.set_result(None)
     assert not ended.done()

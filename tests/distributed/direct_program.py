@@ -1,0 +1,122 @@
+"""One of some processes that gather, reduce and scatter, by themselves and by torch's library.
+
+Prints a JSON object: what differs from sums made here, by name; by which way each went.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+import json
+import os
+import sys
+from itertools import product
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from irc.cluster.links import DIRECT_SUM_BYTES
+from irc.runtime import direct
+from irc.runtime.message import Message, together
+from irc.runtime.processes import place_of, start_processes
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32,
+          torch.uint8, torch.complex64)  # fmt: skip
+SIZES = (0, 1, 3, 1001, DIRECT_SUM_BYTES // 2 + 5)
+FUNCTIONS = {"sum": lambda rows: rows.sum(0, dtype=rows.dtype),
+             "max": lambda rows: rows.amax(0), "min": lambda rows: rows.amin(0)}  # fmt: skip
+
+
+def drawn(rank: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return what a rank has; every rank can draw it."""
+    draw = torch.Generator().manual_seed(100 * rank + size % 97)
+    return (torch.rand(size, generator=draw) * 8).to(dtype)
+
+
+def differs(got: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Return whether a result is wrong: sums may be added up in another order."""
+    # Half as many digits as a sum of few has.
+    near = {torch.bfloat16: 2e-2, torch.float16: 1e-2, torch.float64: 1e-14}.get(got.dtype, 1e-6)
+    try:
+        torch.testing.assert_close(got, wanted, rtol=near, atol=near, equal_nan=True)
+    except AssertionError:
+        return True
+    return False
+
+
+def wrong(group: Any, size: int, dtype: torch.dtype) -> list[str]:
+    """Return which collectives of tensors of a size are wrong."""
+    ranks, here = group.size(), group.rank()
+    found: list[str] = []
+    every = [drawn(rank, size, dtype) for rank in range(ranks)]
+    target = torch.zeros(ranks * size, dtype=dtype)
+    direct.all_gather(target, every[here].clone(), group=group)
+    if not torch.equal(target, torch.cat(every)):
+        found.append(f"all_gather {dtype} {size}")
+    for fn, reduced in FUNCTIONS.items():
+        if fn != "sum" and dtype.is_complex:
+            continue
+        own = every[here].clone()
+        direct.all_reduce(own, fn, group=group)
+        if differs(own, reduced(torch.stack(every))):
+            found.append(f"all_reduce {fn} {dtype} {size}")
+        wide = [drawn(rank, ranks * size, dtype) for rank in range(ranks)]
+        part = torch.zeros(size, dtype=dtype)
+        direct.reduce_scatter(part, wide[here].clone(), fn, group=group)
+        if differs(part, reduced(torch.stack(wide))[here * size : (here + 1) * size]):
+            found.append(f"reduce_scatter {fn} {dtype} {size}")
+    return found
+
+
+def wrong_together(group: Any) -> list[str]:
+    """Return what is wrong of messages that go as one, begun while others are under way."""
+    ranks, here = group.size(), group.rank()
+    sizes = (5, 0, 300, 17)
+    found: list[str] = []
+    own = [drawn(here, size, torch.float32) for size in sizes]
+    wide = [drawn(here, ranks * size, torch.float32) for size in sizes]
+    gathered = [Message("all_gather", o, torch.zeros(ranks * len(o))) for o in own]
+    summed = [Message("all_reduce", o, torch.zeros_like(o), "sum") for o in own]
+    scattered = [Message("reduce_scatter", o, torch.zeros(len(o) // ranks), "sum") for o in wide]
+    works = [together(each, group) for each in (gathered, summed, scattered)]
+    for work in reversed(works):  # in another order than begun
+        work.wait()
+        work.wait()
+    for place, size in enumerate(sizes):
+        every = [drawn(rank, size, torch.float32) for rank in range(ranks)]
+        whole = torch.stack([drawn(rank, ranks * size, torch.float32) for rank in range(ranks)])
+        wanted = (torch.cat(every), torch.stack(every).sum(0),
+                  whole.sum(0)[here * size : (here + 1) * size])  # fmt: skip
+        for message, value in zip((gathered, summed, scattered), wanted, strict=True):
+            if differs(message[place].result, value):
+                found.append(f"{message[place].kind} of {size} beside others")
+    return found
+
+
+def main() -> None:
+    """Compare all; print what is wrong."""
+    torch.set_num_threads(1)
+    start_processes(*place_of(os.environ), timeout_s=120)
+    world: Any = dist.group.WORLD
+    pairs = [dist.new_group([first, first + 1]) for first in range(0, dist.get_world_size(), 2)]
+    own: Any = pairs[dist.get_rank() // 2]
+    found: list[str] = []
+    for group, dtype, size in product((world, own), DTYPES, SIZES):
+        found += wrong(group, size, dtype)
+    found += wrong_together(world) + wrong_together(own)
+    ways = [direct.is_direct(world, torch.ones(1)), direct.is_direct(own, torch.ones(1))]
+    future = direct.all_reduce(drawn(0, 9, torch.float32), "sum", group=world, async_op=True)
+    print(json.dumps({"wrong": found, "direct": ways, "ended": done(future)}), flush=True)
+    dist.destroy_process_group()
+
+
+def done(work: Any) -> bool:
+    """Return whether a work's future ends, while another waits for it."""
+    future = work.get_future()
+    work.wait()
+    future.result() if hasattr(future, "result") else future.wait()
+    return future.done()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
