@@ -43,7 +43,7 @@ class Keeping:
 
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
-        self._start = self._text = ""
+        self._start, self._text = "", "[]"  # of a rank that holds no tensor
         self._turn = 0
         # How tensors lay in memory last, and what was written to by slot: most steps are alike.
         self._entries: list[Any] = []

@@ -58,6 +58,13 @@ def test_the_last_step_that_is_whole(shelf: Shelf, tmp_path: Path) -> None:
     assert (half == 3).all()
 
 
+def test_a_rank_that_holds_no_tensor_keeps_the_rest(shelf: Shelf) -> None:
+    """So is one whose stage others have a copy of; its state could not be read."""
+    Keeping(shelf).keep({"seed": 5}, 1, (0, 1))
+    kept, lost = kept_state(shelf)
+    assert kept is not None and kept.values(["seed"]) == {"seed": 5} and not lost
+
+
 def test_one_that_is_being_written_does_not_count(shelf: Shelf) -> None:
     keeping = Keeping(shelf)
     keeping.keep(state(1), 1, (0, 1))
