@@ -113,7 +113,7 @@ def test_a_stage_that_keeps_less_is_planned_anew_where_the_memory_made_the_other
     names = Names((), ())
     more, fewer = (StageRuns(8, slots={"x": count}) for count in (4, 3))
     plan = stage_plans.StagePlan({}, {}, frozenset(), {"bytes_held": 90, **search})
-    known = stage_plans._Known(names, more, plan)  # pyright: ignore[reportPrivateUsage]
+    known = stage_plans.Known(names, more, plan)
     assert known.serves(names, more, 100)
     assert known.serves(names, fewer, 100) == serves
 

@@ -14,7 +14,7 @@ from onnx import helper
 from irc.cli import main
 from irc.reproduce import onnx_failure
 
-PATCH = "import irc.frontends.onnx.elementwise as e; d = dict(e.UNARY); {}; e.UNARY = d; "
+PATCH = "import irc.frontends.onnx.elementwise as e; d = dict(e.NAMED); {}; e.NAMED = d; "
 WRONG = PATCH.format("d['Sigmoid'] = 'tanh'")
 REFUSED = PATCH.format("del d['Sigmoid']")
 
@@ -74,7 +74,7 @@ def test_what_ends_the_process_is_a_failure(
         "class Ends(dict):\n"
         "    def __getitem__(self, kind):\n"
         "        return os.abort() if kind == 'Sigmoid' else super().__getitem__(kind)\n"
-        "e.UNARY = Ends(e.UNARY)\n"
+        "e.NAMED = Ends(e.NAMED)\n"
     )
     monkeypatch.setattr(onnx_failure, "SERVE", plant + onnx_failure.SERVE)
     assert main(["reduce", str(file), "--seconds", "6"]) == 0
