@@ -76,15 +76,12 @@ def loop_feeding(options: Options, rank: int) -> Feeding:
     return feeding_of(options.batch, options.mesh, axes).of_rank(rank)
 
 
-WHOLE = "ddp"
-
-
 def stays_plain(options: Options) -> bool:
     """Return whether every rank has all parameters, so that they can be plain tensors as they are.
 
     That is so under ``ddp``, unless there are pins, which may split some.
     """
-    return options.layout == WHOLE and not options.pins
+    return options.layout == "ddp" and not options.pins
 
 
 class Loop:

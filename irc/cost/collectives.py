@@ -138,10 +138,10 @@ def _rings(rounds: int, hops: tuple[Hop, ...], copy: float) -> list[Line]:
 
 
 def _direct(kind: Collective, hops: tuple[Hop, ...], copy: float) -> list[Line]:
-    """A message to each peer and one from each: announced, then sent, and no thread for them.
+    """Return a message to each peer and one from each: announced, then sent, and no thread for it.
 
-    An all-reduce receives all of each peer's, where a ring has a part of it twice: half as fast by
-    the byte (it is added up by one thread), so that long ones go around.
+    An all-reduce receives all that each peer has and adds it up on one thread, half as much again
+    by the byte, so that long ones go around a ring.
     """
     peers, latency_s = _ranks(hops) - 1, max(hop.latency_s for hop in hops)
     fixed, speed = 2 * peers * latency_s, min(hop.bytes_per_s for hop in hops)

@@ -3,7 +3,6 @@
 Among processes of a host a message takes longer to begin than a hundred kilobytes to copy.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Sequence

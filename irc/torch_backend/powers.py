@@ -3,13 +3,15 @@
 torch.fx writes ``operator.pow(-2, x)`` as ``-2 ** x``, which is ``-(2 ** x)`` in Python.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import builtins
 import operator
+from typing import Any
 
 from torch.fx import GraphModule
+
+OPERATOR: Any = operator.pow
 
 
 def keep_bases(gm: GraphModule) -> None:
@@ -17,7 +19,7 @@ def keep_bases(gm: GraphModule) -> None:
     for module in gm.modules():
         if not isinstance(module, GraphModule):
             continue
-        powers = module.graph.find_nodes(op="call_function", target=operator.pow, sort=False)
+        powers = module.graph.find_nodes(op="call_function", target=OPERATOR, sort=False)
         negative = [node for node in powers if repr(node.args[0]).startswith("-")]
         for node in negative:
             node.target = builtins.pow
