@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-OPERATOR: Any = operator.pow
+OPERATOR: Any = vars(operator)["pow"]  # it is overloaded, in part without types
 
 
 def keep_bases(gm: GraphModule) -> None:
