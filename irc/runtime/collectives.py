@@ -23,6 +23,7 @@ from irc.plan.schema import Start
 from irc.runtime.bucket import Bucket, Prepared
 from irc.runtime.direct import all_gather, all_reduce, reduce_scatter
 from irc.runtime.message import Message
+from irc.runtime.network_threads import defer_network_threads
 
 Finish: TypeAlias = Callable[[], None]
 """Waits for a collective and unpacks its result."""
@@ -110,6 +111,7 @@ class TorchCommunicator:
                     made = dist.new_group(ranks)
                     if rank in ranks:
                         groups[axis] = (ref(made), size)
+        defer_network_threads()
         return TorchCommunicator(groups) if mesh.num_ranks > 1 else None
 
     @staticmethod
@@ -127,6 +129,7 @@ class TorchCommunicator:
                 made = dist.new_group(ranks)
                 if rank in ranks:
                     groups[axis] = (ref(made), size)
+        defer_network_threads()
         return TorchCommunicator(groups)
 
     def start(self, action: Start, operands: Operands) -> Finish:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from irc.dialects.placement import Mesh, Placement
 from irc.errors import IrcError
 from irc.plan.weights import local_slices
+from irc.runtime.network_threads import defer_network_threads
 from irc.sharding.dtensor import from_dtensor, to_dtensor
 
 
@@ -138,7 +139,9 @@ def _device_mesh(mesh: str, _: int) -> Any:
 
     axes = Mesh.parse(mesh).axes
     sizes = tuple(size for _, size in axes)
-    return init_device_mesh("cpu", sizes, mesh_dim_names=tuple(name for name, _ in axes))
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=tuple(name for name, _ in axes))
+    defer_network_threads()
+    return mesh
 
 
 def _object(text: str) -> Any:

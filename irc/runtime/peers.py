@@ -13,6 +13,7 @@ import torch.distributed as dist
 from irc.plan.parts import PartsPlan
 from irc.runtime.collectives import Communicator, TorchCommunicator
 from irc.runtime.links import Links
+from irc.runtime.network_threads import defer_network_threads
 from irc.runtime.transfers import Transfers
 from irc.schedule.tapes import Event
 from irc.training.accumulators import ACCUMULATED
@@ -141,4 +142,5 @@ def _groups(plan: PartsPlan, rank: int, local: int) -> dict[Places, Group]:
             if rank in ranks and index == local:
                 # torch lets go of its groups when the processes part: we hold none.
                 own[places] = ref(made)
+    defer_network_threads()
     return own

@@ -25,6 +25,7 @@ from irc.cluster.host import num_cores
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.runtime.meeting import name_of_start
+from irc.runtime.network_threads import defer_network_threads
 from irc.runtime.watch import naming_lost_ranks, stop_watching, watch_ranks
 
 STORE_VARIABLE = "IRC_STORE"
@@ -90,6 +91,7 @@ def start_processes(rank: int, world: int, timeout_s: float = JOIN_TIMEOUT_S) ->
     store = _store(rank, world, timeout)
     backend = backend_of_processes()
     dist.init_process_group(backend, rank=rank, world_size=world, store=store, timeout=timeout)
+    defer_network_threads()
     watch_ranks()
 
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from irc.plan.parts import PartsPlan
 from irc.runtime.collectives import Finish
 from irc.runtime.links import Links
+from irc.runtime.network_threads import defer_network_threads
 from irc.schedule.tapes import Event
 from irc.sharding.between import Channel, Message
 
@@ -170,6 +171,7 @@ def _groups(plan: PartsPlan, rank: int) -> Mapping[Way, Callable[[], Any]]:
         made: Any = dist.new_group(list(way[1:]), use_local_synchronization=True)
         # torch lets go of its groups when the processes part: we hold none.
         found[way] = ref(made)
+    defer_network_threads()
     return found
 
 

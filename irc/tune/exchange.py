@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from irc.cluster.links import COLLECTIVES, Collective
 from irc.runtime.direct import all_gather, all_reduce, reduce_scatter
+from irc.runtime.network_threads import defer_network_threads
 from irc.runtime.processes import end_with_parent, joined, place_of
 from irc.tune.fit import Point
 
@@ -113,6 +114,7 @@ def local_curves(sizes: Sequence[int]) -> Curves:
     }
     if world > 2 and world % 2 == 0:
         pairs = [dist.new_group([first, first + 1]) for first in range(0, world, 2)]
+        defer_network_threads()
         dist.barrier()
         for kind, points in curves(pairs[rank // 2], 2, sizes).items():
             found[kind] += points

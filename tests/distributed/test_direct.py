@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from irc.cluster.links import DIRECT_RANKS
 from tests.distributed.test_loop import run_ranks
@@ -30,3 +33,13 @@ def test_ranks_that_torch_watches_ask_its_library(
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
     for rank in run_ranks(tmp_path, 2, "tests.distributed.direct_program"):
         assert rank == {"wrong": [], "direct": [False, False], "ended": True}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a policy of Linux")
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="gloo's threads have no names")
+def test_threads_of_all_groups_let_those_that_compute_run_first(tmp_path: Path) -> None:
+    for states, own in run_ranks(tmp_path, 4, "tests.distributed.deferring_program"):
+        # The whole group, those of an axis, and those of torch's mesh.
+        assert [len(policies) for policies in states] == sorted({len(each) for each in states})
+        assert all({*policies} == {os.SCHED_BATCH} for policies in states)
+        assert own == os.SCHED_OTHER
