@@ -139,9 +139,9 @@ def _device_mesh(mesh: str, _: int) -> Any:
 
     axes = Mesh.parse(mesh).axes
     sizes = tuple(size for _, size in axes)
-    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=tuple(name for name, _ in axes))
+    of_torch = init_device_mesh("cpu", sizes, mesh_dim_names=tuple(name for name, _ in axes))
     defer_network_threads()
-    return mesh
+    return of_torch
 
 
 def _object(text: str) -> Any:
