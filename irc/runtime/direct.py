@@ -15,8 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
+from itertools import count
 from threading import Lock, Thread
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -78,7 +80,8 @@ class Exchange:
 
         def await_end() -> None:
             try:
-                with torch.no_grad():
+                # The caller may be in that mode, outside of which nobody writes to its tensors.
+                with torch.inference_mode():
                     self.wait()
             except BaseException as error:
                 ended.set_exception(error)
@@ -87,6 +90,37 @@ class Exchange:
 
         Thread(target=await_end, name="irc-exchange", daemon=True).start()
         return ended
+
+
+class _Messages:
+    """Messages of one collective, between a rank and all others of a group.
+
+    They are kept until they have arrived, also where a call ends in an error and nobody waits for
+    them: gloo reads nothing more from a peer once it comes upon a message whose receiver is gone.
+
+    Args:
+        works: torch's.
+        group: of processes.
+    """
+
+    def __init__(self, works: Sequence[Any], group: Any) -> None:
+        self._works, self._number = works, next(_numbers)
+        self._under_way = _under_way.setdefault(group, {})
+        self._under_way[self._number] = works
+
+    def wait(self) -> None:
+        """Wait for all; to be called once."""
+        for work in self._works:
+            work.wait()
+        # Between two ranks they keep their order: what began before has arrived as well.
+        for number in list(self._under_way):
+            if number <= self._number:
+                self._under_way.pop(number, None)
+
+
+_numbers = count()
+_under_way: WeakKeyDictionary[Any, dict[int, Sequence[Any]]] = WeakKeyDictionary()
+"""By group, messages that have perhaps not arrived, in the order in which they began."""
 
 
 def is_direct(group: Any, tensor: torch.Tensor) -> bool:
@@ -123,7 +157,7 @@ def all_gather(
         return _gather(target, source, group=group, async_op=async_op)
     rows = target.view(group.size(), -1)
     rows[group.rank()].copy_(source)
-    return _begun(Exchange(_sent_to_all(rows, source, group)), async_op)
+    return _begun(Exchange([_sent_to_all(rows, source, group)]), async_op)
 
 
 def all_reduce(tensor: torch.Tensor, fn: str, *, group: Any, async_op: bool = False) -> Any:
@@ -145,7 +179,7 @@ def all_reduce(tensor: torch.Tensor, fn: str, *, group: Any, async_op: bool = Fa
     rows = own.new_empty(group.size(), own.numel())
     rows[group.rank()].copy_(own)
     then = partial(_reduce_rows, rows, own, fn)
-    return _begun(Exchange(_sent_to_all(rows, own, group), then), async_op)
+    return _begun(Exchange([_sent_to_all(rows, own, group)], then), async_op)
 
 
 def reduce_scatter(
@@ -174,12 +208,12 @@ def reduce_scatter(
     return _begun(Exchange([sent], partial(_reduce_rows, rows, target, fn)), async_op)
 
 
-def _sent_to_all(rows: torch.Tensor, own: torch.Tensor, group: Any) -> list[Any]:
+def _sent_to_all(rows: torch.Tensor, own: torch.Tensor, group: Any) -> _Messages:
     """Send a rank's tensor to all others, and have theirs put in rows."""
     here = group.rank()
     peers = [peer for peer in range(len(rows)) if peer != here]
     comes = [group.recv([rows[peer]], peer, TAG) for peer in peers]
-    return comes + [group.send([own], peer, TAG) for peer in peers]
+    return _Messages(comes + [group.send([own], peer, TAG) for peer in peers], group)
 
 
 def _reduce_rows(rows: torch.Tensor, target: torch.Tensor, fn: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from itertools import product
 from typing import Any
 
@@ -93,6 +94,25 @@ def wrong_together(group: Any) -> list[str]:
     return found
 
 
+def wrong_after_a_left_one(group: Any) -> list[str]:
+    """Return whether gathers are wrong behind one for which nobody waits, as after an error."""
+    ranks, here = group.size(), group.rank()
+    own = torch.full((1 << 18,), float(here))
+    if here:
+        time.sleep(0.5)  # so that rank 0 lets go of messages that have not arrived
+    left = direct.all_gather(torch.zeros(ranks << 18), own, group=group, async_op=True)
+    del left, own
+    found: list[str] = []
+    for number in range(3):
+        target = torch.zeros(ranks)
+        direct.all_gather(target, torch.tensor([float(number + here)]), group=group)
+        if target.tolist() != [number + rank for rank in range(ranks)]:
+            found.append(f"all_gather {number} behind one that was left")
+    if len(direct._under_way.get(group, {})) > 0:
+        found.append("what was left is kept")
+    return found
+
+
 def main() -> None:
     """Compare all; print what is wrong."""
     torch.set_num_threads(1)
@@ -104,9 +124,13 @@ def main() -> None:
     for group, dtype, size in product((world, own), DTYPES, SIZES):
         found += wrong(group, size, dtype)
     found += wrong_together(world) + wrong_together(own)
+    found += wrong_after_a_left_one(world) + wrong_after_a_left_one(own)
     ways = [direct.is_direct(world, torch.ones(1)), direct.is_direct(own, torch.ones(1))]
     future = direct.all_reduce(drawn(0, 9, torch.float32), "sum", group=world, async_op=True)
-    print(json.dumps({"wrong": found, "direct": ways, "ended": done(future)}), flush=True)
+    ended = done(future)
+    with torch.inference_mode():
+        ended &= done(direct.all_reduce(torch.ones(3), "sum", group=world, async_op=True))
+    print(json.dumps({"wrong": found, "direct": ways, "ended": ended}), flush=True)
     dist.destroy_process_group()
 
 
