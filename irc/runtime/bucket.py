@@ -86,6 +86,8 @@ class Bucket:
             return works
         if is_direct(self._group, joined[0].message.own):
             return [*works, together([each.message for each in joined], self._group)]
+        if _is_scattered_on_host(joined[0].message):
+            return works + [each.begin(group=self._group, async_op=True) for each in joined]
         try:
             with _coalescing_manager(self._group, async_ops=True) as coalesced:
                 for each in joined:
@@ -136,6 +138,14 @@ class Bucket:
 
         self._work.add_done_callback(begun)
         return ended
+
+
+def _is_scattered_on_host(message: Message) -> bool:
+    """True for what gloo reduces one by one also where it is given together.
+
+    Before torch 2.12 its wrapper (TORCH_DISTRIBUTED_DEBUG=DETAIL) does not take it together at all.
+    """
+    return message.kind == "reduce_scatter" and message.own.device.type == "cpu"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from weakref import ref
 import torch
 import torch.distributed as dist
 
-from irc.cluster.links import DIRECT_RANKS
 from irc.cost.collectives import OWN_MESSAGE_BYTES
 from irc.dialects.placement import Mesh
 from irc.plan.schema import Start
@@ -187,10 +186,9 @@ def _all_gather(_size: int, attrs: Mapping[str, Any], given: Operands) -> Prepar
 def _reduce_scatter(size: int, attrs: Mapping[str, Any], given: Operands) -> Prepared:
     source = _packed(given, attrs["dim"], size)
     own, part = source.reshape(-1), given.target.view(-1)
-    # Many reduce each by itself also where they are given to gloo together.
-    is_apart = _is_apart(source) or (source.device.type == "cpu" and size > DIRECT_RANKS)
     message = Message("reduce_scatter", own, part, attrs["fn"])
-    return Prepared(partial(reduce_scatter, part, own, attrs["fn"]), message, is_apart=is_apart)
+    begin = partial(reduce_scatter, part, own, attrs["fn"])
+    return Prepared(begin, message, is_apart=_is_apart(source))
 
 
 def _is_apart(full: torch.Tensor) -> bool:

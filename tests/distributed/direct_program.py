@@ -17,7 +17,10 @@ import torch
 import torch.distributed as dist
 
 from irc.cluster.links import DIRECT_SUM_BYTES
+from irc.plan.schema import Start
 from irc.runtime import direct
+from irc.runtime.bucket import Bucket
+from irc.runtime.collectives import PREPARED, Operands
 from irc.runtime.message import Message, together
 from irc.runtime.processes import place_of, start_processes
 
@@ -94,6 +97,23 @@ def wrong_together(group: Any) -> list[str]:
     return found
 
 
+def wrong_in_a_bucket(group: Any) -> list[str]:
+    """Return what is wrong of sums that are scattered and begin together."""
+    ranks, here = group.size(), group.rank()
+    op, bucket, ends = "comm.reduce_scatter", Bucket(group, 2), []
+    sources = [torch.arange(ranks * size) + 1.0 for size in (3, 5)]
+    targets = [torch.zeros(size) for size in (3, 5)]
+    for name, *pair in zip("ab", sources, targets, strict=True):
+        action = Start("start", op, (0,), (1,), "comm:data", attrs={"axis": "data"}, id=name)
+        given = PREPARED[op](ranks, {"fn": "sum", "dim": 0}, Operands(*pair))
+        ends.append(bucket.add(action, given))
+    for end in ends:
+        end()
+    pairs = zip(sources, targets, strict=True)
+    right = [torch.equal(target, ranks * source.chunk(ranks)[here]) for source, target in pairs]
+    return [] if all(right) else ["scattered sums of a bucket"]
+
+
 def wrong_after_a_left_one(group: Any) -> list[str]:
     """Return whether gathers are wrong behind one for which nobody waits, as after an error."""
     ranks, here = group.size(), group.rank()
@@ -124,6 +144,7 @@ def main() -> None:
     for group, dtype, size in product((world, own), DTYPES, SIZES):
         found += wrong(group, size, dtype)
     found += wrong_together(world) + wrong_together(own)
+    found += wrong_in_a_bucket(world) + wrong_in_a_bucket(own)
     found += wrong_after_a_left_one(world) + wrong_after_a_left_one(own)
     ways = [direct.is_direct(world, torch.ones(1)), direct.is_direct(own, torch.ones(1))]
     future = direct.all_reduce(drawn(0, 9, torch.float32), "sum", group=world, async_op=True)
