@@ -17,7 +17,7 @@ from irc.cost.model import ClusterCost
 from irc.dialects.builder import functions
 from irc.dialects.comm import AllGatherOp
 from irc.sharding.bucket import Bucketed
-from irc.sharding.bucketed import put_together, wait_late
+from irc.sharding.bucketed import Places, put_together, wait_late
 from irc.sharding.mesh import mesh_of, parse_mesh
 
 
@@ -125,9 +125,10 @@ class BucketCollectivesPass(ModulePass):
             if self.bytes or cost.cluster.device.cores:
                 self._pack(op, block, bucketed, cost)
             for members in _renewed(block, packs=False):
+                places = Places(block)
                 for group in best_groups(cost, block, members, functions(op)):
                     num_bytes = cost.joined_bytes(member.num_bytes for member in group)
-                    put_together([(m.start, m.wait) for m in group], num_bytes)
+                    put_together([(m.start, m.wait) for m in group], num_bytes, places)
 
     def _pack(self, op: ModuleOp, block: Block, bucketed: Bucketed, cost: ClusterCost) -> None:
         for members in _renewed(block):

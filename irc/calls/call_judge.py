@@ -8,7 +8,7 @@ from math import inf
 
 from irc.calls.best_meshes import best_meshes, canonical
 from irc.calls.plan_judge import PlanJudge
-from irc.collection import collection_held
+from irc.collection import collected_in_turn
 from irc.dialects.placement import Mesh
 from irc.pipeline import make_plan
 from irc.program import Program
@@ -61,7 +61,7 @@ class CallJudge(PlanJudge):
         del configuration, is_fitted
         return 0.0
 
-    @collection_held()
+    @collected_in_turn()
     def meshes(self, devices: int, recompute: str) -> Sequence[Mesh]:
         """Return the best meshes."""
         del recompute

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 from irc.cluster.load import find_cluster, in_order_of
 from irc.cluster.topology import Cluster
-from irc.collection import collection_held
+from irc.collection import collected_in_turn
 from irc.errors import IrcError
 from irc.pipeline import Options
 from irc.pipeline.places import chosen
@@ -115,7 +115,7 @@ class PlanJudge(ABC):
         """End what is computed ahead."""
         self.ahead.end()
 
-    @collection_held()
+    @collected_in_turn()
     def judge(self, configuration: Configuration, *, brief: bool = True) -> Verdict:
         """Plan a configuration and simulate it."""
         job = partial(self._judged, configuration, brief=brief)

@@ -16,6 +16,7 @@ from irc.calls.forward_passes import ForwardPasses
 from irc.calls.step_judge import StepJudge
 from irc.cluster.load import find_cluster
 from irc.cluster.topology import Cluster
+from irc.collection import collection_held
 from irc.dialects.builder import arguments, entry
 from irc.dialects.types import TensorType
 from irc.errors import IrcError, did_you_mean
@@ -145,7 +146,8 @@ def _search(
     for each in asked.pinned:
         _check_pinned(each, devices)
     search = Search(judge, cluster, asked.limits, is_training=is_training, progress=asked.progress)
-    return search.run(devices, asked.pinned), judge.outline()
+    with collection_held():
+        return search.run(devices, asked.pinned), judge.outline()
 
 
 def devices_of(cluster: Cluster, devices: int | None) -> int:

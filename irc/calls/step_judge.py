@@ -13,7 +13,7 @@ from irc.calls.feeding import axes_called_so
 from irc.calls.forward_passes import ForwardPasses
 from irc.calls.plan_judge import PlanJudge
 from irc.calls.plan_prices import Prices
-from irc.collection import collection_held
+from irc.collection import collected_in_turn
 from irc.constraints.steps import based_on
 from irc.dialects.placement import Mesh
 from irc.plan.parts import PartsPlan
@@ -51,20 +51,20 @@ class StepJudge(PlanJudge):
         known = layers_of(self.forwards.cut(1)[0].program.module)
         return known is not None and known.count > LEAST
 
-    @collection_held()
+    @collected_in_turn()
     def price(self, configuration: Configuration) -> Verdict | None:
         """Return what pieces of the model say of a step."""
         with sharing(self._shared):
             return self.in_better_order(configuration, lambda own: own.prices.price(configuration))
 
-    @collection_held()
+    @collected_in_turn()
     def fitting(self, configuration: Configuration, beat_s: float = inf) -> Configuration | None:
         """Return a step that is made to fit in the least time; in any order, it holds as much."""
         beat_s = inf if self._may_be_elsewhere(configuration) else beat_s
         with sharing(self._shared):
             return self.prices.fitting(configuration, beat_s)
 
-    @collection_held()
+    @collected_in_turn()
     def least_s(self, configuration: Configuration, *, is_fitted: bool) -> float:
         """Return what pieces of the model say that a step takes at least, in any order."""
         if self._may_be_elsewhere(configuration):
@@ -88,7 +88,7 @@ class StepJudge(PlanJudge):
         with sharing(self._shared):
             self.prices.begin(configuration)
 
-    @collection_held()
+    @collected_in_turn()
     def meshes(self, devices: int, recompute: str) -> Sequence[Mesh]:
         """Return the best meshes of a step of one program."""
         from irc.train import training_program

@@ -43,15 +43,19 @@ def pad_pinned(
         Of all parameters that are pinned, padded or not, the axes that split the first dim.
     """
     func = entry(module)
-    moved = {name for role, name in results(func) if role in MOVED}
+    statements = [each for each in statements if each.kind == "argument"]
     pinned: dict[str, tuple[str, ...]] = {}
+    if not statements:
+        return pinned
+    moved = {name for role, name in results(func) if role in MOVED}
+    padded = names_of_padded(func)
     for number, (role, name, value) in enumerate(arguments(func)):
         if role != "parameter" or not isinstance(value.type, TensorType):
             continue
         pin = _pin_of(name, statements)
         if pin is not None:
             pinned[name] = _axes_of_rows(pin, mesh, value)
-        if name in moved or name in names_of_padded(func):
+        if name in moved or name in padded:
             continue
         # States are as large as their parameter is stored, and there are none yet.
         pins = [pin, *(_pin_of(f"optimizer.{state}.{name}", statements) for state in STATES)]
@@ -69,7 +73,7 @@ def pad_pinned(
 
 
 def _pin_of(name: str, statements: Sequence[Statement]) -> Statement | None:
-    own = [s for s in statements if s.kind == "argument" and s.matches(name)]
+    own = [each for each in statements if each.matches(name)]
     pin, _ = effective(own)
     return pin if pin is not None and isinstance(pin.pattern, Pattern) else None
 

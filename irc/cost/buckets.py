@@ -112,27 +112,27 @@ class Unit:
 
     members: tuple[Member, ...]
 
-    @property
+    @cached_property
     def start(self) -> CollectiveOp:
         """The first of them."""
         return self.members[0].start
 
-    @property
+    @cached_property
     def ready(self) -> int:
         """When all operands are there."""
         return max(member.ready for member in self.members)
 
-    @property
+    @cached_property
     def due(self) -> int:
         """Of the first that is read."""
         return min(member.due for member in self.members)
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
         """Of all."""
         return sum(member.num_bytes for member in self.members)
 
-    @property
+    @cached_property
     def is_returned(self) -> bool:
         """True where all are."""
         return all(member.is_returned for member in self.members)
@@ -163,17 +163,19 @@ def buckets(members: Iterable[Part], full: float) -> list[list[Part]]:
     most = max(gathers, default=1 << 62)
     closed: list[list[Part]] = []
     current: list[Part] = []
+    held, size, due = 0, 0, 1 << 62
     for member in ordered:
         if member.num_bytes >= full:
             continue
-        total = sum(each.num_bytes for each in (*current, member) if not each.is_returned)
-        if current and (total > most or member.ready >= min(each.due for each in current)):
+        own = 0 if member.is_returned else member.num_bytes
+        if current and (held + own > most or member.ready >= due):
             closed.append(current)
-            current = []
-        current = [*current, member]
-        if sum(each.num_bytes for each in current) >= full:
+            current, held, size, due = [], 0, 0, 1 << 62
+        current.append(member)
+        held, size, due = held + own, size + member.num_bytes, min(due, member.due)
+        if size >= full:
             closed.append(current)
-            current = []
+            current, held, size, due = [], 0, 0, 1 << 62
     return [each for each in (*closed, current) if len(each) > 1]
 
 

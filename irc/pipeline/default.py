@@ -79,6 +79,8 @@ def passes_by_part(options: Options) -> Passes:
             given["samples"] = ",".join(options.samples)
         if options.brief:
             given["brief"] = True
+        if options.brief and options.within is None:
+            given["report"] = False  # of stages it says what the memory costs
         if options.within is not None:
             given["within"] = str(options.within)
         if options.stored_price:

@@ -202,6 +202,8 @@ def planned(
         ranges=ranges,
         cluster="" if here else options.cluster,
     )
+    if _has_no_files(options):
+        return plan, sources  # who prices it simulates it
     ranks = options.num_ranks
     contention = Contention.of(find_cluster(options.cluster), options.mesh, ranks)
     predicted = predict(plan, contention=contention, ranks=ranks)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 
 from xdsl.dialects.builtin import IntegerAttr, StringAttr, i64
@@ -14,8 +13,59 @@ from irc.dialects.flow import PointwiseOp, id_of, tensor
 from irc.dialects.types import ITEM_BYTES
 
 
+class Places:
+    """Where the ops of a block stand while collectives of it are put together, bucket by bucket.
+
+    A bucket moves few ops, and not far: what stands between them is numbered again, not the block.
+
+    Args:
+        block: level spmd.
+
+    Attributes:
+        block: the same.
+        position: of each op.
+    """
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self._ops = list(block.ops)
+        self.position: dict[Operation, int] = {op: i for i, op in enumerate(self._ops)}
+        starts = (op for op in self._ops if isinstance(op, CollectiveOp))
+        self._last = {op.bucket.data: op for op in starts if op.bucket is not None}
+
+    def behind(self, op: CollectiveOp) -> int:
+        """Return behind which op a collective's operand may be there, as :func:`there_behind`."""
+        return _behind(op, self.position, self._last.__getitem__)
+
+    def first_from(self, place: int, inside: Iterable[Operation]) -> Operation:
+        """Return the first op from a place on that is none of some."""
+        left_out = {*inside}
+        while self._ops[place] in left_out:
+            place += 1
+        return self._ops[place]
+
+    def moved(self, bucket: str, last: CollectiveOp, touched: Iterable[int]) -> None:
+        """Note that a bucket is together.
+
+        Args:
+            bucket: its name.
+            last: of its collectives.
+            touched: where what moved stood, and what it was put in front of.
+        """
+        self._last[bucket] = last
+        touched = [*touched]
+        first, end = min(touched), max(touched)
+        op = self._ops[first - 1].next_op if first else self.block.first_op
+        for place in range(first, end + 1):
+            assert op is not None
+            self._ops[place], self.position[op] = op, place
+            op = op.next_op
+
+
 def put_together(
-    members: Sequence[tuple[CollectiveOp, WaitOp]], num_bytes: int | None = None
+    members: Sequence[tuple[CollectiveOp, WaitOp]],
+    num_bytes: int | None = None,
+    places: Places | None = None,
 ) -> None:
     """Let collectives of a block begin as one, where the first of them would if it can.
 
@@ -25,22 +75,24 @@ def put_together(
         members: two or more, alike by :func:`kind_of`, each with its wait, of which none is read
             before all operands are there.
         num_bytes: by which they are priced; None: those of all.
+        places: of the ops of the block, for several buckets of it; None: they are numbered here.
     """
     starts = [start for start, _ in members]
     block = starts[0].parent
     assert block is not None
     if num_bytes is None:
         num_bytes = sum(map(priced_bytes, starts))
-    position = {op: i for i, op in enumerate(block.ops)}
-    behind = there_behind(block)
+    places = Places(block) if places is None else places
+    position = places.position
     first = min(position[op] for op in starts)
-    place = max([first, *(1 + behind(op, position) for op in starts)])
-    inside = {*starts, *(op.inputs[0].owner for op in starts)}
-    before = next(op for op in islice(block.ops, place, None) if op not in inside)
+    place = max([first, *(1 + places.behind(op) for op in starts)])
+    before = places.first_from(place, {*starts, *(op.inputs[0].owner for op in starts)})
+    touched = [position[before], *(position[op] for op in starts)]
     for start in starts:
         operand = start.inputs[0].owner
         # Of a boxing over several axes: what the collective before gives is awaited here.
         if isinstance(operand, WaitOp) and position[operand] >= place:
+            touched.append(position[operand])
             operand.detach()
             block.insert_op_before(operand, before)
     for start in starts:
@@ -51,7 +103,8 @@ def put_together(
         block.insert_op_before(start, before)
     for _, wait in members:
         if position[wait] < place:
-            _move_to_reader(block, wait)
+            touched += [position[wait], position[_move_to_reader(block, wait)]]
+    places.moved(id_of(starts[0]), starts[-1], touched)
 
 
 def there_behind(block: Block) -> Callable[[CollectiveOp, Mapping[Operation, int]], int]:
@@ -62,22 +115,25 @@ def there_behind(block: Block) -> Callable[[CollectiveOp, Mapping[Operation, int
     """
     last: dict[str, CollectiveOp] = {}
 
-    def begun_with(op: CollectiveOp) -> CollectiveOp:
+    def last_of(bucket: str) -> CollectiveOp:
         # Few ask: what a boxing over several axes moves on.
-        if op.bucket is not None and not last:
+        if not last:
             starts = (each for each in block.ops if isinstance(each, CollectiveOp))
             last.update({each.bucket.data: each for each in starts if each.bucket is not None})
-        return op if op.bucket is None else last[op.bucket.data]
+        return last[bucket]
 
-    def behind(op: CollectiveOp, position: Mapping[Operation, int]) -> int:
-        owner = op.inputs[0].owner
-        if isinstance(owner, WaitOp) and isinstance(begun := owner.inputs[0].owner, CollectiveOp):
-            if kind_of(begun) == kind_of(op):
-                return position[op]  # it may be put into a bucket itself
-            owner = begun_with(begun)
-        return position[owner] if isinstance(owner, Operation) else -1
+    return lambda op, position: _behind(op, position, last_of)
 
-    return behind
+
+def _behind(
+    op: CollectiveOp, position: Mapping[Operation, int], last_of: Callable[[str], CollectiveOp]
+) -> int:
+    owner = op.inputs[0].owner
+    if isinstance(owner, WaitOp) and isinstance(begun := owner.inputs[0].owner, CollectiveOp):
+        if kind_of(begun) == kind_of(op):
+            return position[op]  # it may be put into a bucket itself
+        owner = begun if begun.bucket is None else last_of(begun.bucket.data)
+    return position[owner] if isinstance(owner, Operation) else -1
 
 
 def kind_of(op: CollectiveOp) -> tuple[str, str, str, str]:
@@ -116,7 +172,8 @@ def _is_cast_of_awaited(op: Operation) -> bool:
     return is_cast and isinstance(op.operands[0].owner, WaitOp)
 
 
-def _move_to_reader(block: Block, wait: WaitOp) -> None:
+def _move_to_reader(block: Block, wait: WaitOp) -> Operation:
+    """Put a wait in front of the first op that reads it, or of the last; return that."""
     readers = {use.operation for use in wait.outputs[0].uses}
     following = wait.next_op
     while following not in readers and following is not block.last_op:
@@ -125,3 +182,4 @@ def _move_to_reader(block: Block, wait: WaitOp) -> None:
     assert following is not None
     wait.detach()
     block.insert_op_before(wait, following)
+    return following

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from xdsl.dialects.func import ReturnOp
-from xdsl.ir import Block, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from irc.dialects.builder import cloned
 from irc.dialects.comm import PendingType
@@ -12,18 +14,14 @@ AROUND = 100
 """Ops before and behind what is changed that are looked at: what is further away does not wait."""
 
 
-def copied(block: Block, first: int, last: int) -> tuple[Block, dict[SSAValue, SSAValue]]:
-    """Return a copy of the ops of a block from one place to before another, and its values.
+def copied(inside: Sequence[Operation]) -> tuple[Block, dict[SSAValue, SSAValue]]:
+    """Return a copy of some ops that follow each other in a block, and its values.
 
     What ops elsewhere read is returned, and what they give is an argument.
 
     Args:
-        block: of level spmd.
-        first: place of the first op; below 0: the first of the block.
-        last: place behind the last one.
+        inside: of level spmd; the last op of the block is none of them.
     """
-    ops = [op for op in block.ops if op is not block.last_op]
-    inside = ops[max(0, first) : last]
     own = {value for op in inside for value in op.results}
     outer = list(dict.fromkeys(v for op in inside for v in op.operands if v not in own))
     copy = Block(arg_types=[value.type for value in outer])

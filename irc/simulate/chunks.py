@@ -7,8 +7,9 @@ copies of joined pieces that it has.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
+from itertools import islice, takewhile
 from math import inf
 from typing import NamedTuple
 
@@ -23,6 +24,8 @@ from irc.simulate.around import AROUND, copied
 from irc.simulate.block import BlockTimes
 
 DEGREES = (2, 4, 8)
+FAR = 4 * AROUND
+"""A reader so many ops behind its collective does not count."""
 LEAST = 0.05
 """A cut is worth it where it saves this part of its collective: nothing is known more exactly."""
 
@@ -118,15 +121,35 @@ def _around(group: Group) -> tuple[Block, dict[SSAValue, SSAValue]]:
 
     What is scattered is among them: it is cut with what computes it.
     """
-    block = group.start.parent
-    assert block is not None
-    ops: Sequence[Operation] = [op for op in block.ops if op is not block.last_op]
-    places = {op: place for place, op in enumerate(ops)}
-    readers = [places.get(use.operation, 0) for use in group.wait.outputs[0].uses]
-    first = places[group.start]
-    # A reader far behind does not count; the wait is cut with its start, however far.
-    last = max(places[group.wait], min(max(readers, default=0), first + 4 * AROUND))
     source = group.start.inputs[0].owner
-    if isinstance(source, Operation):
-        first = min(first, places[source])
-    return copied(block, first - AROUND, last + AROUND)
+    first: Operation = source if isinstance(source, Operation) else group.start
+    for _ in range(AROUND):
+        first = first.prev_op or first
+    ops = [*takewhile(lambda op: op is not group.start, _from(first)), group.start]
+    return copied([*ops, *islice(_from(group.start.next_op), _last(group) + AROUND - 1)])
+
+
+def _from(op: Operation | None) -> Iterator[Operation]:
+    """Yield an op and those behind it, but for the last of the block."""
+    while op is not None and op.next_op is not None:
+        yield op
+        op = op.next_op
+
+
+def _last(group: Group) -> int:
+    """Return how far behind the start of a group the last op is that counts.
+
+    A reader far behind does not count; the wait is cut with its start, however far.
+    """
+    readers = {use.operation for use in group.wait.outputs[0].uses}
+    left: set[Operation] = {group.wait, *(op for op in readers if op.next_op is not None)}
+    last = 0
+    for place, op in enumerate(_from(group.start.next_op), 1):
+        if op in left and (place <= FAR or op is group.wait):
+            left.discard(op)
+            last = place
+        if place == FAR and left - {group.wait}:
+            last = FAR
+        if not left or (place >= FAR and group.wait not in left):
+            break
+    return last

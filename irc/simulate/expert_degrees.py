@@ -72,10 +72,11 @@ class ExpertChooser:
     def _end(self, layer: ExpertLayer, degree: int) -> float:
         block = layer.op.parent
         assert block is not None
-        places: dict[Operation, int] = {op: place for place, op in enumerate(block.ops)}
+        every = [op for op in block.ops if op is not block.last_op]
+        places: dict[Operation, int] = {op: place for place, op in enumerate(every)}
         ops = [op for each in layer.exchanges for op in (each.start, each.wait)]
         own = [places[op] for op in (layer.op, *ops)]
-        copy, known = copied(block, min(own) - AROUND, max(own) + 1 + AROUND)
+        copy, known = copied(every[max(0, min(own) - AROUND) : max(own) + 1 + AROUND])
         if degree > 1:
             cut_experts(layer.among(known), degree)
         return self._times.end(copy)

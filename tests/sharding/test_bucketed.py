@@ -16,7 +16,7 @@ from irc.dialects.text import load
 from irc.errors import IrcError
 from irc.plan.schema import Plan, Start
 from irc.plan.verify import verify_plan
-from irc.sharding.bucketed import put_together, wait_late
+from irc.sharding.bucketed import Places, put_together, wait_late
 from irc.sharding.collectives import check_collectives
 from tests.plan.programs import Task, build_plan
 
@@ -61,6 +61,44 @@ def test_all_begin_behind_the_last_operand_and_before_a_wait() -> None:
     check_collectives(module, MESH)
     assert {start.plain["bucket"] for start, _ in members(module)} == {"s1.start"}
     assert {start.plain["bucket_bytes"] for start, _ in members(module)} == {32}
+
+
+def many_sums(count: int) -> ModuleOp:
+    """Sums of values that are computed one behind the other."""
+    kind = "!flow.tensor<[4], f32>"
+    lines = [f"func.func @forward(%v0: {kind}) -> ({', '.join([kind] * count)}) {{"]
+    for n in range(1, count + 1):
+        lines += [
+            f'%v{n} = flow.pointwise(%v{n - 1}) {{fn = "neg", loc = "m.py:{n}", id = "n{n}"}}'
+            f" : ({kind}) -> {kind}",
+            f'%p{n} = comm.all_reduce(%v{n}) {{axis = "data", fn = "sum", loc = "m.py:{n}",'
+            f' id = "s{n}.start"}} : ({kind}) -> !comm.pending<{kind}>',
+            f'%s{n} = comm.wait(%p{n}) {{loc = "m.py:{n}", id = "s{n}"}}'
+            f" : (!comm.pending<{kind}>) -> {kind}",
+        ]
+    results = ", ".join(f"%s{n}" for n in range(1, count + 1))
+    lines += [f"func.return {results} : {', '.join([kind] * count)}", "}"]
+    return load("\n".join(lines))
+
+
+def sums_of(module: ModuleOp) -> list[tuple[CollectiveOp, WaitOp]]:
+    return sorted(members(module), key=lambda each: id_of(each[1]))
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_several_buckets_are_put_together_on_one_numbering(*, is_late: bool) -> None:
+    one, other = many_sums(9), many_sums(9)
+    blocks = [entry(module).body.block for module in (one, other)]
+    for block in blocks if is_late else ():
+        wait_late(block)
+    groups = [(0, 1, 2), (3, 5), (4, 8), (6, 7)]
+    places = Places(blocks[0])
+    for group in groups:
+        put_together([sums_of(one)[n] for n in group], places=places)
+        assert places.position == {op: n for n, op in enumerate(blocks[0].ops)}
+        put_together([sums_of(other)[n] for n in group])
+        assert ids(one) == ids(other)
+    check_collectives(one, MESH)
 
 
 def of_two(module: ModuleOp, size: int = 2, fn: str = "sum") -> None:
