@@ -79,8 +79,8 @@ def passes_by_part(options: Options) -> Passes:
             given["samples"] = ",".join(options.samples)
         if options.brief:
             given["brief"] = True
-        if options.brief and options.within is None:
-            given["report"] = False  # of stages it says what the memory costs
+        if options.brief and options.within is None and options.memory_bytes is None:
+            given["report"] = False  # of stages, and within a budget, it says what is held
         if options.within is not None:
             given["within"] = str(options.within)
         if options.stored_price:

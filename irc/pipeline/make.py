@@ -12,6 +12,7 @@ from irc.backends.launch.render import launch_files
 from irc.cluster.load import THIS_HOST, find_cluster
 from irc.cost.actions import ActionCost
 from irc.dialects.printer import Texts
+from irc.errors import IrcError
 from irc.pipeline.default import Passes, passes_by_part
 from irc.pipeline.memory import MEMORY, PLACING
 from irc.pipeline.options import Options
@@ -19,7 +20,7 @@ from irc.pipeline.reproducer import sources_of
 from irc.pipeline.run import OnStage, run_passes
 from irc.pipeline.training import check_vjp
 from irc.plan.build import build_plan
-from irc.plan.held import check_budget
+from irc.plan.held import check_budget, held_bytes, over, said_bytes
 from irc.plan.load import LoadedPlan
 from irc.plan.ranges import input_ranges
 from irc.plan.save import make_plan as bundle
@@ -29,6 +30,9 @@ from irc.sharding.chunk_pins import PASS as CHUNKING
 from irc.sharding.chunk_pins import known_names
 from irc.sharding.expert_pins import PASS as CHUNKING_EXPERTS
 from irc.simulate.plan import Contention, predict
+
+NEAR = 128
+"""What fits into a budget less this part of it is not told from what does not."""
 
 OF_PARTS = (CHUNKING, CHUNKING_EXPERTS, "slice-batch")
 """Passes that have to know where a program is one of several functions."""
@@ -140,7 +144,50 @@ class Compilation:
         self.lowering.run(self._keep, until)
 
     def plan(self) -> LoadedPlan:
-        """Run all passes that are left, and return the plan in memory."""
+        """Run all passes that are left, and return the plan in memory.
+
+        A search of placements knows bytes without alignment, and not what collectives are under way
+        at a time: what holds more than it may is planned again within what is left.
+
+        Raises:
+            IrcError: ``sharding-infeasible`` where no plan holds as little; what the passes raise.
+        """
+        limit = self.options.memory_bytes
+        is_free = self.options.mesh.num_ranks == 1 or self.lowering.done > 0
+        return self._plan() if limit is None or is_free else self._plan_within(limit)
+
+    def _plan_within(self, limit: int) -> LoadedPlan:
+        first, loaded = self.program.module.clone(), self._plan()
+        least = held = held_bytes(loaded.plan)
+        # Within the one there is no plan; within the other there is, which holds too much.
+        low, high, within = 0, limit, limit
+        while held > limit:
+            said = min(said_bytes(self.program.module, within), within)
+            high, jump = min(high, said), limit - (held - said)
+            within = jump if low < jump < high else (low + high) // 2
+            while (again := self._plan_again(first, within)) is None:
+                low, within = within, (within + high) // 2
+                if high - low <= limit // NEAR:
+                    raise over(least, limit)
+            loaded, held = again, held_bytes(again.plan)
+            least = min(least, held)
+        return loaded
+
+    def _plan_again(self, first: ModuleOp, memory_bytes: int) -> LoadedPlan | None:
+        """Plan the program as it was given within other bytes; None where there is no such plan."""
+        self.program.module = first.clone()
+        options = replace(self.options, memory_bytes=memory_bytes)
+        self.lowering = Lowering(self.program.module, options, passes_by_part(options))
+        self.texts.clear()
+        self._printed = Texts()
+        try:
+            return self._plan()
+        except IrcError as error:
+            if error.code != "sharding-infeasible":
+                raise
+            return None
+
+    def _plan(self) -> LoadedPlan:
         self.run()
         options = self.options
         plan, sources = planned(self.program.module, options, self.ranges)

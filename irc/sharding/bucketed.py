@@ -37,7 +37,7 @@ class Places:
         """Return behind which op a collective's operand may be there, as :func:`there_behind`."""
         return _behind(op, self.position, self._last.__getitem__)
 
-    def first_from(self, place: int, inside: Iterable[Operation]) -> Operation:
+    def first_from(self, place: int, inside: Iterable[object]) -> Operation:
         """Return the first op from a place on that is none of some."""
         left_out = {*inside}
         while self._ops[place] in left_out:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from irc.cluster.topology import Cluster
+from irc.plan.held import held_bytes
 from irc.plan.parts import MICRO_BATCH_KINDS, SMALLER_KINDS, PartsPlan
 from irc.plan.schema import Plan
 from irc.search.judge import Verdict
@@ -16,10 +17,7 @@ def verdict_of(plan: Plan, cluster: Cluster) -> Verdict:
     contention = Contention.of(cluster, plan.device_mesh)
     found = predict(plan, contention=contention)
     busy = found.timeline.busy(found.actions).get("compute", 0.0)
-    own = [plan.buffers[index] for index in (*plan.weights, *plan.inputs)]
-    own += [b for b in plan.buffers if b.storage in ("prepared", "output")]
-    held = plan.arena_bytes + sum(buffer.size_bytes for buffer in own)
-    return Verdict(found.seconds, held, exposed_s=max(0.0, found.seconds - busy))
+    return Verdict(found.seconds, held_bytes(plan), exposed_s=max(0.0, found.seconds - busy))
 
 
 def verdict_of_parts(
