@@ -34,13 +34,46 @@ def _(mask: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.empty(torch.broadcast_shapes(mask.shape, x.shape, y.shape), dtype=x.dtype)
 
 
+@torch.library.custom_op("irc_formula_test::above", mutates_args=())
+def above(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x > y
+
+
+@above.register_fake
+def _(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.empty(torch.broadcast_shapes(x.shape, y.shape), dtype=torch.bool)
+
+
+@torch.library.custom_op("irc_formula_test::thirds", mutates_args=())
+def thirds(x: torch.Tensor) -> torch.Tensor:
+    return (x * 3).floor().long()
+
+
+@thirds.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=torch.int64)
+
+
+@torch.library.custom_op("irc_formula_test::narrowed", mutates_args=())
+def narrowed(x: torch.Tensor) -> torch.Tensor:
+    return (x * x - 1).float()
+
+
+@narrowed.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=torch.float32)
+
+
 @pytest.fixture(autouse=True)
 def _declared() -> Any:
     irc.register_op(squareplus, formula=lambda x, b: 0.5 * (x + (x * x + b).of("sqrt")))
     irc.register_op(chosen, formula=lambda m, x, y: (x * y).where(m, x.of("erfc") - y))
+    irc.register_op(above, formula=lambda x, y: x.of("gt", y))
+    irc.register_op(thirds, formula=lambda x: (x * 3).of("floor"))
+    irc.register_op(narrowed, formula=lambda x: x * x - 1)
     torch._dynamo.reset()
     yield
-    for name in ("squareplus", "chosen"):
+    for name in ("squareplus", "chosen", "above", "thirds", "narrowed"):
         DECLARED.pop(f"irc_formula_test::{name}", None)
 
 
@@ -91,6 +124,22 @@ def test_operands_broadcast_and_masks_stay_masks() -> None:
     fast = irc.compile(lambda m, x, y: chosen(m, x, y) + 1, fullgraph=True)
     with torch.no_grad():
         torch.testing.assert_close(fast(mask, x, y), chosen(mask, x, y) + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+def test_what_is_read_keeps_its_fractions_where_the_result_has_none(dtype: torch.dtype) -> None:
+    """Operands were made what the result is: 1.5 > 1.25 compared two truth values."""
+    x, y = torch.tensor([1.5, 0.25, -2.0]).to(dtype), torch.tensor([1.25, 0.75, -2.5]).to(dtype)
+    with torch.no_grad():
+        got = irc.compile(lambda x, y: (above(x, y), thirds(x)), fullgraph=True)(x, y)
+    torch.testing.assert_close(got, (x > y, (x * 3).floor().long()))
+
+
+def test_a_narrow_result_is_rounded_at_the_end() -> None:
+    x = torch.tensor([1 + 1e-9], dtype=torch.float64)
+    with torch.no_grad():
+        got = irc.compile(lambda x: narrowed(x), fullgraph=True)(x)
+    torch.testing.assert_close(got, (x * x - 1).float())
 
 
 def test_a_step_trains_through_it() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from xdsl.ir import SSAValue
 
 from irc.dialects.flow import tensor
@@ -9,6 +12,7 @@ from irc.errors import IrcError
 from irc.frontends.torch.lowering import Declined, Lowering, Operand, Row
 from irc.ops.custom import LIBRARIES, PointwiseFormula, declaration
 from irc.ops.derivatives_pointwise import Term
+from irc.runtime.dtypes import dtype_names, dtypes
 from irc.runtime.formula import refused
 
 
@@ -25,9 +29,19 @@ def _term(t: Lowering, value: SSAValue, dtype: str) -> Term:
     return Term(t.b, value if tensor(value).dtype == "i1" else t.value(value, dtype))
 
 
+def _dtype(t: Lowering, operands: Sequence[Operand]) -> str:
+    """Return the dtype in which a formula is computed: it holds what is read and what is wanted.
+
+    A comparison of floats reads floats, though its result is a mask.
+    """
+    tensors = [each for each in operands if isinstance(each, SSAValue)]
+    read = dtypes()[t.promoted(*tensors)] if tensors else dtypes()[t.dtype]
+    return t.accumulating(dtype_names()[torch.promote_types(read, dtypes()[t.dtype])])
+
+
 def _row(name: str, formula: PointwiseFormula) -> Row:
     def row(t: Lowering, *args: Operand, **kwargs: Operand) -> SSAValue:
-        dtype = t.accumulating(t.dtype)
+        dtype = _dtype(t, [*args, *kwargs.values()])
 
         def term(value: Operand) -> Term | Operand:
             return _term(t, value, dtype) if isinstance(value, SSAValue) else value
