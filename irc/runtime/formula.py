@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
+from irc.dialects.items import is_smooth, number_in
 from irc.errors import IrcError, did_you_mean
 from irc.ops.functions import POINTWISE
 from irc.ops.functions.formula import Expression
+from irc.runtime.dtypes import dtype_name
 from irc.runtime.flow_ops.elementwise import function_of
 
 if TYPE_CHECKING:
@@ -31,7 +33,18 @@ class OnTensor(Expression):
         """Return a number of this tensor's dtype."""
         import torch
 
+        check_number(value, dtype_name(self.value.dtype))
         return type(self)(torch.full((), value, dtype=self.value.dtype, device=self.value.device))
+
+
+def check_number(value: float, dtype: str) -> None:
+    """Refuse a number that a dtype would cut: in a formula it is of the dtype beside it.
+
+    Raises:
+        ValueError: for it.
+    """
+    if not is_smooth(dtype) and number_in(value, dtype) != value:
+        raise ValueError(f"{value} beside values of {dtype}, which would make another number of it")
 
 
 def on_tensors(target: str, formula: Callable[..., Any]) -> Callable[..., Any]:

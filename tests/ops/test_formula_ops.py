@@ -142,6 +142,23 @@ def test_a_narrow_result_is_rounded_at_the_end() -> None:
     torch.testing.assert_close(got, (x * x - 1).float())
 
 
+@pytest.mark.parametrize(
+    ("formula", "because"),
+    [
+        (lambda x: x * 0.5, "0.5 beside values of i64"),
+        (lambda x: x.of("gt", 0) * 2, "2 beside values of i1"),
+    ],
+)
+def test_numbers_that_a_dtype_would_cut_are_refused(
+    formula: Callable[..., Any], because: str
+) -> None:
+    irc.register_op(thirds, formula=formula)
+    fast = irc.compile(lambda x: thirds(x), fullgraph=True)
+    with pytest.raises(IrcError, match="the formula of irc_formula_test::thirds") as caught:
+        fast(torch.arange(4))
+    assert because in str(caught.value)
+
+
 def test_a_step_trains_through_it() -> None:
     torch.manual_seed(0)
     net, x, y = Net(), torch.randn(8, 6), torch.randn(8, 3)

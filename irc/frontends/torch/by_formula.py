@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from xdsl.ir import SSAValue
@@ -13,7 +14,7 @@ from irc.frontends.torch.lowering import Declined, Lowering, Operand, Row
 from irc.ops.custom import LIBRARIES, PointwiseFormula, declaration
 from irc.ops.derivatives_pointwise import Term
 from irc.runtime.dtypes import dtype_names, dtypes
-from irc.runtime.formula import refused
+from irc.runtime.formula import check_number, refused
 
 
 def row_by_formula(name: str) -> Row | None:
@@ -24,9 +25,22 @@ def row_by_formula(name: str) -> Row | None:
     return _row(name, known.formula) if known and known.formula else None
 
 
+class _Value(Term):
+    """A value of flow in a formula of a user, who may write any number."""
+
+    def number(self, value: float) -> Self:
+        """Return a number of this value's dtype.
+
+        Raises:
+            ValueError: for one that the dtype would cut.
+        """
+        check_number(value, tensor(self.value).dtype)
+        return super().number(value)
+
+
 def _term(t: Lowering, value: SSAValue, dtype: str) -> Term:
     """Return an operand in the dtype of the formula; a mask stays one."""
-    return Term(t.b, value if tensor(value).dtype == "i1" else t.value(value, dtype))
+    return _Value(t.b, value if tensor(value).dtype == "i1" else t.value(value, dtype))
 
 
 def _dtype(t: Lowering, operands: Sequence[Operand]) -> str:
