@@ -26,6 +26,7 @@ from irc.frontends.torch.idle_dropout import drop_idle
 from irc.frontends.torch.result_memory import View
 from irc.frontends.torch.saved_images import Turned, turn_given, turn_saved
 from irc.frontends.torch.table import row_of
+from irc.frontends.torch.unfold_writes import unfold_by_slices
 from irc.pipeline import Options
 from irc.torch_backend.compiled import Flat, runner_of
 from irc.torch_backend.counts import count_left, counters
@@ -61,6 +62,8 @@ def compile_through_aot(
     drop_idle(gm)
     look_at_classes(gm)
     tell_autograd(gm)
+    unfold_by_slices(gm.graph)
+    gm.recompile()
     # Backward may be compiled when it first runs, and another call may have come by then.
     own = None if options.record is None else options.record.of_this_call()
     late = replace(options, record=own)

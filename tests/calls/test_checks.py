@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._higher_order_ops import while_loop
+from torch._higher_order_ops import scan, while_loop
+from torch._higher_order_ops.map import map as mapped
 from torch.utils.checkpoint import checkpoint
 
 import irc
 from irc.frontends.torch.tensor_checks import CheckLeftOutWarning
+from irc.torch_backend.counts import counters
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -164,6 +166,31 @@ def of_a_loop(x: Tensor) -> Tensor:
     return while_loop(lambda i, x: i < 5, body, (torch.tensor(0), x))[1]
 
 
+def of_a_condition(x: Tensor) -> Tensor:
+    def goes_on(i: Tensor, x: Tensor) -> Tensor:
+        torch._assert_async(x.max() < 3, "left the range")
+        return i < 5
+
+    def body(i: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        torch._assert_async(x.min() > 0, "not positive")
+        return i + 1, x * 2
+
+    return while_loop(goes_on, body, (torch.tensor(0), x))[1] * 2
+
+
+def of_rows(x: Tensor) -> Tensor:
+    def step(total: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+        torch._assert_async(total < 3, "the sum grew")
+        return total + row, total * row
+
+    def of_row(row: Tensor) -> Tensor:
+        torch._assert_async(row > -3, "too small")
+        return row * 2
+
+    total, rows = scan(step, torch.zeros(()), x)
+    return mapped(of_row, x) + rows + total
+
+
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
@@ -175,6 +202,13 @@ def of_a_loop(x: Tensor) -> Tensor:
         (of_branches, [[-2.0, -5.0]], "too small"),
         (of_a_loop, [[0.01, 0.02]], ""),
         (of_a_loop, [[0.01, 1.0]], "grew"),
+        (of_a_condition, [[0.01, 0.02]], ""),
+        (of_a_condition, [[0.01, 0.1]], "left the range"),
+        (of_a_condition, [[0.01, 4.0]], "left the range"),
+        (of_a_condition, [[0.01, -0.1]], "not positive"),
+        (of_rows, [[0.5, 2.0], [2.0, 5.0], [-1.0, -2.0]], ""),
+        (of_rows, [[4.0, 0.5]], "the sum grew"),
+        (of_rows, [[0.5, -4.0]], "too small"),
     ],
 )
 def test_regions_check_what_they_run(
@@ -194,3 +228,26 @@ def test_regions_check_what_they_run(
                 answer(run, values)
         else:
             torch.testing.assert_close(answer(run, values), answer(function, values))
+
+
+DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "function": lambda p: torch.bernoulli(p) + 1,
+    "method": lambda p: p.bernoulli() * 2,
+    "in place": lambda p: torch.zeros(3).bernoulli_(p) + 1,
+}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws_are_by_probabilities(name: str, way: str, grad: bool) -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    run = WAYS[way](DRAWS[name])
+    with torch.set_grad_enabled(grad):
+        for _ in range(2):
+            run(torch.tensor([0.0, 1.0, 0.5]))
+            for wrong in (-0.1, 1.1, float("nan")):
+                with pytest.raises(RuntimeError, match="p_in >= 0 && p_in <= 1"):
+                    run(torch.tensor([0.5, wrong, 0.5]))
+    assert counters["graphs"] == 1 and not counters["graphs run by torch"]

@@ -364,3 +364,31 @@ def test_what_was_asked_for_is_not_advised() -> None:
             kept.add("other sizes", ("x", 0, 2, 3))
         told.append(str(caught[0].message))
     assert "dynamic=" in told[0] and "dynamic=" not in told[1] and "pad what" in told[1]
+
+
+def power(x: torch.Tensor, n: int) -> torch.Tensor:
+    return x + (-3) ** n
+
+
+def power_of_size(x: torch.Tensor) -> torch.Tensor:
+    return x + (-3) ** x.shape[0]
+
+
+WAYS = (
+    lambda f: irc.compile(f, dynamic=True),
+    lambda f: torch.compile(f, backend="irc", dynamic=True),
+)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("function", [power, power_of_size])
+def test_powers_of_open_numbers(function: Any, way: Any, grad: bool) -> None:
+    """Plans are compared at other sizes, whose powers are beyond all that a number may be."""
+    torch._dynamo.reset()
+    fast = way(function)
+    with torch.set_grad_enabled(grad):
+        for n in (3, 4, 5, 2, 40):  # the last one is beyond a signed number of 64 bits
+            x = torch.ones(n)
+            more = (n,) if function is power else ()
+            torch.testing.assert_close(fast(x, *more), function(x, *more))

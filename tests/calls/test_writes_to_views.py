@@ -242,3 +242,83 @@ def test_writes_to_one_of_two_arguments_in_one_memory_are_counted(way: Any) -> N
         fast(kept, kept.detach())
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         product.sum().backward()
+
+
+def windows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    v = x * 2
+    part = v.unfold(0, 1, 1)[None].permute((3, 0, 1, 2))
+    part.copy_(part.flip(1))
+    return v, v.t()[0], v.t().as_strided((2,), (2,))
+
+
+def with_gaps(x: Tensor) -> Tensor:
+    v = x * 2
+    v.unfold(0, 1, 2)[None].add_(7)
+    return v
+
+
+def pieces(x: Tensor) -> tuple[Tensor, Tensor]:
+    v = x * 2
+    w = v.unfold(1, 2, 2)
+    w *= 3
+    v.unfold(1, 3, 4)[..., 1].zero_()
+    return v, w
+
+
+def beyond(x: Tensor) -> Tensor:
+    v = x * 2
+    v.unfold(0, 2, 3).add_(7)
+    v.unfold(1, 3, 3).mul_(2)
+    return v
+
+
+def within(x: Tensor) -> Tensor:
+    v = x * 2
+    v.unfold(0, 2, 1)[0].add_(7)
+    return v
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("call", [windows, with_gaps, pieces, beyond, within])
+def test_windows_are_written_to_where_they_lie(
+    way: Callable[[Any], Any], call: Callable[[Tensor], Any], grad: bool
+) -> None:
+    """What torch makes of such a write has zeros between windows, and lies row by row."""
+    torch._dynamo.reset()
+    fast = way(call)
+
+    def seen(run: Callable[[Tensor], Any], x: Tensor) -> list[Tensor]:
+        x = x.clone().requires_grad_(grad)
+        results = run(x)
+        results = [*results] if isinstance(results, tuple) else [results]
+        made = torch.autograd.grad(sum((y * y).sum() for y in results), x) if grad else ()
+        return [*results, *made]
+
+    with warnings.catch_warnings(), torch.set_grad_enabled(grad):
+        warnings.simplefilter("ignore")
+        for x in (torch.arange(12.0).reshape(3, 4), torch.arange(12.0).reshape(4, 3).t(),
+                  torch.arange(40.0).reshape(5, 8)):  # fmt: skip
+            for mine, theirs in zip(seen(fast, x), seen(call, x), strict=True):
+                assert torch.equal(mine, theirs)
+                assert lies_as(mine, theirs)
+
+
+def lies_as(one: Tensor, other: Tensor) -> bool:
+    pairs = zip(one.shape, one.stride(), other.stride(), strict=True)
+    return all(size == 1 or a == b for size, a, b in pairs)
+
+
+def test_a_copy_of_an_argument_or_itself_beside_a_write() -> None:
+    """The trace that is made functional has a copy, where its argument was none row by row."""
+
+    def call(x: Tensor) -> tuple[Tensor, Tensor]:
+        v = x * 2
+        v.copy_(x)
+        return x.contiguous(), v
+
+    fast, memory = irc.compile(call), torch.arange(30.0)
+    for x in (memory[:12].view(4, 3).t(), memory.view(3, 10)[:, :4], memory[3:15].view(3, 4)):
+        is_itself = fast(x)[0].data_ptr() == x.data_ptr()
+        assert is_itself is x.is_contiguous()
+        assert torch.equal(fast(x)[0], x)

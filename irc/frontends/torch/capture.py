@@ -57,8 +57,8 @@ from irc.frontends.torch.steps import without_steps
 from irc.frontends.torch.streams import Streams
 from irc.frontends.torch.stride_reads import (
     StrideReads,
+    decided_by_strides,
     lying_as_angles,
-    perhaps_written,
     writes_around,
 )
 from irc.frontends.torch.structure import argument_names, output_names, register_known
@@ -228,7 +228,7 @@ def capture(
             if overlapping is not None and not memory:
                 raise _written_at_once(overlapping)
             is_around = overlapping is not None or writes_around(found)
-            traced.append((sharing_of(found), perhaps_written(found), is_around))
+            traced.append((sharing_of(found), decided_by_strides(found), is_around))
 
         reads, writes, checks = StrideReads(), RealWrites(), TensorChecks()
         watched = watch.over(module, hooks=hooks, changed=guards.changed, held=guards.owned)

@@ -33,6 +33,7 @@ from irc.frontends.torch.own_thread import own_thread
 from irc.frontends.torch.repeat import expand, is_mark, stubbed
 from irc.frontends.torch.strided_writes import copy_into_strided
 from irc.frontends.torch.table import row_of
+from irc.frontends.torch.unfold_writes import unfold_by_slices
 from irc.frontends.torch.unrecorded import keep_detached, unrecorded
 from irc.frontends.torch.wrapped import cast_inside, inline, mark_autocast
 
@@ -110,6 +111,7 @@ def export(
         if not repeated:
             merge_loops(program)
         renew(program.graph)
+        unfold_by_slices(program.graph)
         copy_into_strided(program.graph)
         if repeated:
             expand(program, module)
@@ -123,6 +125,7 @@ def export(
             program, _ = _exported(module, args, kwargs, dynamic_shapes)
             look(program)
             settle(program.graph_module)
+            unfold_by_slices(program.graph)
             copy_into_strided(program.graph)
             merge_loops(program)
             keep_detached(program.graph_module)

@@ -29,6 +29,10 @@ LEAST = 2
 """Traced sizes are neither 0 nor 1: those broadcast, or make a tensor empty."""
 
 
+LARGEST = 2**63 - 1
+"""The largest number that a size, or a number that is made of sizes, may be."""
+
+
 class NumberedSizes(SizeNames):
     """Every size as a number, from a number for each symbol.
 
@@ -46,7 +50,7 @@ class NumberedSizes(SizeNames):
         """Return the number of an int, SymInt or sympy expression.
 
         Raises:
-            SizeError: it depends on the values of a tensor.
+            SizeError: it depends on the values of a tensor, or is too large.
         """
         return size if isinstance(size, int) else int(self.number(size))
 
@@ -66,6 +70,8 @@ class NumberedSizes(SizeNames):
             raise SizeError(f"size '{expr}' depends on the values of a tensor")
         if found in (sympy.true, sympy.false):
             return bool(found)
+        if found.is_infinite or (found.is_integer and abs(found) > LARGEST):
+            raise SizeError(f"'{expr}' is no number of 64 bits for {dict(self._values)}")
         return int(found) if found.is_integer else float(found)
 
 
@@ -188,7 +194,15 @@ class OpenSizes:
         """True where the trace holds for numbers of the symbols."""
         if any(self._is_outside(name, values[name]) for name in self.ranges):
             return False
-        return self._unmet(NumberedSizes(values)) is None
+        return self._unmet(NumberedSizes(values)) is None and self._are_numbers(values)
+
+    def _are_numbers(self, values: Mapping[str, int]) -> bool:
+        """False where what sizes are made of is too large: a power of a size."""
+        try:
+            self.extended(values)
+        except SizeError:
+            return False
+        return True
 
     def _is_outside(self, name: str, number: int) -> bool:
         low, high = self.ranges[name]

@@ -140,18 +140,22 @@ def _writes(node: Node) -> bool:
     return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
-def perhaps_written(traced: ExportedProgram) -> frozenset[str]:
-    """Return the placeholders that are written to or not, as their strides decide.
+def decided_by_strides(traced: ExportedProgram) -> frozenset[str]:
+    """Return the placeholders that are written to, or returned, or not, as their strides decide.
+
+    Where torch makes the trace functional, an op that gives its operand itself or a copy becomes
+    the copy that it was in this trace.
 
     Args:
         traced: as torch gives it, with its writes.
     """
-    found: set[str] = set()
+    nodes: list[Node] = []
     for node in traced.graph.nodes:
         if _writes(node):
             for told, operand in zip(node.target._schema.arguments, node.args, strict=False):
                 is_written = told.alias_info is not None and told.alias_info.is_write
                 if is_written and isinstance(operand, Node):
-                    source = may_own(operand)
-                    found |= {source.name} if source is not None else set()
-    return frozenset(found)
+                    nodes.append(operand)
+        elif node.op == "output":
+            nodes += node.all_input_nodes
+    return frozenset(source.name for node in nodes if (source := may_own(node)) is not None)

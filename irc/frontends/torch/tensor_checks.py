@@ -11,6 +11,9 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from irc.frontends.torch import drawn_checks
+from irc.frontends.torch.drawn_checks import probabilities_of
+
 _TORCH: Any = torch
 CHECKS = (
     _TORCH._assert_async,
@@ -52,9 +55,10 @@ class TensorChecks:
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         """Look at a call before it runs."""
-        del args, kwargs
         if function in CHECKS:
             self.effect = EFFECT
+        elif probabilities_of(function, args, kwargs) is not None:
+            self.effect = self.effect or drawn_checks.EFFECT
 
     def look(self, graph: GraphModule) -> None:
         """Look for numbers of tensors that a traced graph checks (``torch._check``)."""
