@@ -136,3 +136,29 @@ def test_gradients_in_two_shapes_are_added_to_apart(compiler: Callable[..., Any]
     for x in leaves:
         assert x.grad is not None
         torch.testing.assert_close(x.grad.flatten(), 3 * weights)
+
+
+DETERMINANTS: dict[str, Any] = {
+    "det": torch.linalg.det,
+    "slogdet": lambda x: torch.linalg.slogdet(x)[1],
+    "logdet": lambda x: torch.logdet(x @ x.mT),
+    "turned": lambda x: torch.linalg.det((x * 2).mT),
+    "several": lambda x: torch.linalg.det(torch.stack([x, 2 * x]).mT).sum(),
+    "complex": lambda x: torch.linalg.det(torch.complex(x, x.mT)).abs(),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", DETERMINANTS)
+def test_gradients_of_determinants_of_what_lies_by_columns(name: str, dynamic: bool) -> None:
+    """Torch factors a matrix or its transpose, as it lies, and the gradient reads which."""
+    torch._dynamo.reset()
+    function = DETERMINANTS[name]
+    fast = irc.compile(function, dynamic=dynamic)
+    for n in (3, 4):
+        x = torch.randn(n, n, generator=torch.Generator().manual_seed(n)) + 2 * torch.eye(n)
+        for rows in (x, x.t()):
+            given = rows.detach().requires_grad_()
+            (mine,) = torch.autograd.grad(fast(given), given)
+            (theirs,) = torch.autograd.grad(function(given), given)
+            torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)

@@ -22,6 +22,7 @@ from irc.dialects.types import TensorType
 from irc.errors import ErrorCollector, InternalError, IrcError
 from irc.frontends.torch import extern, memory_views
 from irc.frontends.torch.by_formula import row_by_formula
+from irc.frontends.torch.determinants import to_factor
 from irc.frontends.torch.eager_refusals import refuses
 from irc.frontends.torch.expert_loops import is_of_loop
 from irc.frontends.torch.failures import LOOPS
@@ -218,7 +219,7 @@ class Scope:
             raise IrcError("op-unsupported", "it depends on how its operand lies in memory")
         if autocast and casts_whole(target):
             args, kwargs = self._narrowed(args, kwargs, seen)
-        return self._extern(target, args, kwargs, fakes)
+        return self._extern(target, to_factor(self.b, node, target, args), kwargs, fakes)
 
     def _widened(self, args: Any, kwargs: Any, results: list[Any]) -> Any:
         """Cast operands of half types as autocast does for an op that computes in float32."""
