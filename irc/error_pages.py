@@ -500,7 +500,8 @@ PAGES = (
         title="an operation between the parameters and the loss has no derivative",
         exit_code=3,
         what="A gradient has to pass an operation that neither irc nor its library can"
-        " differentiate.",
+        " differentiate, or a torch.autograd.Function whose backward pass is not the derivative of"
+        " its forward, of which a compiled step knows nothing.",
         why="Leaving it out would train on a wrong gradient without a word.",
         example="loss = aten::rrelu of a trained layer, which draws numbers of its own",
         fix="freeze the parameters before it, detach its operand, or write it with other ops",

@@ -30,6 +30,7 @@ from irc.dialects.types import TensorType, is_float
 from irc.errors import IrcError
 from irc.frontends.torch.capture import Captured, capture
 from irc.frontends.torch.guards import Guards
+from irc.frontends.torch.own_backward import as_differentiated
 from irc.frontends.torch.structure import argument_names
 from irc.frontends.torch.tensor_checks import warn_of_checks
 from irc.pipeline import Options
@@ -185,7 +186,7 @@ class Loop:
         blank = pytree.tree_unflatten(
             [self._blank(leaf, is_part=number in own) for number, leaf in enumerate(leaves)], spec
         )
-        with self.parameters.blank(), torch.no_grad():
+        with self.parameters.blank(), torch.no_grad(), as_differentiated():
             captured = capture(self.module, *blank, hooks=False)
         warn_of_checks(captured.effect, "a plan for a mesh")
         return captured

@@ -18,6 +18,7 @@ from irc.frontends.torch.capture import Captured, capture
 from irc.frontends.torch.examples import positional
 from irc.frontends.torch.in_precision import computing
 from irc.frontends.torch.loss import with_loss
+from irc.frontends.torch.own_backward import as_differentiated
 from irc.frontends.torch.tensor_checks import warn_of_checks
 from irc.pipeline import Options
 from irc.pipeline.training import padding
@@ -73,7 +74,8 @@ def captured_step(
         small = [widened(leaf) if i in own else leaf for i, leaf in enumerate(small)]
     micro_args, micro_kwargs = pytree.tree_unflatten(small, spec)
     face = module if loss is None else with_loss(module, loss, micro_args, micro_kwargs)
-    captured = capture(computing(face, recipe.precision), micro_args, micro_kwargs)
+    with as_differentiated():
+        captured = capture(computing(face, recipe.precision), micro_args, micro_kwargs)
     warn_of_checks(captured.effect, "a compiled step")
     names = captured.program.input_names
     taken = {LR: "learning rate"}

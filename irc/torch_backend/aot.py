@@ -33,7 +33,7 @@ from irc.torch_backend.counts import count_left, counters
 from irc.torch_backend.gradient_memory import mark_loose, mark_overlapping, resolving
 from irc.torch_backend.own_gradients import tell_autograd
 from irc.torch_backend.regions import by_parts, untouched_by_errors
-from irc.torch_backend.twice import differentiable, is_repeatable
+from irc.torch_backend.twice import differentiable, is_random_or_cast
 
 
 def compile_through_aot(
@@ -79,7 +79,7 @@ def compile_through_aot(
         seen = context.fw_metadata if context else None
         # Tokens of ops with effects come before what the caller sees.
         visible = len(seen.tokens) + seen.num_forward if seen else None
-        repeats = is_repeatable(graph, seen)
+        repeats = not is_random_or_cast(graph)
         with _disable_current_modes():
             refused: set[Node] = set()
             try:

@@ -132,7 +132,8 @@ def _body_of(node: Node, gm: GraphModule) -> GraphModule | None:
     """Return the graph that an op runs for each row; None where it is no such op."""
     if node.op != "call_function" or str(node.target) not in STEPS:
         return None
-    body = getattr(gm, str(node.args[0].target), None)
+    named: Any = node.args[0]
+    body = getattr(gm, str(named.target), None)
     is_known = isinstance(body, GraphModule) and isinstance(output_of(body).args[0], tuple | list)
     return body if is_known else None
 

@@ -26,28 +26,34 @@ HELD = "_irc_inputs"
 
 WHAT = (
     "gradients of a compiled function are differentiated, which draws random numbers, writes into "
-    "its arguments, returns views of them, has open sizes (dynamic=True), or runs under autocast"
+    "its arguments, returns views of them or of each other, or runs under autocast"
 )
 WHY = "torch would run it again for that, and it might not be the same"
 ADVICE = "call it uncompiled where gradients have gradients: irc.original(function)"
 
 
-def is_repeatable(graph: GraphModule, metadata: Any) -> bool:
+def is_random_or_cast(graph: GraphModule) -> bool:
+    """Return whether a graph draws random numbers, or runs under autocast.
+
+    Args:
+        graph: of a forward pass, as AOTAutograd gives it, while it is compiled.
+    """
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        return True
+    return any(map(_draws, graph.graph.nodes))
+
+
+def _is_repeatable(metadata: Any) -> bool:
     """Return whether a graph gives the same again, and one result for each of the caller's.
 
     Args:
-        graph: of a forward pass, as AOTAutograd gives it.
-        metadata: of the same; None where there is none.
+        metadata: what AOTAutograd knows of a forward pass.
     """
-    if metadata is None or metadata.tokens or metadata.num_intermediate_bases:
+    if metadata.tokens or metadata.num_intermediate_bases:
         return False
     if any(each.mutates_data or each.mutates_metadata for each in metadata.input_info):
         return False
-    if any(each.output_type.name != "non_alias" for each in metadata.output_info):
-        return False
-    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-        return False
-    return not any(_draws(node) for node in graph.graph.nodes)
+    return all(each.output_type.name == "non_alias" for each in metadata.output_info)
 
 
 def _draws(node: Node) -> bool:
@@ -62,7 +68,7 @@ def differentiable(run: Flat, graph: GraphModule, repeats: Callable[[], bool]) -
     Args:
         run: runs it, with autograd's node of AOTAutograd.
         graph: of torch's functions, as torch runs it.
-        repeats: says whether it gives the same again.
+        repeats: says whether it gives the same again where it writes nothing.
     """
     is_told = False
 
@@ -101,6 +107,7 @@ def _tell(function: Any, graph: GraphModule, repeats: bool) -> None:
             return _by_torch(ctx, graph, inputs, given[0] if boxed else given)
         return tuple(once(plain(ctx, *given), WHAT, WHY, ADVICE, near=inputs))
 
+    repeats = repeats and _is_repeatable(function.metadata)
     # Plans write into no argument: torch need not refuse to keep what a backward pass reads.
     function.metadata.bw_donated_idxs = []
     function.backward = staticmethod(backward)

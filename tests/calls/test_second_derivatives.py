@@ -118,3 +118,51 @@ def test_a_graph_that_is_kept_is_gone_back_through_again(through: str) -> None:
         return [*first, *[leaf.grad.clone() for leaf in leaves if leaf.grad is not None]]
 
     torch.testing.assert_close(gradients(compiled), gradients(model))
+
+
+def drawn(x: Tensor, w: Tensor) -> Tensor:
+    return F.dropout(torch.tanh(x @ w), 0.5).sum(1)
+
+
+def written(x: Tensor, w: Tensor) -> Tensor:
+    y = F.batch_norm(x @ w, MEAN, VARIANCE, training=True)
+    return torch.tanh(y).sum(1)
+
+
+MEAN, VARIANCE = torch.zeros(5), torch.ones(5)
+
+
+def shared(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    y = torch.tanh(x @ w)
+    return y, y[0]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_other_sizes_have_gradients_of_gradients(dynamic: bool | None) -> None:
+    """A penalty on gradients takes the last, smaller batch as well."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return torch.tanh((x @ w).mul_(2)).sum(1)
+
+    fast = irc.compile(function, dynamic=dynamic)
+    w = torch.randn(4, 5).double()
+    for rows in (3, 6, 2):
+        x = torch.randn(rows, 4).double()
+        for own, eager in zip(derivatives(fast, x, w), derivatives(function, x, w), strict=True):
+            torch.testing.assert_close(own, eager, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("function", [drawn, written, shared])
+def test_other_sizes_of_what_would_not_be_the_same_again(function: Any) -> None:
+    torch._dynamo.reset()
+    fast = irc.compile(function, dynamic=True)
+
+    def first(*given: Tensor) -> Tensor:
+        result = fast(*given)
+        return result[0] if isinstance(result, tuple) else result
+
+    for rows in (3, 6):
+        with pytest.raises(IrcError, match="differentiated"):
+            derivatives(first, torch.randn(rows, 4), torch.randn(4, 5))

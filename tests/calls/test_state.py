@@ -343,3 +343,62 @@ def test_odd_tensors_that_a_module_holds(make: Callable[[], nn.Module], grad: bo
     # Dynamo loses the class in some functions, with any backend.
     assert type(got) is type(torch.compile(net, backend="eager")(x))
     torch.testing.assert_close(got.detach(), wanted.detach())
+
+
+class Noted(nn.Module):
+    """Keeps what it computed last, which it never reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.line = nn.Linear(4, 1)
+        self.register_buffer("last", torch.zeros(()))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.line(x).square().mean()
+        self.get_buffer("last").copy_(loss.detach())
+        self.get_buffer("calls").add_(1)
+        return loss
+
+
+def test_a_buffer_that_is_written_and_not_read() -> None:
+    x = torch.randn(8, 4)
+    plain, module, trained = Noted(), Noted(), Noted()
+    with torch.no_grad():
+        torch.testing.assert_close(irc.compile(module)(x), plain(x))
+    torch.testing.assert_close(dict(module.state_dict()), dict(plain.state_dict()))
+    step = irc.compile_step(trained, optimizer="sgd")
+    for count in (1, 2):
+        loss = step(x, lr=0.1)
+        torch.testing.assert_close(trained.get_buffer("last"), loss)
+        assert trained.get_buffer("calls") == count
+
+
+@pytest.mark.parametrize(
+    "normed", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm]
+)
+def test_a_step_of_what_is_normed_by_its_spectrum(normed: Any) -> None:
+    """Of the two vectors that a power iteration keeps, one is never read."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.line = normed(nn.Linear(4, 6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.line(x).square().mean()
+
+    mine, theirs, x = Model(), Model(), torch.randn(8, 4)
+    step = irc.compile_step(mine, optimizer="sgd")
+    optimizer = torch.optim.SGD(theirs.parameters(), 0.1)
+    for _ in range(3):
+        loss = theirs(x)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        torch.testing.assert_close(step(x, lr=0.1), loss.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        dict(mine.state_dict()), dict(theirs.state_dict()), rtol=1e-3, atol=1e-4
+    )

@@ -109,8 +109,10 @@ class _Assembler:
         source: str,
         outline: bool,
     ) -> Assembly:
+        # What is written and not read is an argument, too: it is where the new value goes.
+        written = {result.name for _, result in results if result.role == "state"}
         for node, argument in arguments.items():
-            if argument.role == "input" or node.users:
+            if argument.role == "input" or node.users or argument.name in written:
                 self._argument(node, argument)
         self._constants()
         self._body(outline)
