@@ -402,3 +402,34 @@ def test_a_step_of_what_is_normed_by_its_spectrum(normed: Any) -> None:
     torch.testing.assert_close(
         dict(mine.state_dict()), dict(theirs.state_dict()), rtol=1e-3, atol=1e-4
     )
+
+
+def test_a_step_does_not_train_through_what_is_written_without_gradients() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.line = nn.Linear(4, 3)
+            self.register_buffer("mean", torch.zeros(3))
+            self.register_buffer("low", torch.tensor(0.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.line(x)
+            with torch.no_grad():
+                self.get_buffer("mean").mul_(0.9).add_(y.mean(0), alpha=0.1)
+                low = torch.minimum(y.min(), torch.tensor(-0.1))
+                torch.mul(low, 2, out=self.get_buffer("low"))
+            return ((y - self.get_buffer("mean")) * self.get_buffer("low")).square().mean()
+
+    mine, theirs, x = Model(), Model(), torch.randn(8, 4)
+    step = irc.compile_step(mine, optimizer="sgd")
+    optimizer = torch.optim.SGD(theirs.parameters(), 0.1)
+    for _ in range(3):
+        loss = theirs(x)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        torch.testing.assert_close(step(x, lr=0.1), loss.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        dict(mine.state_dict()), dict(theirs.state_dict()), rtol=1e-3, atol=1e-4
+    )

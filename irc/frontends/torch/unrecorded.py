@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,6 +23,8 @@ from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from irc.frontends.torch.locations import LAYERS
+from irc.frontends.torch.real_writes import writes
 from irc.frontends.torch.written import is_written
 
 TORCH = str(Path(torch.__file__).parent)
@@ -44,6 +46,7 @@ _LIBRARY.define("detach(Tensor x) -> Tensor")
 torch.library.register_fake(
     "irc_capture::detach", lambda x: x.new_empty_strided(x.size(), x.stride()), lib=_LIBRARY
 )
+_LIBRARY.impl("detach", torch.clone, "CompositeExplicitAutograd")
 DETACH = torch.ops.aten.detach.default
 
 
@@ -63,11 +66,21 @@ class _Detaching(TorchFunctionMode):
         given = {id(leaf) for leaf in pytree.tree_leaves((args, kwargs))}
 
         def detached(leaf: Any) -> Any:
-            # What a function wrote to and gives back stays the tensor that it was.
+            # What a function wrote to and gives back stays the tensor that it was: see below.
             is_new = isinstance(leaf, torch.Tensor) and id(leaf) not in given
             return leaf.detach() if is_new and leaf.dtype.is_floating_point else leaf
 
+        if writes(func, kwargs or {}):
+            self._detach_written(args, kwargs or {})
         return pytree.tree_map(detached, results)
+
+    @staticmethod
+    def _detach_written(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Write what a function has written once more, detached from what it was computed from."""
+        out = kwargs.get("out")
+        for written in pytree.tree_leaves(args[:1] if out is None else out):
+            if isinstance(written, torch.Tensor) and written.dtype.is_floating_point:
+                written.copy_(written.detach().clone())
 
 
 _LOCK = threading.Lock()
@@ -141,8 +154,12 @@ def _is_of_model(frame: FrameType | None) -> bool:
     if frame is not None and frame.f_code.co_filename == DECORATED:
         function = frame.f_locals.get("func")
         code = getattr(function, "__code__", None)
-        return code is not None and not code.co_filename.startswith((TORCH, OWN))
-    return frame is not None and not frame.f_code.co_filename.startswith((TORCH, OWN))
+        return code is not None and _is_of_layers(code.co_filename)
+    return frame is not None and _is_of_layers(frame.f_code.co_filename)
+
+
+def _is_of_layers(file: str) -> bool:
+    return file.startswith(LAYERS) or not file.startswith((TORCH, OWN))
 
 
 def keep_detached(module: GraphModule) -> None:
