@@ -42,11 +42,16 @@ def as_differentiated() -> Generator[None]:
             _here.is_on = outer
 
 
+def is_differentiated() -> bool:
+    """True in a trace of what is trained."""
+    return getattr(_here, "is_on", False)
+
+
 def _watch() -> Callable[[], None]:
     own = vars(Function)["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(_here, "is_on", False) and not cls.__module__.startswith("torch."):
+        if is_differentiated() and not cls.__module__.startswith("torch."):
             _here.is_on = False
             try:
                 _compare(cls, args, lambda *given: own.__func__(cls, *given, **kwargs))

@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from irc.frontends.torch.locations import LAYERS
+from irc.frontends.torch.own_backward import is_differentiated
 from irc.frontends.torch.real_writes import writes
 from irc.frontends.torch.written import is_written
 
@@ -70,7 +71,7 @@ class _Detaching(TorchFunctionMode):
             is_new = isinstance(leaf, torch.Tensor) and id(leaf) not in given
             return leaf.detach() if is_new and leaf.dtype.is_floating_point else leaf
 
-        if writes(func, kwargs or {}):
+        if is_differentiated() and writes(func, kwargs or {}):
             self._detach_written(args, kwargs or {})
         return pytree.tree_map(detached, results)
 
