@@ -13,7 +13,6 @@ from irc.calls.open_plans import OpenPlans, Work
 from irc.frontends.torch.graphs import FlatProgram
 from irc.frontends.torch.open_sizes import NumberedSizes
 from irc.frontends.torch.result_memory import View
-from irc.frontends.torch.sizes import SizeError
 from irc.pipeline import Options
 from irc.plan.load import LoadedPlan
 from irc.runtime.driver import BySizes
@@ -67,10 +66,7 @@ class OpenGraph:
         numbers = NumberedSizes(self._open.whole(values))
         results = tuple((kind, _number(value, numbers)) for kind, value in self._flat.results)
         computes = any(kind in ("result", "view") for kind, _ in results)
-        try:
-            plan = self._plans.at(values) if computes else None
-        except SizeError as error:
-            raise RefusedError(str(error)) from error
+        plan = self._plans.at(values) if computes else None
         return self._bind(replace(self._flat, results=results), plan, self._store)
 
 

@@ -173,7 +173,7 @@ class OpenSizes:
                 if numbers.dim(expr) != size:
                     return f"dim {dim} of input {place} is {size}, traced for {self.shown(expr)}"
         if (condition := self._unmet(numbers)) is None:
-            return None
+            return self._too_large(values)
         return f"it was traced for sizes with {self.shown(condition)}"
 
     def _unmet(self, numbers: NumberedSizes) -> sympy.Basic | None:
@@ -194,15 +194,15 @@ class OpenSizes:
         """True where the trace holds for numbers of the symbols."""
         if any(self._is_outside(name, values[name]) for name in self.ranges):
             return False
-        return self._unmet(NumberedSizes(values)) is None and self._are_numbers(values)
+        return self._unmet(NumberedSizes(values)) is None and not self._too_large(values)
 
-    def _are_numbers(self, values: Mapping[str, int]) -> bool:
-        """False where what sizes are made of is too large: a power of a size."""
+    def _too_large(self, values: Mapping[str, int]) -> str | None:
+        """Say which number that sizes are made of is too large (a power); None where none is."""
         try:
             self.extended(values)
-        except SizeError:
-            return False
-        return True
+        except SizeError as error:
+            return str(error)
+        return None
 
     def _is_outside(self, name: str, number: int) -> bool:
         low, high = self.ranges[name]
