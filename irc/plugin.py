@@ -27,14 +27,15 @@ and give results of the same types (a named size may become a number). What brea
 
 **What it builds with.** Ops are those of `irc.dialects.flow` (``irc list ops``), and
 ``Op.make(inputs, result_types, **attributes)`` builds each: ``PointwiseOp.make([x], [x.type],
-fn="exp")``; the functions are in `irc.ops.functions`. `irc.dialects.builder.FlowBuilder(block,
-"my_", before=op)` finds the result types too, and gives ids that begin so. An op that takes the
-place of another needs its source line and its id: `carry` gives it both. An id names a value, which
-``irc check`` compares on every level, so where several ops stand for one, the last carries its id
-and the others are parts of it::
+fn="exp")``; the functions are in `irc.ops.functions`. An op is read by the names of its class:
+``gather.x`` and ``gather.index`` are values, ``gather.dim`` is an int, ``pointwise.fn`` a str.
+`irc.dialects.builder.FlowBuilder(block, "my_", before=op)` finds the result types too, and gives
+ids that begin so. An op that takes the place of another needs its source line and its id: `carry`
+gives it both. An id names a value, which ``irc check`` compares on every level, so where several
+ops stand for one, the last carries its id and the others are parts of it::
 
-    for old in [o for o in module.walk() if isinstance(o, PointwiseOp) and o.fn.data == "silu"]:
-        x, kind = old.inputs[0], old.outputs[0].type
+    for old in [o for o in module.walk() if isinstance(o, PointwiseOp) and o.fn == "silu"]:
+        x, kind = old.a, old.outputs[0].type
         gate = PointwiseOp.make([x], [kind], fn="sigmoid")
         product = PointwiseOp.make([x, gate.outputs[0]], [kind], fn="mul")
         carry(gate, old, part=1)  # n2.1

@@ -272,7 +272,7 @@ def read_program(place: Path, source: str = "") -> Program:
 
 
 def _targets(module: ModuleOp) -> set[str]:
-    return {op.plain["target"] for op in module.walk() if isinstance(op, ExternOp)}
+    return {op.target for op in module.walk() if isinstance(op, ExternOp)}
 
 
 def _declared(module: ModuleOp) -> tuple[str, ...]:

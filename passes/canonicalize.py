@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
@@ -16,14 +16,19 @@ from xdsl.passes import ModulePass
 from irc.dialects.flow import (
     CUT,
     BroadcastOp,
+    ConcatOp,
     ConstantOp,
     ExternOp,
     FlowOp,
     IotaOp,
+    PadOp,
     PointwiseOp,
     PoolOp,
+    ReduceOp,
     ReshapeOp,
+    ShapeOp,
     SliceOp,
+    TakeOp,
     TransposeOp,
     carry,
     tensor,
@@ -107,7 +112,7 @@ def simplify(block: Block, *, keep_detached: bool = True) -> None:
     for op in list(block.ops):
         if not isinstance(op, FlowOp) or not op.name.startswith("flow."):
             continue
-        kept = keep_detached and isinstance(op, PointwiseOp) and _is(op, "detach")
+        kept = keep_detached and isinstance(op, PointwiseOp) and op.fn == "detach"
         simple = op if kept else _rewritten(op)
         if simple is not None and simple.name not in ("flow.extern", "flow.fusion"):
             twin = seen.setdefault(_identity(simple), simple)
@@ -173,72 +178,75 @@ def nothing(op: FlowOp) -> Rewrite:
     return _constant(op, (0,)) if 0 in kind.shape and not _placed(op) else None
 
 
-def same_type(op: FlowOp) -> Rewrite:
-    """``reshape(x, x.shape)``, ``broadcast(x, x.shape)``, ``cast(x, x.dtype)`` are ``x``."""
-    return op.inputs[0] if op.inputs[0].type == op.outputs[0].type else None
+def same_type(op: ReshapeOp | BroadcastOp) -> Rewrite:
+    """``reshape(x, x.shape)`` and ``broadcast(x, x.shape)`` are ``x``."""
+    return op.x if op.x.type == op.outputs[0].type else None
 
 
-def transpose_in_order(op: FlowOp) -> Rewrite:
+def same_dtype(op: PointwiseOp) -> Rewrite:
+    """``cast(x, x.dtype)`` is ``x``."""
+    return op.a if op.fn == "cast" and op.a.type == op.outputs[0].type else None
+
+
+def transpose_in_order(op: TransposeOp) -> Rewrite:
     """``transpose(x, (0, 1, ...))`` is ``x``."""
-    perm = op.plain["perm"]
-    return op.inputs[0] if perm == tuple(range(len(perm))) else None
+    return op.x if op.perm == tuple(range(len(op.perm))) else None
 
 
-def slice_of_all(op: FlowOp) -> Rewrite:
+def slice_of_all(op: SliceOp) -> Rewrite:
     """``x[0:n:1]`` in all dims is ``x``; a cut that leaves all by chance stays one."""
-    attrs = op.plain
     if CUT in op.attributes:
         return None
-    untouched = not any(attrs["starts"]) and all(step == 1 for step in attrs["steps"])
-    return op.inputs[0] if untouched and op.inputs[0].type == op.outputs[0].type else None
+    untouched = not any(op.starts) and all(step == 1 for step in op.steps)
+    return op.x if untouched and op.x.type == op.outputs[0].type else None
 
 
-def reshape_of_reshape(op: FlowOp) -> Rewrite:
+def reshape_of_reshape(op: ReshapeOp) -> Rewrite:
     """``reshape(reshape(x, s), t)`` is ``reshape(x, t)``."""
-    inner = op.inputs[0].owner
+    inner = op.x.owner
     if isinstance(inner, Operation) and _is_pinned(inner):
         return None
     return _past_inner(ReshapeOp, op)
 
 
-def transpose_of_transpose(op: FlowOp) -> Rewrite:
+def transpose_of_transpose(op: TransposeOp) -> Rewrite:
     """``transpose(transpose(x, p), q)`` is ``transpose(x, p[q])``."""
-    inner = op.inputs[0].owner
+    inner = op.x.owner
     if not isinstance(inner, TransposeOp):
         return None
-    perm = tuple(inner.plain["perm"][i] for i in op.plain["perm"])
+    perm = tuple(inner.perm[i] for i in op.perm)
     return TransposeOp.make(inner.inputs, [op.outputs[0].type], perm=perm)
 
 
-def broadcast_of_broadcast(op: FlowOp) -> Rewrite:
+def broadcast_of_broadcast(op: BroadcastOp) -> Rewrite:
     """``broadcast(broadcast(x, s), t)`` is ``broadcast(x, t)``."""
     return _past_inner(BroadcastOp, op)
 
 
-def _past_inner(kind: type[FlowOp], op: FlowOp) -> Rewrite:
+def _past_inner(kind: type[ShapeOp], op: ShapeOp) -> Rewrite:
     """Apply an op, which its result's type says in full, to what one of its kind was applied to."""
-    inner = op.inputs[0].owner
+    inner = op.x.owner
     if isinstance(inner, kind) and not _placed(op):
         return kind.make(inner.inputs, [op.outputs[0].type])
     return None
 
 
-def cast_of_exact_cast(op: FlowOp) -> Rewrite:
+def cast_of_exact_cast(op: PointwiseOp) -> Rewrite:
     """``cast(cast(x, wide), t)`` is ``cast(x, t)`` where ``wide`` holds all values of ``x``."""
-    inner = op.inputs[0].owner
-    if not (_is(op, "cast") and isinstance(inner, PointwiseOp) and _is(inner, "cast")):
+    inner = op.a.owner
+    if not (op.fn == "cast" and isinstance(inner, PointwiseOp) and inner.fn == "cast"):
         return None
-    if tensor(inner.outputs[0]).dtype not in EXACT_CASTS.get(tensor(inner.inputs[0]).dtype, ()):
+    if tensor(inner.outputs[0]).dtype not in EXACT_CASTS.get(tensor(inner.a).dtype, ()):
         return None
     # To a half type through f32 a value is rounded once either way; through f64 likewise.
     return PointwiseOp.make(inner.inputs, [op.outputs[0].type], fn="cast")
 
 
-def function_of_neutral(op: FlowOp) -> Rewrite:
+def function_of_neutral(op: PointwiseOp) -> Rewrite:
     """``x * 1``, ``x / 1``, ``x - 0``, ``x + -0.0`` and, of integers, ``x + 0`` are ``x``."""
     if len(op.inputs) != 2:
         return None
-    fn, (left, right) = op.plain["fn"], op.inputs
+    fn, (left, right) = op.fn, op.inputs
     if right.type and _is_neutral(fn, _literal(right), tensor(left).dtype):
         return left if left.type == op.outputs[0].type else None
     if fn in ("add", "mul") and _is_neutral(fn, _literal(left), tensor(right).dtype):
@@ -246,11 +254,11 @@ def function_of_neutral(op: FlowOp) -> Rewrite:
     return None
 
 
-def square(op: FlowOp) -> Rewrite:
+def square(op: PointwiseOp) -> Rewrite:
     """``x ** 2`` is ``x * x``, ``x ** 1`` is ``x`` (as torch computes them)."""
-    if not _is(op, "pow"):
+    if op.fn != "pow":
         return None
-    base, power = op.inputs[0], _literal(op.inputs[1])
+    base, power = op.a, _literal(op.b)
     if base.type != op.outputs[0].type:
         return None
     if power == 2:
@@ -258,53 +266,54 @@ def square(op: FlowOp) -> Rewrite:
     return base if power == 1 else None
 
 
-def copy_of_value(op: FlowOp) -> Rewrite:
+def copy_of_value(op: PointwiseOp) -> Rewrite:
     """``copy(x)`` is ``x``: values do not change."""
-    return op.inputs[0] if _is(op, "copy") and op.inputs[0].type == op.outputs[0].type else None
+    return op.a if op.fn == "copy" and op.a.type == op.outputs[0].type else None
 
 
-def detached(op: FlowOp) -> Rewrite:
+def detached(op: PointwiseOp) -> Rewrite:
     """``detach(x)`` is ``x`` where nothing is differentiated any more."""
-    return op.inputs[0] if _is(op, "detach") else None
+    return op.a if op.fn == "detach" else None
 
 
-def negative_of_negative(op: FlowOp) -> Rewrite:
+def negative_of_negative(op: PointwiseOp) -> Rewrite:
     """``-(-x)`` is ``x``."""
-    inner = op.inputs[0].owner
-    both = _is(op, "neg") and isinstance(inner, PointwiseOp) and _is(inner, "neg")
-    return inner.inputs[0] if both and isinstance(inner, PointwiseOp) else None
+    inner = op.a.owner
+    if op.fn == "neg" and isinstance(inner, PointwiseOp) and inner.fn == "neg":
+        return inner.a
+    return None
 
 
-def function_of_broadcast(op: FlowOp) -> Rewrite:
+def function_of_broadcast(op: PointwiseOp) -> Rewrite:
     """``f(broadcast(x), y)`` is ``f(x, y)`` where the other operands stretch ``x`` as far."""
     if len(op.inputs) < 2 or _placed(op):
         return None
     shape, inputs = tensor(op.outputs[0]).shape, list(op.inputs)
     for index, value in enumerate(inputs):
         if isinstance(value.owner, BroadcastOp):
-            source = value.owner.inputs[0]
+            source = value.owner.x
             shapes = [tensor(source if i == index else v).shape for i, v in enumerate(inputs)]
             if broadcast_shapes(shapes) == shape:
                 inputs[index] = source
     if inputs == list(op.inputs):
         return None
-    return PointwiseOp.make(inputs, [op.outputs[0].type], fn=op.plain["fn"])
+    return PointwiseOp.make(inputs, [op.outputs[0].type], fn=op.fn)
 
 
-def choice_by_literal(op: FlowOp) -> Rewrite:
+def choice_by_literal(op: PointwiseOp) -> Rewrite:
     """``where(True, x, y)`` is ``x``, ``where(False, x, y)`` is ``y``."""
-    if not _is(op, "where") or (condition := _literal(op.inputs[0])) is None:
+    if op.fn != "where" or (condition := _literal(op.a)) is None:
         return None
-    chosen = op.inputs[1] if condition else op.inputs[2]
+    chosen = op.b if condition else op.c
     return chosen if chosen.type == op.outputs[0].type else None
 
 
-def function_of_literals(op: FlowOp) -> Rewrite:
+def function_of_literals(op: PointwiseOp) -> Rewrite:
     """``f(literals)`` is a literal, where ``f`` is exact (:mod:`irc.ops.fold`)."""
     if not all(isinstance(value.owner, ConstantOp) for value in op.inputs):
         return None
     shapes = [_static(value) for value in (*op.inputs, *op.outputs)]
-    literals = [v.owner.plain["value"] for v in op.inputs if isinstance(v.owner, ConstantOp)]
+    literals = [v.owner.value for v in op.inputs if isinstance(v.owner, ConstantOp)]
     if any(shape is None for shape in shapes) and any(len(v) > 1 for v in literals):
         return None
     operands = [
@@ -312,66 +321,64 @@ def function_of_literals(op: FlowOp) -> Rewrite:
         for values, shape, v in zip(literals, shapes, op.inputs, strict=False)
     ]
     dtype = tensor(op.outputs[0]).dtype
-    return _constant(op, fold_pointwise(op.plain["fn"], operands, shapes[-1] or (), dtype))
+    return _constant(op, fold_pointwise(op.fn, operands, shapes[-1] or (), dtype))
 
 
-def view_of_literal(op: FlowOp) -> Rewrite:
+def view_of_literal(op: ShapeOp) -> Rewrite:
     """A reshape, transpose, broadcast or slice of a literal is a literal."""
-    inner, old, new = op.inputs[0].owner, _static(op.inputs[0]), _static(op.outputs[0])
+    inner, old, new = op.x.owner, _static(op.x), _static(op.outputs[0])
     if not isinstance(inner, ConstantOp):
         return None
-    values = inner.plain["value"]
+    values = inner.value
     if len(values) > 1 and (old is None or new is None):
         return None
     return _constant(op, fold_shape(op.name, op.plain, values, old or (), new or ()))
 
 
-def reduction_of_nothing(op: FlowOp) -> Rewrite:
+def reduction_of_nothing(op: ReduceOp) -> Rewrite:
     """A reduction over dims of size 1 is a reshape (``any`` and ``all`` only of booleans).
 
     A sum of floats is not: it starts at 0, and 0 + -0 is 0. A product of complex numbers starts at
     1, and 1 times an infinity has a part that is NaN.
     """
-    source, result = tensor(op.inputs[0]), tensor(op.outputs[0])
-    dims: tuple[int, ...] = op.plain["dims"]
+    source, result, dims = tensor(op.x), tensor(op.outputs[0]), op.dims
     if source.dtype != result.dtype or any(source.shape[d] != 1 for d in dims):
         return None
     if _placed(op) or is_complex(source.dtype):
         return None
-    if op.plain["fn"] == "sum" and is_float(source.dtype):
+    if op.fn == "sum" and is_float(source.dtype):
         return None
-    return op.inputs[0] if source == result else ReshapeOp.make(op.inputs, [result])
+    return op.x if source == result else ReshapeOp.make(op.inputs, [result])
 
 
-def sum_of_literal(op: FlowOp) -> Rewrite:
+def sum_of_literal(op: ReduceOp) -> Rewrite:
     """The sum of n integers that are one literal is n times it: a size that was counted."""
-    source, literal = tensor(op.inputs[0]), _literal(op.inputs[0])
-    dims: tuple[int, ...] = op.plain["dims"]
+    source, literal, dims = tensor(op.x), _literal(op.x), op.dims
     counted = [size for d in dims if isinstance(size := source.shape[d], int)]
-    if op.plain["fn"] != "sum" or source.dtype != "i64" or literal is None:
+    if op.fn != "sum" or source.dtype != "i64" or literal is None:
         return None
     if len(counted) != len(dims) or _placed(op):
         return None
     return _constant(op, (int(literal) * prod(counted),))
 
 
-def take_in_order(op: FlowOp) -> Rewrite:
+def take_in_order(op: TakeOp) -> Rewrite:
     """``take(x, start + iota(n))`` is a slice of ``x``."""
-    places, table = op.inputs[1].owner, _static(op.inputs[0])
+    places, table = op.index.owner, _static(op.table)
     start: float | int | None = 0
-    if isinstance(places, PointwiseOp) and _is(places, "add"):
+    if isinstance(places, PointwiseOp) and places.fn == "add":
         first, second = places.inputs
         shifted = isinstance(first.owner, IotaOp)
         start = _literal(second if shifted else first)
         places = (first if shifted else second).owner
     if not isinstance(places, IotaOp) or table is None or start is None or _placed(op):
         return None
-    dim, shape = op.plain["dim"], _static(op.inputs[1])
+    dim, shape = op.dim, _static(op.index)
     if shape is None or len(shape) != 1 or not 0 <= start <= start + shape[0] <= table[dim]:
         return None
     whole, count = range(len(table)), int(start) + shape[0]
     return SliceOp.make(
-        [op.inputs[0]],
+        [op.table],
         [op.outputs[0].type],
         starts=tuple(int(start) if i == dim else 0 for i in whole),
         stops=tuple(count if i == dim else table[i] for i in whole),
@@ -379,22 +386,23 @@ def take_in_order(op: FlowOp) -> Rewrite:
     )
 
 
-def concat_of_one(op: FlowOp) -> Rewrite:
+def concat_of_one(op: ConcatOp) -> Rewrite:
     """``concat(x)`` is ``x``."""
-    return op.inputs[0] if len(op.inputs) == 1 else None
+    first, *others = op.inputs
+    return None if others else first
 
 
-def pad_of_nothing(op: FlowOp) -> Rewrite:
+def pad_of_nothing(op: PadOp) -> Rewrite:
     """``pad(x, 0, 0)`` is ``x``."""
-    return None if any((*op.plain["low"], *op.plain["high"])) else op.inputs[0]
+    return None if any((*op.low, *op.high)) else op.x
 
 
-def window_within(op: FlowOp) -> Rewrite:
+def window_within(op: PoolOp) -> Rewrite:
     """A pool's window ends where no place of it reaches the image (or padding that counts).
 
     A global pool may be written as one whose window is far larger than the image.
     """
-    attrs, image, places_of = op.plain, _static(op.inputs[0]), _static(op.outputs[0])
+    attrs, image, places_of = op.plain, _static(op.x), _static(op.outputs[0])
     if image is None or places_of is None:
         return None
     window, count = list[int](), len(attrs["window"])
@@ -411,12 +419,12 @@ def window_within(op: FlowOp) -> Rewrite:
 
 POOL_ATTRIBUTES = ("fn", "window", "strides", "low", "high", "dilations", "count_padding")
 
-Identity: TypeAlias = Callable[[FlowOp], Rewrite]
+Identity: TypeAlias = Callable[[Any], Rewrite]
 IDENTITIES: Mapping[str, tuple[Identity, ...]] = {
     "flow.pointwise": (
         function_of_literals, copy_of_value, detached, square, function_of_neutral,
         cast_of_exact_cast, negative_of_negative, choice_by_literal, function_of_broadcast,
-        lambda op: same_type(op) if _is(op, "cast") else None,
+        same_dtype,
     ),
     "flow.reshape": (same_type, view_of_literal, reshape_of_reshape),
     "flow.transpose": (transpose_in_order, view_of_literal, transpose_of_transpose),
@@ -430,10 +438,6 @@ IDENTITIES: Mapping[str, tuple[Identity, ...]] = {
 }  # fmt: skip
 
 
-def _is(op: FlowOp, fn: str) -> bool:
-    return op.plain["fn"] == fn
-
-
 def _placed(op: FlowOp) -> bool:
     """True on level flow+sbp, where a shorter way may need other placements."""
     return any(tensor(v).placement is not None for v in (*op.inputs, *op.outputs))
@@ -441,8 +445,8 @@ def _placed(op: FlowOp) -> bool:
 
 def _literal(value: SSAValue) -> float | int | None:
     """The one number that all elements of a value are."""
-    if isinstance(value.owner, ConstantOp) and len(values := value.owner.plain["value"]) == 1:
-        return cast("float | int", values[0])
+    if isinstance(value.owner, ConstantOp) and len(values := value.owner.value) == 1:
+        return values[0]
     return None
 
 

@@ -14,7 +14,14 @@ from xdsl.passes import ModulePass
 from xdsl.rewriter import Rewriter
 
 from irc.dialects.builder import functions
-from irc.dialects.comm import AllGatherOp, AllReduceOp, AllToAllOp, ReduceScatterOp, WaitOp
+from irc.dialects.comm import (
+    AllGatherOp,
+    AllReduceOp,
+    AllToAllOp,
+    CollectiveOp,
+    ReduceScatterOp,
+    WaitOp,
+)
 from irc.dialects.flow import FlowOp, PointwiseOp, id_of, noted_placement, phase_of
 from irc.errors import InternalError
 from irc.sharding.split_function import split_at
@@ -31,10 +38,10 @@ class Pair:
         cast: of what it gives, behind which nothing else stands in the block.
     """
 
-    start: FlowOp
-    wait: FlowOp
+    start: CollectiveOp
+    wait: WaitOp
     place: int
-    cast: FlowOp | None = None
+    cast: PointwiseOp | None = None
 
     @property
     def ops(self) -> tuple[FlowOp, ...]:
@@ -135,7 +142,7 @@ def _split(func: FuncOp, calls: Sequence[CallOp]) -> bool:
     for start in func.body.block.ops:
         if (
             isinstance(start, MOVED)
-            and isinstance(start.inputs[0].owner, Operation)
+            and isinstance(start.x.owner, Operation)
             and (wait := _wait(start)) is not None
         ):
             split_at(func, start, wait, calls)
@@ -164,7 +171,7 @@ def _hoist(func: FuncOp, calls: dict[str, list[CallOp]]) -> bool:
     before, after = list(_on_arguments(func)), list(_on_results(func))
     if not before and not after:
         return False
-    placed = [noted_placement(pair.start.inputs[0]) for pair in after]
+    placed = [noted_placement(pair.start.x) for pair in after]
     name = func.sym_name.data
     calls[name] = [_called(call, before, after, placed) for call in calls[name]]
     for pair in before:
@@ -174,7 +181,7 @@ def _hoist(func: FuncOp, calls: dict[str, list[CallOp]]) -> bool:
         func.arg_attrs = _noted(func.arg_attrs, pair.place, _placement(pair.wait))
     end = _end(func)
     for pair, placement in zip(after, placed, strict=True):
-        end.operands[pair.place] = pair.start.inputs[0]
+        end.operands[pair.place] = pair.start.x
         func.res_attrs = _noted(func.res_attrs, pair.place, placement)
     for pair in (*before, *after):
         for op in reversed(pair.ops):
@@ -196,22 +203,22 @@ def _on_arguments(func: FuncOp) -> Iterator[Pair]:
 def _on_results(func: FuncOp) -> Iterator[Pair]:
     for place, value in enumerate(_end(func).operands):
         kept = value.owner if _is_cast(value.owner) else None
-        awaited = value if kept is None else kept.inputs[0]
+        awaited = value if kept is None else kept.a
         wait = awaited.owner
         if not isinstance(wait, WaitOp) or not value.has_one_use() or not awaited.has_one_use():
             continue
-        start = wait.inputs[0].owner
+        start = wait.pending.owner
         # What reads an argument was moved by that; without a placement `irc check` could not tell.
-        is_argument = isinstance(start, MOVED) and isinstance(start.inputs[0], BlockArgument)
-        if isinstance(start, MOVED) and not is_argument and noted_placement(start.inputs[0]):
+        is_argument = isinstance(start, MOVED) and isinstance(start.x, BlockArgument)
+        if isinstance(start, MOVED) and not is_argument and noted_placement(start.x):
             yield Pair(start, wait, place, kept)
 
 
-def _is_cast(op: Operation | Block) -> TypeGuard[FlowOp]:
-    return isinstance(op, PointwiseOp) and op.plain["fn"] == "cast"
+def _is_cast(op: Operation | Block) -> TypeGuard[PointwiseOp]:
+    return isinstance(op, PointwiseOp) and op.fn == "cast"
 
 
-def _wait(start: FlowOp) -> FlowOp | None:
+def _wait(start: CollectiveOp) -> WaitOp | None:
     wait = start.outputs[0].get_user_of_unique_use()
     return wait if isinstance(wait, WaitOp) else None
 
@@ -230,7 +237,7 @@ def _called(
         inputs[pair.place] = _copied(pair, inputs[pair.place], call)
     types = [value.type for value in call.results]
     for pair in after:
-        types[pair.place] = pair.start.inputs[0].type
+        types[pair.place] = pair.start.x.type
     made = CallOp(call.callee, inputs, types)
     made.attributes = dict(call.attributes)
     if "sbp" in call.attributes:
@@ -257,7 +264,8 @@ def _copied(pair: Pair, value: SSAValue, call: CallOp) -> SSAValue:
     block = call.parent
     assert block is not None
     for op in pair.ops:
-        copy = op.clone({op.inputs[0]: value})
+        (read,) = op.operands
+        copy = op.clone({read: value})
         copy.attributes["id"] = StringAttr(f"{id_of(call)}.{id_of(op)}")
         block.insert_op_before(copy, call)
         value = copy.outputs[0]

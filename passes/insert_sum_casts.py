@@ -101,14 +101,14 @@ class InsertSumCastsPass(ModulePass):
         sums = {v for role, _, v in arguments(entry(op)) if role == ACCUMULATOR}
         for func in known.values():
             for boxing in [each for each in func.body.block.ops if isinstance(each, BoxingOp)]:
-                source = boxing.inputs[0]
+                source = boxing.x
                 if _adds_up(boxing) and _is_gradient(source, known, sums):
                     self._cast(boxing)
             if func is not entry(op):
                 self._hand_on(func, op)
 
     def _cast(self, boxing: BoxingOp) -> None:
-        source, result = boxing.inputs[0], boxing.outputs[0]
+        source, result = boxing.x, boxing.outputs[0]
         if tensor(source).dtype == self.dtype:
             return
         name, loc, before = id_of(boxing), loc_of(boxing), InsertPoint.before(boxing)
@@ -147,9 +147,9 @@ class InsertSumCastsPass(ModulePass):
     def _behind(self, value: SSAValue) -> SSAValue | None:
         """Return the summands of which these are rounded ones; None of what was not rounded."""
         op = value.owner
-        if not isinstance(op, PointwiseOp) or not op.plain.get("apart"):
+        if not isinstance(op, PointwiseOp) or not op.apart:
             return None
-        return op.inputs[0] if tensor(op.inputs[0]).dtype == self.dtype else None
+        return op.a if tensor(op.a).dtype == self.dtype else None
 
     def _hand_on(self, func: FuncOp, module: ModuleOp) -> None:
         """Return summands of a function as they were added up; its callers go on with them."""
@@ -185,14 +185,14 @@ class InsertSumCastsPass(ModulePass):
 
 
 def _is_cast(op: Operation, dtype: str) -> bool:
-    is_cast = isinstance(op, PointwiseOp) and op.plain["fn"] == "cast"
+    is_cast = isinstance(op, PointwiseOp) and op.fn == "cast"
     return is_cast and tensor(op.results[0]).dtype == dtype
 
 
 def _adds_up(boxing: BoxingOp) -> bool:
     """Whether ranks have summands before it and not after it."""
-    before, after = (tensor(v).placement for v in (boxing.inputs[0], boxing.outputs[0]))
-    if before is None or after is None or not is_float(tensor(boxing.inputs[0]).dtype):
+    before, after = (tensor(v).placement for v in (boxing.x, boxing.outputs[0]))
+    if before is None or after is None or not is_float(tensor(boxing.x).dtype):
         return False
     summed = [axis for axis, placed in before.axes if placed == Partial("sum")]
     return any(after[axis] != Partial("sum") for axis in summed)

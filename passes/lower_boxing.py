@@ -172,7 +172,7 @@ class _Function:
     def _box(self, op: BoxingOp, value: SSAValue) -> SSAValue:
         steps = self._steps(op)
         for index, step in enumerate(steps):
-            logical = tensor(op.inputs[0])
+            logical = tensor(op.x)
             local = local_type(logical, step.result, self._mesh)
             name = id_of(op) if index == len(steps) - 1 else f"{id_of(op)}.{index}"
             common = {"loc": loc_of(op), "axis": step.axis}
@@ -193,7 +193,7 @@ class _Function:
         return op.outputs[0]
 
     def _steps(self, op: BoxingOp) -> Sequence[Step]:
-        kind, target = tensor(op.inputs[0]), _placement(op.outputs[0])
+        kind, target = tensor(op.x), _placement(op.outputs[0])
         assert kind.placement is not None
         assert target is not None
         via = placements_in(op.attributes.get("via"))

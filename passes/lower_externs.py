@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import FloatAttr, ModuleOp
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
+from irc.dialects.attributes import to_attribute
 from irc.dialects.builder import FlowBuilder
 from irc.dialects.flow import (
     EXPECTED,
@@ -122,7 +123,7 @@ def _lower(func: FuncOp, fixed: Fixed, prefix: str, lowered: frozenset[str]) -> 
     """Rewrite a function in place: the calls that are ``lowered``."""
     block = func.body.block
     for number, op in enumerate(list(block.ops)):
-        if not isinstance(op, ExternOp) or op.target.data not in lowered:
+        if not isinstance(op, ExternOp) or op.target not in lowered:
             continue
         b, before = FlowBuilder(block, f"{prefix}{number}_", before=op), op.prev_op
         b.loc = loc_of(op)
@@ -155,14 +156,14 @@ def _stamp(before: Operation | None, op: ExternOp) -> None:
     expected = _expected(before, op)
     while made is not None and made is not before:
         if expected is not None and isinstance(made, BY_ROWS):
-            made.attributes[EXPECTED] = expected
+            made.attributes[EXPECTED] = to_attribute(expected)
         for key in ("phase", "grad"):
             if key in op.attributes:
                 made.attributes[key] = op.attributes[key]
         made = made.prev_op
 
 
-def _expected(before: Operation | None, op: ExternOp) -> FloatAttr | None:
+def _expected(before: Operation | None, op: ExternOp) -> float | None:
     """Return the part of the rows of experts that is expected, where ops are those of a layer."""
     made = op.prev_op
     while made is not None and made is not before:
@@ -174,7 +175,7 @@ def _expected(before: Operation | None, op: ExternOp) -> FloatAttr | None:
 
 def _lowered(b: FlowBuilder, op: ExternOp, fixed: Fixed) -> SSAValue | list[SSAValue] | None:
     """Append what a call computes; None where it stays."""
-    match op.target.data:
+    match op.target:
         case target if target in (ATEN, ONNX):
             return transposed_convolution(b, op, fixed)
         case target if target == ATEN_BACKWARD:

@@ -13,9 +13,10 @@ from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.passes import ModulePass
 
+from irc.dialects.attributes import to_python
 from irc.dialects.builder import entry, functions
 from irc.dialects.comm import WaitOp
-from irc.dialects.flow import FlowOp, id_of, loc_of, phase_of, to_python
+from irc.dialects.flow import FlowOp, id_of, loc_of, phase_of
 from irc.dialects.task import KernelOp, LaunchOp, ViewOp
 from irc.kernels.foreach import Pointwise, join, most_parts, pointwise_of
 from irc.kernels.schedule import require_target
@@ -184,14 +185,14 @@ class _Joiner:
     """Joins launches, run by run.
 
     Attributes:
-        known: the kernels by name; ``plain`` those that may be parts.
+        known: the kernels by name; ``pointwise`` those that may be parts.
         waiting: launches of the current run that no op has read, by what they do.
     """
 
     module: ModuleOp
     target: str
     known: dict[str, KernelOp]
-    plain: dict[str, Pointwise]
+    pointwise: dict[str, Pointwise]
     waiting: list[list[LaunchOp]] = field(default_factory=list[list[LaunchOp]])
 
     def run(self, func: FuncOp) -> None:
@@ -200,7 +201,7 @@ class _Joiner:
             makers = {value.owner for value in op.operands}
             for group in [g for g in self.waiting if makers & set(g)]:
                 self._flush(group, op)
-            if isinstance(op, LaunchOp) and op.kernel_name in self.plain and _names(op):
+            if isinstance(op, LaunchOp) and op.kernel_name in self.pointwise and _names(op):
                 self._add(op)
             elif not isinstance(op, ViewOp) and not self._is_rows(op):
                 for group in list(self.waiting):
@@ -211,9 +212,9 @@ class _Joiner:
         return isinstance(op, LaunchOp) and self.known[op.kernel_name].template.data == "rows"
 
     def _add(self, op: LaunchOp) -> None:
-        own, awaited = self.plain[op.kernel_name], _awaited(op)
+        own, awaited = self.pointwise[op.kernel_name], _awaited(op)
         for group in self.waiting:
-            shaped = [self.plain[o.kernel_name] for o in group]
+            shaped = [self.pointwise[o.kernel_name] for o in group]
             if all(own.fits(other) for other in shaped) and awaited == _awaited(group[0]):
                 group.append(op)
                 if len(group) == most_parts(self.known[op.kernel_name]):
@@ -260,7 +261,7 @@ def _awaited(op: LaunchOp) -> frozenset[Operation | str]:
         owner = left.pop()
         if isinstance(owner, WaitOp):
             begun = collective_of(owner)
-            waits.add(owner if begun.bucket is None else begun.bucket.data)
+            waits.add(owner if begun.bucket is None else begun.bucket)
         elif isinstance(owner, ViewOp):
             left += [value.owner for value in owner.operands]
         elif isinstance(owner, CallOp) and len(owner.operands) == 1:  # what unpacks a bucket

@@ -127,7 +127,7 @@ def _groups(func: FuncOp, fixed: Fixed, most: int) -> list[list[Sibling]]:
     for op in func.body.block.ops:
         if isinstance(op, ContractOp) and (sibling := _sibling(op, fixed, most)) is not None:
             x, w = op.inputs
-            spec, biased = op.plain["spec"], sibling.bias is not None
+            spec, biased = op.spec, sibling.bias is not None
             key = (x, spec, tensor(w).dtype, tensor(op.outputs[0]).dtype, biased)
             found.setdefault(key, []).append(sibling)
     groups = [[s for s in group if _is_early(s, group[0], position)] for group in found.values()]
@@ -136,9 +136,9 @@ def _groups(func: FuncOp, fixed: Fixed, most: int) -> list[list[Sibling]]:
 
 def _sibling(op: ContractOp, fixed: Fixed, most: int) -> Sibling | None:
     """Return a matmul of few rows by a fixed matrix whose own letter comes last."""
-    if len(op.inputs) != 2 or fixed(op.inputs[0]) or not fixed(op.inputs[1]):
+    if len(op.inputs) != 2 or fixed(op.a) or not fixed(op.b):
         return None
-    (a, b), result = parse_spec(op.plain["spec"])
+    (a, b), result = parse_spec(op.spec)
     shape = shape_of(op.outputs[0])
     if len(b) != 2 or not result or result[-1] not in b or result[-1] in a:
         return None
@@ -156,22 +156,22 @@ def _bias(op: ContractOp, fixed: Fixed) -> PointwiseOp | None:
     users = [use.operation for use in op.outputs[0].uses]
     if len(users) != 1 or not isinstance(user := users[0], PointwiseOp):
         return None
-    if user.plain["fn"] != "add" or user.inputs[0] is not op.outputs[0]:
+    if user.fn != "add" or user.a is not op.outputs[0]:
         return None
-    vector = user.inputs[1]
+    vector = user.b
     same = shape_of(vector) == shape_of(op.outputs[0])[-1:]
     return user if same and fixed(vector) and user.outputs[0].type == op.outputs[0].type else None
 
 
 def _is_early(sibling: Sibling, first: Sibling, position: dict[Operation, int]) -> bool:
     """True where the weights are there before the first of the matmuls."""
-    values = [sibling.contract.inputs[1], *(sibling.bias.inputs[1:] if sibling.bias else ())]
+    values = [sibling.contract.b, *((sibling.bias.b,) if sibling.bias else ())]
     owners = [value.owner for value in values if isinstance(value.owner, Operation)]
     return all(position[owner] < position[first.contract] for owner in owners)
 
 
 def _bytes(group: Sequence[Sibling]) -> int:
-    weights = [sibling.contract.inputs[1] for sibling in group]
+    weights = [sibling.contract.b for sibling in group]
     return sum(prod(shape_of(w)) * ITEM_BYTES[tensor(w).dtype] for w in weights)
 
 
@@ -181,7 +181,7 @@ def _merge(group: Sequence[Sibling]) -> None:
     block = first.contract.parent
     assert block is not None
     b = FlowBuilder(block, before=first.contract)
-    name, x = id_of(first.contract), first.contract.inputs[0]
+    name, x = id_of(first.contract), first.contract.a
 
     def make(cls: type[FlowOp], inputs: Sequence[SSAValue], suffix: str, **attrs: Any) -> SSAValue:
         (made,) = b.ops(cls, inputs, id=f"{name}.{suffix}", **attrs)
@@ -189,11 +189,11 @@ def _merge(group: Sequence[Sibling]) -> None:
         made.owner.attributes["loc"] = first.contract.attributes["loc"]
         return made
 
-    weights = [sibling.contract.inputs[1] for sibling in group]
+    weights = [sibling.contract.b for sibling in group]
     joined = make(ConcatOp, weights, "w", dim=first.dim)
-    y = make(ContractOp, [x, joined], "m", spec=first.contract.plain["spec"])
+    y = make(ContractOp, [x, joined], "m", spec=first.contract.spec)
     if first.bias is not None:
-        biases = [sibling.bias.inputs[1] for sibling in group if sibling.bias is not None]
+        biases = [sibling.bias.b for sibling in group if sibling.bias is not None]
         y = make(PointwiseOp, [y, make(ConcatOp, biases, "b", dim=0)], "s", fn="add")
     rank, at = len(shape_of(y)), 0
     for sibling in group:

@@ -12,8 +12,17 @@ from xdsl.ir import SSAValue
 from xdsl.passes import ModulePass
 
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import ContractOp, ConvolutionOp, FlowOp, PointwiseOp, carry, loc_of, tensor
-from irc.kernels.holds import SHAPE_OPS, is_unread, require_static
+from irc.dialects.flow import (
+    ContractOp,
+    ConvolutionOp,
+    FlowOp,
+    PointwiseOp,
+    ShapeOp,
+    carry,
+    loc_of,
+    tensor,
+)
+from irc.kernels.holds import is_unread, require_static
 from irc.kernels.quantized.contract import packed_product, weight_product
 from irc.kernels.quantized.convolution import ChannelsLast, packed_convolution
 from irc.kernels.quantized.dequantized import literal
@@ -120,7 +129,7 @@ class _Rewrite:
             b.loc = loc_of(op)
             found = self._found(b, op)
             if found is None:
-                if op.name in SHAPE_OPS and op.inputs[0] in self.integers:
+                if isinstance(op, ShapeOp) and op.x in self.integers:
                     self.integers.add(op.outputs[0])
                 continue
             carry(found.owner, op)  # type: ignore[arg-type]  # an op has just made it
@@ -156,11 +165,11 @@ class _Rewrite:
 
     def _narrowing(self, b: FlowBuilder, op: PointwiseOp) -> None:
         """Clamped floats become bytes by way of i32, which vectors convert at once."""
-        clamp = self.images.twins.get(op.inputs[0], op.inputs[0]).owner
-        if op.plain["fn"] != "cast" or tensor(op.outputs[0]).dtype != "u8":
+        clamp = self.images.twins.get(op.a, op.a).owner
+        if op.fn != "cast" or tensor(op.outputs[0]).dtype != "u8":
             return
-        if isinstance(clamp, PointwiseOp) and clamp.plain["fn"] in ("minimum", "maximum"):
-            wide = b.cast(op.inputs[0], "i32")
+        if isinstance(clamp, PointwiseOp) and clamp.fn in ("minimum", "maximum"):
+            wide = b.cast(op.a, "i32")
             assert isinstance(wide.owner, PointwiseOp)
             wide = self.images.pointwise(b, wide.owner) or wide
             self.integers.add(wide)
@@ -168,7 +177,7 @@ class _Rewrite:
 
     def _reciprocal(self, b: FlowBuilder, op: PointwiseOp) -> None:
         """Requantising divides by a literal: multiplied by its reciprocal, off by one at ties."""
-        divisor = literal(op.inputs[-1]) if op.plain["fn"] == "div" else None
-        if divisor and tensor(op.outputs[0]).dtype == "f32" and op.inputs[0] in self.integers:
+        divisor = literal(op.b) if op.fn == "div" else None
+        if divisor and tensor(op.outputs[0]).dtype == "f32" and op.a in self.integers:
             op.properties["fn"] = type(op.properties["fn"])("mul")  # type: ignore[call-arg]  # a string
             op.operands[1] = b.scalar(1.0 / divisor, "f32")

@@ -135,7 +135,7 @@ def _spans(memories: Memories, steps: Sequence[Operation]) -> _Spans:
 def _scratch_bytes(op: CollectiveOp, sizes: dict[str, int]) -> tuple[int | None, ...]:
     """Return the bytes of what a collective packs to send, and receives packed; None: nothing."""
     item = ITEM_BYTES[signature_of(op.outputs[0])[1]]
-    packed = scratch_of(op, sizes[op.axis.data])
+    packed = scratch_of(op, sizes[op.axis])
     return tuple(None if shape is None else prod(shape) * item for shape in packed)
 
 

@@ -14,7 +14,7 @@ from xdsl.passes import ModulePass
 from irc.cluster.load import THIS_HOST, find_cluster
 from irc.cost.model import ClusterCost
 from irc.cost.rings import ring_block, ring_prices
-from irc.dialects.flow import FlowOp, id_of, loc_of
+from irc.dialects.flow import AttentionOp, ExternOp, FlowOp, id_of, loc_of
 from irc.errors import IrcError, did_you_mean
 from irc.ops.strategies import RING
 from irc.sharding.mesh import mesh_of, parse_mesh
@@ -174,9 +174,9 @@ def _searched(module: ModuleOp) -> str:
 
 def _may_ring(op: FlowOp) -> bool:
     """Return whether an op is attention or its derivative."""
-    if op.name == "flow.extern":
-        return str(op.plain["target"]).startswith("irc::attention")
-    return op.name == "flow.attention"
+    if isinstance(op, ExternOp):
+        return op.target.startswith("irc::attention")
+    return isinstance(op, AttentionOp)
 
 
 def _check_known(names: Collection[str], rings: Collection[str]) -> None:

@@ -127,7 +127,7 @@ class SplitReductionPass(ModulePass):
 def _launch_both(launch: LaunchOp, halves: Halves) -> None:
     """Launch the products, then the sum in the place of the old kernel."""
     first = LaunchOp.make(
-        [launch.inputs[i] for i in halves.products_inputs],
+        [launch.operands[i] for i in halves.products_inputs],
         [TensorType.of(halves.shape, halves.dtype)],
         kernel=SymbolRefAttr(halves.products.sym_name.data),
     )
@@ -135,7 +135,7 @@ def _launch_both(launch: LaunchOp, halves: Halves) -> None:
     # No op of level flow has this value: it gets a name of its own.
     first.attributes["results"] = ArrayAttr([StringAttr(f"{id_of(launch)}:parts")])
     second = LaunchOp.make(
-        [first.outputs[0], *(launch.inputs[i] for i in halves.total_inputs)],
+        [first.outputs[0], *(launch.operands[i] for i in halves.total_inputs)],
         [value.type for value in launch.outputs],
         kernel=SymbolRefAttr(halves.total.sym_name.data),
     )

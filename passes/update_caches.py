@@ -68,8 +68,8 @@ class UpdateCachesPass(ModulePass):
                 cache is not None
                 and cache in caches
                 and isinstance(scatter, ScatterOp)
-                and scatter.fn.data == "set"
-                and scatter.inputs[0] is cache
+                and scatter.fn == "set"
+                and scatter.x is cache
                 and cache.has_one_use()
                 and tensor(cache) == tensor(value)
             ):

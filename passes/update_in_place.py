@@ -121,7 +121,7 @@ class _Update:
 
     def try_at(self, copy: CopyOp, state: BlockArgument) -> None:
         """Let the kernel that gives a state's new value write it, if it may."""
-        value = self._memories.whole(copy.inputs[0])
+        value = self._memories.whole(copy.x)
         if not isinstance(value, OpResult) or not isinstance(launch := value.op, LaunchOp):
             return
         into = self.into.get(launch)
@@ -134,7 +134,7 @@ class _Update:
         if fits and self._may_be_one(launch, value.index, state):
             # Written at once when all are known: an optimizer's launch has hundreds of results.
             self.into.setdefault(launch, [-1] * len(launch.results))[value.index] = state.index
-            copy.outputs[0].replace_all_uses_with(copy.inputs[0])
+            copy.outputs[0].replace_all_uses_with(copy.x)
             copy.detach()
             copy.erase()
 

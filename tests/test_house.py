@@ -129,3 +129,26 @@ def touched(name: str) -> set[str]:
         and not path.is_relative_to(ROOT / "irc" / "backends")
         and (path.name == own or quoted.search(path.read_text()))
     }
+
+
+EXEMPT = ("dialects", "ops", "passes", "backends")
+"""Where ops are defined; the last two are links to the folders beside ``irc``."""
+UNNAMED = {".inputs[": 40, ".plain[": 0}
+"""Reads by a place or a key outside of irc/dialects and irc/ops: write a smaller number, no larger.
+
+None of them is of an op of the IR, which is read by its names (:mod:`irc.dialects.fields`): they
+are of a plan's actions, of ONNX nodes, of queues and local programs.
+"""
+
+
+@pytest.mark.parametrize("read", UNNAMED)
+def test_ops_are_read_by_name(read: str) -> None:
+    places = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for top in ("irc", "passes", "backends")
+        for path in sorted((ROOT / top).rglob("*.py"))
+        if not any(path.is_relative_to(ROOT / "irc" / room) for room in EXEMPT)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if read in line
+    ]
+    assert len(places) == UNNAMED[read], places

@@ -160,7 +160,7 @@ def streamed_weight(kernel: KernelOp) -> tuple[int, int]:
     """Return which argument lies in panels, and its bytes."""
     for op in kernel.body.ops:
         if isinstance(op, LoadOp) and op.blocks is not None:
-            buffer, kind = op.inputs[0], op.inputs[0].type
+            buffer, kind = op.buffer, op.buffer.type
             assert isinstance(kind, BufferType)
             return kernel.position(buffer), kind.num_elements * ITEM_BYTES[kind.dtype]
     return -1, 0

@@ -101,11 +101,11 @@ def _held(func: FuncOp, known: dict[str, FuncOp], found: dict[str, int]) -> int:
 def _scratch(op: FlowOp) -> int:
     """Return what torch allocates inside an op that makes more than its result."""
     if isinstance(op, AttentionOp):
-        q, k = (tensor(v).static_shape() for v in op.inputs[:2])
+        q, k = (tensor(v).static_shape() for v in (op.q, op.k))
         return 2 * WIDE_BYTES * prod(q[:-1]) * k[-2]  # scores, and what softmax makes of them
     if isinstance(op, ConvolutionOp):
         # In float64 the windows of all positions are copied into the rows of a matrix.
-        x, w = (tensor(v).static_shape() for v in op.inputs[:2])
+        x, w = (tensor(v).static_shape() for v in (op.x, op.weight))
         (out,) = (tensor(v).static_shape() for v in op.outputs)
         channels, places = x[1], prod(out[2:])
         if op.flipped is not None:  # transposed ones scatter from their inputs

@@ -199,7 +199,7 @@ def module_pins(module: ModuleOp) -> tuple[Statement, ...]:
     for name, func in functions(module).items():
         for op in func.body.block.ops:
             if isinstance(op, ReshapeOp) and op.pin is not None:
-                pattern, glob = parse_pattern(op.pin.data), f"{name}/{id_of(op)}"
+                pattern, glob = parse_pattern(op.pin), f"{name}/{id_of(op)}"
                 found.append(Statement("pin", "op", glob, pattern, where=loc_of(op)))
     return tuple(found)
 

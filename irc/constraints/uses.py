@@ -231,7 +231,7 @@ class _Reader:
             return
         result, stored = split
         yield Statement("pin", "op", name, _on(axis, result), where=use.where)
-        held = op.inputs[weight]
+        held = op.operands[weight]
         # What a view or a cast stands between lies as its reader wants it.
         if held in self._known[function].body.block.args:
             for each in sorted(self._origins[held]):
@@ -249,7 +249,7 @@ def _split(op: FlowOp, weight: int, style: str) -> tuple[Split | Partial, Split]
         return (Split(last), Split(1)) if style == COLUMNS else (Partial(), Split(0))
     if not isinstance(op, ContractOp) or len(op.inputs) != 2:
         return None
-    spec = str(op.plain["spec"]).replace(" ", "")
+    spec = op.spec.replace(" ", "")
     terms, result = spec.split("->")
     sides = terms.split(",")
     own, other = sides[weight], sides[1 - weight]

@@ -188,7 +188,7 @@ def kernel_work(kernel: KernelOp, device: Device) -> dict[str, float]:
         if device.units and (shape := _shape(op, dims)):
             add(op.operands[0], shape_work(device, shape, _dtype(op.operands[0])))
         elif isinstance(op, KernelContractOp):
-            add(op.inputs[0], 2 * full * op.plain.get("fill", 1.0))
+            add(op.a, 2 * full * (1.0 if op.fill is None else op.fill))
         elif isinstance(op, KernelAttentionOp):
             add(op.operands[0], full * (_products(op.form) + SOFTMAX_FLOPS))
         elif isinstance(op, KernelAttentionBackwardOp):
@@ -200,7 +200,7 @@ def kernel_work(kernel: KernelOp, device: Device) -> dict[str, float]:
             add(op.operands[0], full * steps)
         elif isinstance(op, KernelPointwiseOp):
             times = _times_computed(kernel, dims[op.results[0]]) if op.value.is_full else tasks
-            add(op.results[0], POINTWISE[op.fn.data].flops * times * part)
+            add(op.results[0], POINTWISE[op.fn].flops * times * part)
     return work
 
 
@@ -258,9 +258,9 @@ def _dims(kernel: KernelOp) -> _Dims:
     for op in kernel.body.block.ops:
         own = frozenset[int]()
         if isinstance(op, IndexOp):
-            own = frozenset({op.plain["dim"]})
+            own = frozenset({op.dim})
         elif isinstance(op, LoadOp):
-            own = frozenset(dim for dim, stride in enumerate(op.plain["strides"]) if stride)
+            own = frozenset(dim for dim, stride in enumerate(op.strides) if stride)
         every = own.union(*(dims[value] for value in op.operands))
         dims.update(dict.fromkeys(op.results, every))
     return dims

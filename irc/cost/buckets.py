@@ -72,7 +72,7 @@ def collected(block: Block, *, packs: bool = True) -> dict[Kind, list[Member]]:
         if not isinstance(wait, WaitOp) or not prod(op.result_tensor.static_shape()):
             continue
         ready = behind(op, position)
-        if packs and isinstance(owner := op.inputs[0].owner, Operation):
+        if packs and isinstance(owner := op.x.owner, Operation):
             ready = max(ready, position[owner])
         due = _due(wait, position)
         size = priced_bytes(op)
@@ -88,9 +88,9 @@ def _due(wait: WaitOp, position: Mapping[Operation, int]) -> int:
 
 
 def _origin(op: CollectiveOp, position: Mapping[Operation, int]) -> int:
-    owner = op.inputs[0].owner
-    while isinstance(owner, WaitOp) and isinstance(before := owner.inputs[0].owner, CollectiveOp):
-        owner = before.inputs[0].owner
+    owner = op.x.owner
+    while isinstance(owner, WaitOp) and isinstance(before := owner.pending.owner, CollectiveOp):
+        owner = before.x.owner
     return position[owner] if isinstance(owner, Operation) else -1
 
 
@@ -281,7 +281,7 @@ class _Timing(Generic[Part]):
         self._called: dict[str, float] = {}
         self._kind: Collective = collective_kind(members[0].start)
         first: CollectiveOp = members[0].start
-        self._axis = first.axis.data
+        self._axis = first.axis
         self._alone: dict[CollectiveOp, float] = {m.start: self._sent([m]) for m in members}
         self.apart = sum(self._alone.values())
         self._launch_s = cost.cluster.device.launch_s

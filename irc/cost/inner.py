@@ -13,10 +13,9 @@ from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Block, SSAValue
 
 from irc.dialects.comm import CollectiveOp, MarkedRowsOp, WaitOp
-from irc.dialects.flow import FlowOp
+from irc.dialects.flow import FlowOp, ShapeOp
 from irc.dialects.placement import Mesh
 from irc.dialects.types import ITEM_BYTES, TensorType
-from irc.ops.work import VIEWS
 from irc.sharding.local import build_local
 from irc.sharding.local_ops import local_type
 from irc.sharding.signatures import RULE, NdSignature
@@ -57,9 +56,9 @@ def _peak(program: Sequence[FlowOp], elsewhere: set[SSAValue]) -> int:
     root: dict[SSAValue, SSAValue] = {}
     last: dict[SSAValue, int] = {}
     for at, op in enumerate(program):
-        shows = op.name in VIEWS or isinstance(op, WaitOp)
+        source = op.x if isinstance(op, ShapeOp) else op.pending if isinstance(op, WaitOp) else None
         for value in op.outputs:
-            root[value] = root.get(op.inputs[0], op.inputs[0]) if shows else value
+            root[value] = value if source is None else root.get(source, source)
         for value in (*op.inputs, *op.outputs):
             last[root.get(value, value)] = at
     shown = {root.get(value, value) for value in elsewhere}

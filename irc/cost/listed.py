@@ -93,7 +93,7 @@ def _is_sent_strided(op: SliceOp) -> bool:
     """Return whether a part is sent that does not lie in one piece: it is copied before."""
     if not any(isinstance(use.operation, CollectiveOp) for use in op.outputs[0].uses):
         return False
-    whole = tensor(op.inputs[0]).static_shape()
+    whole = tensor(op.x).static_shape()
     part = tensor(op.outputs[0]).static_shape()
     cut = [dim for dim, (n, m) in enumerate(zip(whole, part, strict=True)) if n != m]
     return bool(cut) and any(size > 1 for size in part[: cut[0]])

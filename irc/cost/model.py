@@ -192,12 +192,12 @@ class ClusterCost:
                 the one that it says.
         """
         kind = collective_kind(op)
-        held, given = _num_bytes(op.inputs[0].type), _num_bytes(op.result_tensor)
-        before, after = tensor(op.inputs[0]).static_shape(), op.result_tensor.static_shape()
+        held, given = _num_bytes(op.x.type), _num_bytes(op.result_tensor)
+        before, after = tensor(op.x).static_shape(), op.result_tensor.static_shape()
         attrs, dim = op.plain, op.plain.get("dim")
         own = max(held, given)
         whole = attrs.get("bucket_bytes", own) if within_bytes is None else within_bytes
-        seconds = self.joined_seconds(kind, own, whole, op.axis.data)
+        seconds = self.joined_seconds(kind, own, whole, op.axis)
         split = attrs.get("split_dim", dim if kind == "reduce_scatter" else None)
         joined = attrs.get("concat_dim", dim if kind == "all_gather" else None)
         if split is not None and prod(before[:split]) > 1:
@@ -240,7 +240,7 @@ class ClusterCost:
         """
         num_bytes = _num_bytes(op.result_tensor) if num_bytes is None else num_bytes
         copy = self.cluster.device.bytes_per_s
-        return permute_s(op.plain["targets"], self._links[op.axis.data], num_bytes, copy)
+        return permute_s(op.targets, self._links[op.axis], num_bytes, copy)
 
     def exchange_seconds(self, op: MarkedRowsOp) -> float:
         """Return the time of an exchange of rows: of as many as are expected to be marked.
@@ -248,7 +248,7 @@ class ClusterCost:
         Every rank knows what comes. Rows are packed and unpacked or added up; a dispatch also
         writes zeros for those that do not come.
         """
-        axis, fill = op.axis.data, op.plain["fill"]
+        axis, fill = op.axis, op.fill
         rows = _num_bytes(op.chunks)
         moved = self.collective_seconds("all_to_all", fill * rows, axis)
         zeros = rows if isinstance(op, DispatchRowsOp) else fill * rows

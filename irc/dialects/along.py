@@ -12,14 +12,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from xdsl.dialects.builtin import ArrayAttr, BoolAttr, StringAttr
-from xdsl.irdl import opt_prop_def, prop_def
 from xdsl.utils.exceptions import VerifyException
 
-from irc.dialects.flow import Ints, flow_op
+from irc.dialects.fields import (
+    opt_flag_field,
+    opt_numbers_field,
+    sizes_field,
+    text_field,
+    texts_field,
+)
+from irc.dialects.flow import flow_op
 from irc.dialects.size import Dim, least
 from irc.dialects.task import BufferType, KernelBodyOp, KernelOp, is_negative
-from irc.dialects.types import ShapeAttr, is_float
+from irc.dialects.types import is_float
 
 SCANS = ("sum", "prod", "max", "min", "logaddexp")
 SORTS = ("ascending", "descending")
@@ -96,15 +101,15 @@ class KernelAlongOp(KernelBodyOp):
     """
 
     name = "task.along"
-    fn = prop_def(StringAttr)
-    mode = prop_def(StringAttr)
-    roles = prop_def(ArrayAttr[StringAttr])
-    offsets = prop_def(Ints | ShapeAttr)
-    strides = prop_def(Ints | ShapeAttr)
-    counts = prop_def(Ints | ShapeAttr)
-    exclusive = opt_prop_def(BoolAttr)
-    reverse = opt_prop_def(BoolAttr)
-    fill = opt_prop_def(Ints)
+    fn = text_field()
+    mode = text_field()
+    roles = texts_field()
+    offsets = sizes_field()
+    strides = sizes_field()
+    counts = sizes_field()
+    exclusive = opt_flag_field()
+    reverse = opt_flag_field()
+    fill = opt_numbers_field()
 
     @property
     def form(self) -> AlongForm:

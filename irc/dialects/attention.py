@@ -13,14 +13,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-from xdsl.dialects.builtin import ArrayAttr, BoolAttr, FloatAttr, IntegerAttr, StringAttr
-from xdsl.irdl import prop_def
 from xdsl.utils.exceptions import VerifyException
 
-from irc.dialects.flow import Ints, flow_op
+from irc.dialects.fields import (
+    flag_field,
+    integers_field,
+    number_field,
+    size_field,
+    sizes_field,
+    texts_field,
+)
+from irc.dialects.flow import flow_op
 from irc.dialects.size import Dim, least
 from irc.dialects.task import BufferType, KernelBodyOp, KernelOp, is_negative
-from irc.dialects.types import ShapeAttr, SizeAttr
 
 INPUTS = ("q", "k", "v", "mask", "start", "y0", "sums0")
 OUTPUTS = ("y", "sums")
@@ -120,13 +125,13 @@ class KernelAttentionOp(KernelBodyOp):
     """
 
     name = "task.attention"
-    roles = prop_def(ArrayAttr[StringAttr])
-    offsets = prop_def(Ints | ShapeAttr)
-    strides = prop_def(Ints | ShapeAttr)
-    keys = prop_def(IntegerAttr | SizeAttr)
-    features = prop_def(Ints)
-    scale = prop_def(FloatAttr)
-    causal = prop_def(BoolAttr)
+    roles = texts_field()
+    offsets = sizes_field()
+    strides = sizes_field()
+    keys = size_field()
+    features = integers_field()
+    scale = number_field()
+    causal = flag_field()
 
     @property
     def form(self) -> AttentionForm:
@@ -134,7 +139,7 @@ class KernelAttentionOp(KernelBodyOp):
         return read_form(self)
 
     def verify_(self) -> None:
-        kernel, roles = self.kernel, self.plain["roles"]
+        kernel, roles = self.kernel, self.roles
         if kernel.num_parallel != len(kernel.extents) - 1:
             raise VerifyException("the tasks of task.attention are [*lead, G, R, S, P]")
         verify_roles(self, (*INPUTS, *OUTPUTS), NEEDED)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import ArrayAttr, BoolAttr, FloatAttr, IntegerAttr, StringAttr
-from xdsl.irdl import prop_def
 from xdsl.utils.exceptions import VerifyException
 
 from irc.dialects.attention import (
@@ -22,7 +20,14 @@ from irc.dialects.attention import (
     verify_roles,
     verify_space,
 )
-from irc.dialects.flow import Ints, flow_op
+from irc.dialects.fields import (
+    flag_field,
+    integer_field,
+    integers_field,
+    number_field,
+    texts_field,
+)
+from irc.dialects.flow import flow_op
 from irc.dialects.task import KernelBodyOp
 
 INPUTS = ("g", "q", "k", "v", "sums", "delta", "mask", "start", "dq0", "dk0", "dv0")
@@ -47,13 +52,13 @@ class KernelAttentionBackwardOp(KernelBodyOp):
     """
 
     name = "task.attention_backward"
-    roles = prop_def(ArrayAttr[StringAttr])
-    offsets = prop_def(Ints)
-    strides = prop_def(Ints)
-    keys = prop_def(IntegerAttr)
-    features = prop_def(Ints)
-    scale = prop_def(FloatAttr)
-    causal = prop_def(BoolAttr)
+    roles = texts_field()
+    offsets = integers_field()
+    strides = integers_field()
+    keys = integer_field()
+    features = integers_field()
+    scale = number_field()
+    causal = flag_field()
 
     @property
     def form(self) -> AttentionForm:
@@ -61,7 +66,7 @@ class KernelAttentionBackwardOp(KernelBodyOp):
         return read_form(self)
 
     def verify_(self) -> None:
-        kernel, roles = self.kernel, self.plain["roles"]
+        kernel, roles = self.kernel, self.roles
         if kernel.num_parallel != len(kernel.space_extents) - 4:
             raise VerifyException("the tasks of task.attention_backward are [*lead, G]")
         verify_roles(self, (*INPUTS, *OUTPUTS), NEEDED)

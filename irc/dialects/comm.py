@@ -8,13 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import DenseArrayBase, FloatAttr, IntegerAttr, StringAttr
 from xdsl.ir import Attribute, Dialect, ParametrizedAttribute, TypeAttribute
-from xdsl.irdl import irdl_attr_definition, opt_prop_def, prop_def
+from xdsl.irdl import irdl_attr_definition
 from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
+from irc.dialects.fields import (
+    integer_field,
+    integers_field,
+    number_field,
+    operand,
+    opt_integer_field,
+    opt_text_field,
+    text_field,
+)
 from irc.dialects.flow import FlowOp, flow_op, tensor
 from irc.dialects.types import TensorType, tensor_type
 
@@ -48,10 +56,11 @@ class CollectiveOp(FlowOp):
     copied. ``bucket_bytes`` are those by which they are priced: of all that go as one message.
     """
 
-    axis = prop_def(StringAttr)
-    bucket = opt_prop_def(StringAttr)
-    bucket_size = opt_prop_def(IntegerAttr)
-    bucket_bytes = opt_prop_def(IntegerAttr)
+    x = operand(0)
+    axis = text_field()
+    bucket = opt_text_field()
+    bucket_size = opt_integer_field()
+    bucket_bytes = opt_integer_field()
 
     @property
     def result_tensor(self) -> TensorType:
@@ -63,10 +72,10 @@ class CollectiveOp(FlowOp):
     def verify_(self) -> None:
         if not isinstance(self.outputs[0].type, PendingType):
             raise VerifyException(f"{self.name} gives !comm.pending")
-        if tensor(self.inputs[0]).dtype != self.result_tensor.dtype:
+        if tensor(self.x).dtype != self.result_tensor.dtype:
             raise VerifyException(f"{self.name} changes the dtype")
         of_bucket = [self.bucket, self.bucket_size, self.bucket_bytes]
-        if None in of_bucket and any(of_bucket):
+        if None in of_bucket and any(each is not None for each in of_bucket):
             raise VerifyException(f"{self.name} lacks the bucket, its size or its bytes")
 
 
@@ -83,7 +92,7 @@ class AllReduceOp(CollectiveOp):
     """
 
     name = "comm.all_reduce"
-    fn = prop_def(StringAttr)
+    fn = text_field()
 
 
 @flow_op
@@ -91,7 +100,7 @@ class AllGatherOp(CollectiveOp):
     """Every rank gets the inputs of the group, joined along ``dim`` in group order."""
 
     name = "comm.all_gather"
-    dim = prop_def(IntegerAttr)
+    dim = integer_field()
 
 
 @flow_op
@@ -99,8 +108,8 @@ class ReduceScatterOp(CollectiveOp):
     """Rank r of the group gets chunk r along ``dim`` of the reduction (``fn``) of all inputs."""
 
     name = "comm.reduce_scatter"
-    fn = prop_def(StringAttr)
-    dim = prop_def(IntegerAttr)
+    fn = text_field()
+    dim = integer_field()
 
 
 @flow_op
@@ -108,8 +117,8 @@ class AllToAllOp(CollectiveOp):
     """Rank r sends chunk s along ``split_dim`` to rank s, joins what comes along ``concat_dim``."""
 
     name = "comm.all_to_all"
-    split_dim = prop_def(IntegerAttr)
-    concat_dim = prop_def(IntegerAttr)
+    split_dim = integer_field()
+    concat_dim = integer_field()
 
 
 class MarkedRowsOp(CollectiveOp):
@@ -123,17 +132,19 @@ class MarkedRowsOp(CollectiveOp):
     share of rows that are expected to: the price reads it, the meaning does not.
     """
 
-    fill = prop_def(FloatAttr)
+    going = operand(1)
+    coming = operand(2)
+    fill = number_field()
 
     @property
     def chunks(self) -> TensorType:
         """The side that has a chunk of rows for each rank, [ranks, rows, ..]."""
-        return max(tensor(self.inputs[0]), self.result_tensor, key=lambda kind: kind.ndim)
+        return max(tensor(self.x), self.result_tensor, key=lambda kind: kind.ndim)
 
     @property
     def own(self) -> TensorType:
         """The other side, [rows, ..]."""
-        return min(tensor(self.inputs[0]), self.result_tensor, key=lambda kind: kind.ndim)
+        return min(tensor(self.x), self.result_tensor, key=lambda kind: kind.ndim)
 
     def verify_(self) -> None:
         CollectiveOp.verify_(self)
@@ -186,13 +197,13 @@ class PermuteOp(CollectiveOp):
     """
 
     name = "comm.permute"
-    targets = prop_def(DenseArrayBase)
+    targets = integers_field()
 
     def verify_(self) -> None:
         CollectiveOp.verify_(self)
-        if tensor(self.inputs[0]).shape != self.result_tensor.shape:
+        if tensor(self.x).shape != self.result_tensor.shape:
             raise VerifyException("comm.permute changes the shape")
-        targets: Sequence[int] = self.plain["targets"]
+        targets = self.targets
         reached = [target for target in targets if target != -1]
         if wrong := [target for target in reached if not 0 <= target < len(targets)]:
             raise VerifyException(f"comm.permute of {len(targets)} ranks sends to rank {wrong[0]}")
@@ -205,9 +216,10 @@ class WaitOp(FlowOp):
     """Wait for a collective and give its value."""
 
     name = "comm.wait"
+    pending = operand(0)
 
     def verify_(self) -> None:
-        kind = self.inputs[0].type
+        kind = self.pending.type
         if not isinstance(kind, PendingType) or kind.tensor != self.outputs[0].type:
             raise VerifyException(f"wait of {kind} gives {self.outputs[0].type}")
 
@@ -217,11 +229,12 @@ class LocalChunkOp(FlowOp):
     """Chunk r along ``dim``, r the rank's position on ``axis``: B to S, without communication."""
 
     name = "comm.local_chunk"
-    axis = prop_def(StringAttr)
-    dim = prop_def(IntegerAttr)
+    x = operand(0)
+    axis = text_field()
+    dim = integer_field()
 
     def verify_(self) -> None:
-        tensor(self.inputs[0])
+        tensor(self.x)
 
 
 @flow_op
@@ -229,7 +242,7 @@ class RankIndexOp(FlowOp):
     """The rank's position on a mesh axis, as an i64 scalar tensor."""
 
     name = "comm.rank_index"
-    axis = prop_def(StringAttr)
+    axis = text_field()
 
     def verify_(self) -> None:
         if self.outputs[0].type != TensorType.of((), "i64"):

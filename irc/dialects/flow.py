@@ -8,32 +8,16 @@ where types carry placements, and on level ``spmd``, where they are what one ran
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, ClassVar, TypeVar, cast
 
-from xdsl.dialects.builtin import (
-    ArrayAttr,
-    BoolAttr,
-    DenseArrayBase,
-    DictionaryAttr,
-    FloatAttr,
-    IntegerAttr,
-    IntegerType,
-    StringAttr,
-    f64,
-    i1,
-    i64,
-)
+from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, StringAttr
 from xdsl.ir import Attribute, Block, Dialect, Operation, OpResult, Region, SSAValue
 from xdsl.irdl import (
     AnyAttr,
     IRDLOperation,
     ParsePropInAttrDict,
     irdl_op_definition,
-    opt_prop_def,
-    prop_def,
     region_def,
     traits_def,
     var_operand_def,
@@ -42,7 +26,22 @@ from xdsl.irdl import (
 from xdsl.traits import IsTerminator, Pure, RecursiveMemoryEffect
 from xdsl.utils.exceptions import VerifyException
 
-from irc.dialects.size import Size
+from irc.dialects.attributes import string, to_attribute, to_python
+from irc.dialects.fields import (
+    flag_field,
+    integer_field,
+    integers_field,
+    number_field,
+    numbers_field,
+    operand,
+    opt_flag_field,
+    opt_integers_field,
+    opt_number_field,
+    opt_operand,
+    opt_text_field,
+    read_by_name,
+    text_field,
+)
 from irc.dialects.types import (
     OpaqueType,
     PlacementAttr,
@@ -64,81 +63,6 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
 """What ``fn`` of an op may be; the table of pointwise functions is :mod:`irc.ops.functions`."""
 
 FORM = "`(` $inputs `)` attr-dict `:` functional-type($inputs, $outputs)"
-
-
-@lru_cache(maxsize=1 << 14)
-def string(text: str) -> StringAttr:
-    """Return an attribute; it never changes, and many ops have the same."""
-    return StringAttr(text)
-
-
-@lru_cache(maxsize=1 << 12)
-def _unpacked(data: bytes) -> tuple[int, ...]:
-    return struct.unpack(f"<{len(data) // 8}q", data)
-
-
-@lru_cache(maxsize=1 << 12)
-def _integer(value: int) -> IntegerAttr:
-    """Return an attribute; see :func:`string`."""
-    return IntegerAttr(value, i64)
-
-
-@lru_cache(maxsize=1 << 12)
-def integers(values: tuple[int, ...]) -> DenseArrayBase[IntegerType]:
-    """Return an attribute; see :func:`string`."""
-    return DenseArrayBase.from_list(i64, values)
-
-
-def to_attribute(value: Any) -> Attribute:
-    """Convert a Python value: bool, int, float, str, size, tuples of them, or an attribute."""
-    match value:
-        case Attribute():
-            return value
-        case bool():
-            return IntegerAttr(int(value), i1)
-        case int():
-            return _integer(int(value))
-        case float():
-            return FloatAttr(value, f64)
-        case str():
-            return string(value)
-        case Size():
-            return SizeAttr(value)
-        case tuple() | list():
-            items = cast("Sequence[Any]", value)
-            if any(isinstance(item, float) for item in items):
-                return DenseArrayBase.from_list(f64, [float(item) for item in items])
-            if all(isinstance(item, int) for item in items):
-                return integers(tuple(int(item) for item in items))
-            if all(isinstance(item, int | Size) for item in items):
-                return ShapeAttr(tuple(items))
-            return ArrayAttr([to_attribute(item) for item in items])
-        case _:
-            raise TypeError(f"no attribute form for {value!r}")
-
-
-def to_python(attribute: Attribute) -> Any:
-    """Convert back what :func:`to_attribute` made."""
-    if type(attribute) is StringAttr:  # most are, and each case asks xDSL's classes in Python
-        return attribute.data
-    match attribute:
-        case IntegerAttr():
-            return bool(attribute.value.data) if attribute.type == i1 else attribute.value.data
-        case FloatAttr():
-            return attribute.value.data
-        case DenseArrayBase() if attribute.elt_type is i64:
-            return _unpacked(attribute.data.data)
-        case DenseArrayBase():
-            # Integers or floats; xDSL's signature has each, not both.
-            return cast("DenseArrayBase[IntegerType]", attribute).get_values()
-        case ShapeAttr() | SizeAttr():
-            return attribute.data
-        case ArrayAttr():
-            return tuple(to_python(item) for item in attribute)
-        case DictionaryAttr():
-            return {name: to_python(item) for name, item in attribute.data.items()}
-        case _:
-            return attribute
 
 
 class FlowOp(IRDLOperation):
@@ -211,7 +135,7 @@ def flow_op(cls: type[OpOfFlow]) -> type[OpOfFlow]:
     xDSL's accessors count at each access which of them are, which takes three times as long; passes
     read the inputs of an op a hundred times.
     """
-    defined = irdl_op_definition(cls)
+    defined = read_by_name(irdl_op_definition(cls))
     for name, values in (("inputs", property(_inputs)), ("outputs", property(_outputs))):
         setattr(defined, name, values)
     return defined
@@ -256,15 +180,18 @@ class PointwiseOp(FlowOp):
     """
 
     name = "flow.pointwise"
-    fn = prop_def(StringAttr)
-    apart = opt_prop_def(BoolAttr)
+    a = operand(0)
+    b = operand(1)
+    c = operand(2)
+    fn = text_field()
+    apart = opt_flag_field()
 
     def verify_(self) -> None:
         super().verify_()
         if self.apart is None:
             return
-        if self.fn.data != "cast":
-            raise VerifyException(f"'apart' is of a cast, not of {self.fn.data}")
+        if self.fn != "cast":
+            raise VerifyException(f"'apart' is of a cast, not of {self.fn}")
         kinds = [signature(value)[1] for value in (*self.inputs, *self.outputs)]
         if not all(map(is_float, kinds)):
             raise VerifyException(f"'apart' is of a cast from float to float, not {kinds}")
@@ -282,7 +209,7 @@ class ConstantOp(FlowOp):
     """
 
     name = "flow.constant"
-    value = prop_def(DenseArrayBase)
+    value = numbers_field()
 
 
 @flow_op
@@ -295,7 +222,7 @@ class IotaOp(FlowOp):
     """
 
     name = "flow.iota"
-    dim = prop_def(IntegerAttr)
+    dim = integer_field()
 
 
 @flow_op
@@ -309,7 +236,9 @@ class ContractOp(FlowOp):
     """
 
     name = "flow.contract"
-    spec = prop_def(StringAttr)
+    a = operand(0)
+    b = operand(1)
+    spec = text_field()
 
 
 @flow_op
@@ -333,10 +262,12 @@ class PackedContractOp(FlowOp):
     """
 
     name = "flow.packed_contract"
-    bits = prop_def(IntegerAttr)
-    zero = opt_prop_def(FloatAttr)
-    window = opt_prop_def(Ints)
-    groups = opt_prop_def(Ints)
+    x = operand(0)
+    weight = operand(1)
+    bits = integer_field()
+    zero = opt_number_field()
+    window = opt_integers_field()
+    groups = opt_integers_field()
 
 
 EXPECTED = "expected"
@@ -353,7 +284,10 @@ class GroupedContractOp(FlowOp):
     """
 
     name = "flow.grouped_contract"
-    fill = opt_prop_def(FloatAttr)
+    x = operand(0)
+    weight = operand(1)
+    index = operand(2)
+    fill = opt_number_field()
 
 
 @flow_op
@@ -366,8 +300,11 @@ class GroupedOuterOp(FlowOp):
     """
 
     name = "flow.grouped_outer"
-    count = prop_def(IntegerAttr)
-    fill = opt_prop_def(FloatAttr)
+    x = operand(0)
+    g = operand(1)
+    index = operand(2)
+    count = integer_field()
+    fill = opt_number_field()
 
 
 @flow_op
@@ -381,9 +318,10 @@ class ReduceOp(FlowOp):
     """
 
     name = "flow.reduce"
-    fn = prop_def(StringAttr)
-    dims = prop_def(Ints)
-    keep_dims = prop_def(BoolAttr)
+    x = operand(0)
+    fn = text_field()
+    dims = integers_field()
+    keep_dims = flag_field()
 
 
 @flow_op
@@ -391,9 +329,10 @@ class ArgReduceOp(FlowOp):
     """The index of the first largest (``max``) or smallest (``min``) element along ``dim``."""
 
     name = "flow.arg_reduce"
-    fn = prop_def(StringAttr)
-    dim = prop_def(IntegerAttr)
-    keep_dims = prop_def(BoolAttr)
+    x = operand(0)
+    fn = text_field()
+    dim = integer_field()
+    keep_dims = flag_field()
 
 
 @flow_op
@@ -401,14 +340,21 @@ class CumulativeOp(FlowOp):
     """Running sum, prod, max or min along ``dim``; ``exclusive`` starts at the neutral element."""
 
     name = "flow.cumulative"
-    fn = prop_def(StringAttr)
-    dim = prop_def(IntegerAttr)
-    exclusive = prop_def(BoolAttr)
-    reverse = prop_def(BoolAttr)
+    x = operand(0)
+    fn = text_field()
+    dim = integer_field()
+    exclusive = flag_field()
+    reverse = flag_field()
+
+
+class ShapeOp(FlowOp):
+    """Base of the ops that give the elements of x another shape: a view, where it can be."""
+
+    x = operand(0)
 
 
 @flow_op
-class ReshapeOp(FlowOp):
+class ReshapeOp(ShapeOp):
     """The same elements, row-major, in the result's shape.
 
     ```mlir
@@ -421,32 +367,32 @@ class ReshapeOp(FlowOp):
     """
 
     name = "flow.reshape"
-    pin = opt_prop_def(StringAttr)
+    pin = opt_text_field()
 
 
 @flow_op
-class TransposeOp(FlowOp):
+class TransposeOp(ShapeOp):
     """``result.shape[i] = x.shape[perm[i]]``."""
 
     name = "flow.transpose"
-    perm = prop_def(Ints)
+    perm = integers_field()
 
 
 @flow_op
-class BroadcastOp(FlowOp):
+class BroadcastOp(ShapeOp):
     """Stretch to the result's shape, aligned right as numpy does."""
 
     name = "flow.broadcast"
 
 
 @flow_op
-class SliceOp(FlowOp):
+class SliceOp(ShapeOp):
     """``x[starts[i]:stops[i]:steps[i]]`` in each dim; stop -1 is the end; steps are positive."""
 
     name = "flow.slice"
-    starts = prop_def(Ints)
-    stops = prop_def(Ints)
-    steps = prop_def(Ints)
+    starts = integers_field()
+    stops = integers_field()
+    steps = integers_field()
 
 
 @flow_op
@@ -454,7 +400,7 @@ class ConcatOp(FlowOp):
     """Join the operands along ``dim``."""
 
     name = "flow.concat"
-    dim = prop_def(IntegerAttr)
+    dim = integer_field()
 
 
 @flow_op
@@ -462,9 +408,10 @@ class PadOp(FlowOp):
     """Add ``low`` and ``high`` elements of ``value`` in each dim; negative amounts crop."""
 
     name = "flow.pad"
-    low = prop_def(Ints)
-    high = prop_def(Ints)
-    value = prop_def(FloatAttr)
+    x = operand(0)
+    low = integers_field()
+    high = integers_field()
+    value = number_field()
 
 
 CUT = "cut"
@@ -480,7 +427,9 @@ class TakeOp(FlowOp):
     """
 
     name = "flow.take"
-    dim = prop_def(IntegerAttr)
+    table = operand(0)
+    index = operand(1)
+    dim = integer_field()
 
 
 @flow_op
@@ -488,7 +437,9 @@ class GatherOp(FlowOp):
     """torch.gather: ``result[.., i, ..] = x[.., index[.., i, ..], ..]`` along ``dim``."""
 
     name = "flow.gather"
-    dim = prop_def(IntegerAttr)
+    x = operand(0)
+    index = operand(1)
+    dim = integer_field()
 
 
 @flow_op
@@ -496,8 +447,11 @@ class ScatterOp(FlowOp):
     """torch.scatter of (x, index, source) along ``dim``; ``fn`` is set, sum, prod, max or min."""
 
     name = "flow.scatter"
-    dim = prop_def(IntegerAttr)
-    fn = prop_def(StringAttr)
+    x = operand(0)
+    index = operand(1)
+    source = operand(2)
+    dim = integer_field()
+    fn = text_field()
 
 
 @flow_op
@@ -510,13 +464,16 @@ class ConvolutionOp(FlowOp):
     """
 
     name = "flow.convolution"
-    strides = prop_def(Ints)
-    low = prop_def(Ints)
-    high = prop_def(Ints)
-    dilations = prop_def(Ints)
-    groups = prop_def(IntegerAttr)
-    flipped = opt_prop_def(BoolAttr)
-    of_kernel = opt_prop_def(BoolAttr)
+    x = operand(0)
+    weight = operand(1)
+    bias = opt_operand(2)
+    strides = integers_field()
+    low = integers_field()
+    high = integers_field()
+    dilations = integers_field()
+    groups = integer_field()
+    flipped = opt_flag_field()
+    of_kernel = opt_flag_field()
 
 
 @flow_op
@@ -524,13 +481,14 @@ class PoolOp(FlowOp):
     """Max or average (``fn`` max, avg) over windows of the last dims; ``count_padding`` for avg."""
 
     name = "flow.pool"
-    fn = prop_def(StringAttr)
-    window = prop_def(Ints)
-    strides = prop_def(Ints)
-    low = prop_def(Ints)
-    high = prop_def(Ints)
-    dilations = prop_def(Ints)
-    count_padding = prop_def(BoolAttr)
+    x = operand(0)
+    fn = text_field()
+    window = integers_field()
+    strides = integers_field()
+    low = integers_field()
+    high = integers_field()
+    dilations = integers_field()
+    count_padding = flag_field()
 
 
 @flow_op
@@ -538,8 +496,9 @@ class SortOp(FlowOp):
     """Sorted values and their indices along ``dim``; stable."""
 
     name = "flow.sort"
-    dim = prop_def(IntegerAttr)
-    descending = prop_def(BoolAttr)
+    x = operand(0)
+    dim = integer_field()
+    descending = flag_field()
 
 
 @flow_op
@@ -547,9 +506,10 @@ class TopKOp(FlowOp):
     """The k largest (or smallest) values along ``dim``, in order, and their indices."""
 
     name = "flow.top_k"
-    k = prop_def(IntegerAttr)
-    dim = prop_def(IntegerAttr)
-    largest = prop_def(BoolAttr)
+    x = operand(0)
+    k = integer_field()
+    dim = integer_field()
+    largest = flag_field()
 
 
 @flow_op
@@ -561,9 +521,11 @@ class RandomOp(FlowOp):
     """
 
     name = "flow.random"
-    distribution = prop_def(StringAttr)
-    stream = prop_def(IntegerAttr)
-    strides = opt_prop_def(Ints)
+    seed = operand(0)
+    first = opt_operand(1)
+    distribution = text_field()
+    stream = integer_field()
+    strides = opt_integers_field()
 
 
 @flow_op
@@ -576,8 +538,12 @@ class AttentionOp(FlowOp):
     """
 
     name = "flow.attention"
-    is_causal = prop_def(BoolAttr)
-    scale = prop_def(FloatAttr)
+    q = operand(0)
+    k = operand(1)
+    v = operand(2)
+    mask = opt_operand(3)
+    is_causal = flag_field()
+    scale = number_field()
 
 
 @flow_op
@@ -589,9 +555,9 @@ class ExternOp(FlowOp):
     """
 
     name = "flow.extern"
-    target = prop_def(StringAttr)
-    arguments = prop_def(StringAttr)
-    rule = opt_prop_def(StringAttr)
+    target = text_field()
+    arguments = text_field()
+    rule = opt_text_field()
 
 
 @flow_op
@@ -606,7 +572,7 @@ class FusionOp(FlowOp):
     assembly_format: ClassVar[str | None] = (
         "`(` $inputs `)` attr-dict `:` functional-type($inputs, $outputs) $body"
     )
-    kind = prop_def(StringAttr)
+    kind = text_field()
     body = region_def("single_block")
     traits = traits_def(Pure(), RecursiveMemoryEffect())
 

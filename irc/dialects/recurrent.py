@@ -13,14 +13,18 @@ from dataclasses import dataclass
 from math import prod
 from typing import cast
 
-from xdsl.dialects.builtin import ArrayAttr, BoolAttr, IntegerAttr, StringAttr
-from xdsl.irdl import prop_def
 from xdsl.utils.exceptions import VerifyException
 
-from irc.dialects.flow import Ints, flow_op
+from irc.dialects.fields import (
+    flag_field,
+    size_field,
+    sizes_field,
+    text_field,
+    texts_field,
+)
+from irc.dialects.flow import flow_op
 from irc.dialects.size import Dim, least
 from irc.dialects.task import BufferType, KernelBodyOp, is_negative
-from irc.dialects.types import ShapeAttr, SizeAttr
 from irc.ops.recurrent import FUNCTIONS, GATES, SIMPLE, UNIT, padded, rows
 
 WEIGHTS = ("w", "added", "r", "inner")
@@ -104,12 +108,12 @@ class KernelRecurrentOp(KernelBodyOp):
     """
 
     name = "task.recurrent"
-    kind = prop_def(StringAttr)
-    activations = prop_def(ArrayAttr[StringAttr])
-    backwards = prop_def(BoolAttr)
-    roles = prop_def(ArrayAttr[StringAttr])
-    offset = prop_def(IntegerAttr | SizeAttr)
-    strides = prop_def(Ints | ShapeAttr)
+    kind = text_field()
+    activations = texts_field()
+    backwards = flag_field()
+    roles = texts_field()
+    offset = size_field()
+    strides = sizes_field()
 
     @property
     def form(self) -> RecurrentForm:
@@ -173,7 +177,7 @@ class KernelRecurrentOp(KernelBodyOp):
 
     def _verify_buffers(self) -> None:
         form, first = self.form, self.kernel.num_inputs.value.data
-        for role, value in zip(self.plain["roles"], self.inputs, strict=True):
+        for role, value in zip(self.roles, self.inputs, strict=True):
             kind = value.type
             assert isinstance(kind, BufferType)
             if kind.dtype != ("i32" if role == "lengths" else "f32"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from xdsl.ir import Dialect
 from xdsl.utils.exceptions import VerifyException
 
+from irc.dialects.fields import operand
 from irc.dialects.flow import FlowOp, flow_op, tensor
 from irc.dialects.types import PlacementAttr
 
@@ -20,9 +21,10 @@ class BoxingOp(FlowOp):
     """
 
     name = "sbp.boxing"
+    x = operand(0)
 
     def verify_(self) -> None:
-        source, result = tensor(self.inputs[0]), tensor(self.outputs[0])
+        source, result = tensor(self.x), tensor(self.outputs[0])
         if (source.shape, source.dtype) != (result.shape, result.dtype):
             raise VerifyException(
                 f"boxing changes {source} to {result}; only the placement may change"

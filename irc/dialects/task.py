@@ -29,7 +29,6 @@ from xdsl.dialects.builtin import (
     ArrayAttr,
     DictionaryAttr,
     FlatSymbolRefAttr,
-    FloatAttr,
     IntegerAttr,
     StringAttr,
     SymbolNameConstraint,
@@ -59,7 +58,20 @@ from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove, NoTerminator, SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
-from irc.dialects.flow import FlowOp, Ints, flow_op, tensor, to_attribute, to_python
+from irc.dialects.attributes import to_attribute, to_python
+from irc.dialects.fields import (
+    integer_field,
+    operand,
+    operands_from,
+    opt_integers_field,
+    opt_number_field,
+    opt_numbers_field,
+    opt_sizes_field,
+    size_field,
+    sizes_field,
+    text_field,
+)
+from irc.dialects.flow import FlowOp, Ints, flow_op, tensor
 from irc.dialects.mapping import TaskMapping
 from irc.dialects.mapping_attr import MappingAttr
 from irc.dialects.size import Dim, Size, UnboundSizeError, least, names_of, value_of
@@ -193,16 +205,18 @@ class LoadOp(KernelBodyOp):
     """
 
     name = "task.load"
-    offset = prop_def(IntegerAttr | SizeAttr)
-    strides = prop_def(Ints | ShapeAttr)
-    index_strides = opt_prop_def(Ints | ShapeAttr)
-    blocks = opt_prop_def(Ints)
-    bounds = opt_prop_def(Ints | ShapeAttr)
-    fill = opt_prop_def(Ints)
+    buffer = operand(0)
+    indices = operands_from(1)
+    offset = size_field()
+    strides = sizes_field()
+    index_strides = opt_sizes_field()
+    blocks = opt_integers_field()
+    bounds = opt_sizes_field()
+    fill = opt_numbers_field()
 
     def verify_(self) -> None:
         space, value = self.kernel.extents, self.value
-        strides = to_python(self.strides)
+        strides = self.strides
         if len(strides) != len(space):
             raise VerifyException(
                 f"load has {len(strides)} strides in a space of {len(space)} dims"
@@ -213,7 +227,7 @@ class LoadOp(KernelBodyOp):
         if self.bounds is not None:
             _verify_rows(self, space, value)
         elif self.index_strides is None:
-            verify_bounds(self, self.inputs[0].type)
+            verify_bounds(self, self.buffer.type)
 
 
 @flow_op
@@ -224,13 +238,15 @@ class StoreOp(KernelBodyOp):
     """
 
     name = "task.store"
-    offset = prop_def(IntegerAttr | SizeAttr)
-    strides = prop_def(Ints | ShapeAttr)
-    blocks = opt_prop_def(Ints)
+    stored = operand(0)
+    buffer = operand(1)
+    offset = size_field()
+    strides = sizes_field()
+    blocks = opt_integers_field()
 
     def verify_(self) -> None:
-        kernel, value = self.kernel, self.inputs[0].type
-        strides = to_python(self.strides)
+        kernel, value = self.kernel, self.stored.type
+        strides = self.strides
         if len(strides) != len(kernel.extents):
             raise VerifyException(
                 f"store has {len(strides)} strides in a space of {len(kernel.extents)} dims"
@@ -243,7 +259,7 @@ class StoreOp(KernelBodyOp):
             raise VerifyException(
                 "a row value is stored once per task; its reduced dims have stride 0"
             )
-        verify_bounds(self, self.inputs[1].type)
+        verify_bounds(self, self.buffer.type)
 
 
 @flow_op
@@ -251,7 +267,7 @@ class KernelConstantOp(KernelBodyOp):
     """A scalar literal; of any dtype, it may be a size with names."""
 
     name = "task.constant"
-    value_attr = prop_def(Ints | ShapeAttr, prop_name="value")
+    literals = sizes_field(stored_as="value")
 
 
 @flow_op
@@ -259,7 +275,7 @@ class IndexOp(KernelBodyOp):
     """The position ``i[dim]`` as i64."""
 
     name = "task.index"
-    dim = prop_def(IntegerAttr)
+    dim = integer_field()
 
 
 @flow_op
@@ -267,7 +283,7 @@ class KernelPointwiseOp(KernelBodyOp):
     """A scalar function (rows of irc.ops.functions); full where any operand is full."""
 
     name = "task.pointwise"
-    fn = prop_def(StringAttr)
+    fn = text_field()
 
 
 @flow_op
@@ -278,11 +294,12 @@ class KernelReduceOp(KernelBodyOp):
     """
 
     name = "task.reduce"
-    fn = prop_def(StringAttr)
+    x = operand(0)
+    fn = text_field()
 
     def verify_(self) -> None:
-        operand = self.inputs[0].type
-        if self.value.is_full or not (isinstance(operand, ValueType) and operand.is_full):
+        kind = self.x.type
+        if self.value.is_full or not (isinstance(kind, ValueType) and kind.is_full):
             raise VerifyException("task.reduce makes a row value of a full one")
 
 
@@ -295,7 +312,9 @@ class KernelContractOp(KernelBodyOp):
     """
 
     name = "task.contract"
-    fill = opt_prop_def(FloatAttr)
+    a = operand(0)
+    b = operand(1)
+    fill = opt_number_field()
 
     def verify_(self) -> None:
         if len(self.inputs) != 2 or self.value.is_full:
@@ -480,9 +499,9 @@ def _verify_parts(kernel: KernelOp) -> None:
     if inputs % len(lengths) or outputs % len(lengths):
         raise VerifyException(f"{inputs} + {outputs} buffers for {len(lengths)} parts")
     first = kernel.part_args(0)
-    moving = {op.inputs[0] for op in kernel.body.block.ops if isinstance(op, LoadOp)
-              and any(to_python(op.strides))}  # fmt: skip
-    moving |= {op.inputs[1] for op in kernel.body.block.ops if isinstance(op, StoreOp)}
+    moving = {op.buffer for op in kernel.body.block.ops if isinstance(op, LoadOp)
+              and any(op.strides)}  # fmt: skip
+    moving |= {op.buffer for op in kernel.body.block.ops if isinstance(op, StoreOp)}
     if any(value not in first for op in kernel.body.block.ops for value in op.operands
            if isinstance(value.type, BufferType)):  # fmt: skip
         raise VerifyException("the body of a foreach kernel names buffers of its first part")
@@ -516,12 +535,13 @@ class ViewOp(FlowOp):
     """The memory of a contiguous tensor seen with other sizes, strides and offset (in elements)."""
 
     name = "task.view"
-    offset = prop_def(IntegerAttr | SizeAttr)
-    strides = prop_def(Ints | ShapeAttr)
+    x = operand(0)
+    offset = size_field()
+    strides = sizes_field()
 
     def verify_(self) -> None:
-        source, result = tensor(self.inputs[0]), tensor(self.outputs[0])
-        if len(to_python(self.strides)) != result.ndim:
+        source, result = tensor(self.x), tensor(self.outputs[0])
+        if len(self.strides) != result.ndim:
             raise VerifyException(f"view has other strides than dims: {result}")
         if source.dtype != result.dtype:
             raise VerifyException("a view keeps the dtype")
@@ -537,15 +557,16 @@ class CopyOp(FlowOp):
     """
 
     name = "task.copy"
+    x = operand(0)
 
     def verify_(self) -> None:
-        if tensor(self.inputs[0]) != tensor(self.outputs[0]):
-            raise VerifyException(f"a copy of {self.inputs[0].type} is no {self.outputs[0].type}")
+        if tensor(self.x) != tensor(self.outputs[0]):
+            raise VerifyException(f"a copy of {self.x.type} is no {self.outputs[0].type}")
 
 
 def blocks_of(op: LoadOp | StoreOp) -> dict[int, tuple[int, int]]:
     """Return the size and the inner stride of the blocks of each dim that has them."""
-    flat: tuple[int, ...] = () if op.blocks is None else to_python(op.blocks)
+    flat = op.blocks or ()
     if len(flat) % 3:
         raise VerifyException(f"{op.name} has blocks that are no triples")
     return {flat[i]: (flat[i + 1], flat[i + 2]) for i in range(0, len(flat), 3)}
@@ -563,8 +584,8 @@ def bound_rows(bounds: Sequence[Any], ndims: int) -> list[tuple[Any, Any, tuple[
 
 
 def _verify_rows(op: LoadOp, space: Sequence[Dim], value: ValueType) -> None:
-    rows = to_python(op.bounds) if op.bounds is not None else ()
-    if op.fill is None or len(to_python(op.fill)) != 1:
+    rows = op.bounds or ()
+    if op.fill is None or len(op.fill) != 1:
         raise VerifyException("a load with bounds says in fill what lies outside them")
     if not rows or len(rows) % (len(space) + 2):
         raise VerifyException(f"bounds come in rows of {len(space) + 2} numbers, not {len(rows)}")
@@ -597,8 +618,9 @@ def reach_of(op: LoadOp | StoreOp) -> tuple[Dim, Dim]:
     space, blocks = op.kernel.part_lengths[:1] or op.kernel.extents, blocks_of(op)
     if any(not 0 <= d < len(space) or size < 1 for d, (size, _) in blocks.items()):
         raise VerifyException(f"{op.name} has blocks along a dim that the space has not")
-    low = high = to_python(op.offset)
-    for d, (stride, extent) in enumerate(zip(to_python(op.strides), space, strict=True)):
+    low: Dim = op.offset
+    high: Dim = op.offset
+    for d, (stride, extent) in enumerate(zip(op.strides, space, strict=True)):
         steps = [(stride, extent + -1)]
         if d in blocks:
             size, inner = blocks[d]

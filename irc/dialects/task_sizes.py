@@ -10,7 +10,7 @@ from xdsl.ir import Attribute, SSAValue
 
 from irc.dialects.along import KernelAlongOp, reach_of_row
 from irc.dialects.attention import KernelAttentionOp, reach_of_role
-from irc.dialects.flow import to_attribute
+from irc.dialects.attributes import to_attribute
 from irc.dialects.mapping import spatial
 from irc.dialects.mapping_attr import MappingAttr
 from irc.dialects.recurrent import KernelRecurrentOp
@@ -57,7 +57,7 @@ def bind_kernel(kernel: KernelOp, values: Mapping[str, int]) -> KernelOp:
         for name, attr in list(op.properties.items()):
             op.properties[name] = bound(attr, values)
         if isinstance(op, KernelConstantOp) and is_float(op.value.dtype):
-            op.properties["value"] = to_attribute((float(op.plain["value"][0]),))
+            op.properties["value"] = to_attribute((float(op.literals[0]),))
     buffers: list[SSAValue] = [*made.args]
     for value in buffers:
         value._type = bound(value.type, values)  # pyright: ignore[reportPrivateUsage] - keeps uses
@@ -125,7 +125,7 @@ def _reaches(kernel: KernelOp) -> Iterator[tuple[str, Dim, Dim, Dim]]:
 
 def _reaches_of_cell(op: KernelRecurrentOp) -> Iterator[tuple[str, Dim, Dim, Dim]]:
     form = op.form
-    for role, value in zip(op.plain["roles"], op.inputs, strict=True):
+    for role, value in zip(op.roles, op.inputs, strict=True):
         kind = value.type
         assert isinstance(kind, BufferType)
         size = prod(form.shape(role), start=1) if role != "x" else 0

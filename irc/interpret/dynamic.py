@@ -178,7 +178,7 @@ class Sizes:
     def step(self, op: Operation, operands: list[torch.Tensor], path: str) -> list[Any]:
         """Run one op."""
         assert isinstance(op, FlowOp), op.name
-        if isinstance(op, ExternOp) and op.target.data.startswith(PREFIX):
+        if isinstance(op, ExternOp) and op.target.startswith(PREFIX):
             found = self._library(op, operands)
         else:
             results = [self._result(value.type) for value in op.outputs]
@@ -195,7 +195,7 @@ class Sizes:
     def _library(self, op: ExternOp, operands: Sequence[Any]) -> list[Any]:
         wide, stated = self.program.wide, dtypes()
         wanted = [v.type.dtype if isinstance(v.type, TensorType) else None for v in op.outputs]
-        positions, options = decoded(op.arguments.data)
+        positions, options = decoded(op.arguments)
         given = list(operands)
         if functions_of((positions, options)):
             # Bodies take and give what the program computes with.
@@ -213,7 +213,7 @@ class Sizes:
         def call(name: str, items: list[Any]) -> list[Any]:
             return self.program.call(name, items, self.known)
 
-        found = run_extern(op.target.data, (positions, options), given, wanted, call)
+        found = run_extern(op.target, (positions, options), given, wanted, call)
         found = [
             value if dtype is None else self.program.widened(value)
             for value, dtype in zip(found, wanted, strict=False)

@@ -11,11 +11,15 @@ from xdsl.ir import SSAValue
 from irc.dialects.along import KernelAlongOp
 from irc.dialects.attention import KernelAttentionOp
 from irc.dialects.attention_backward import KernelAttentionBackwardOp
-from irc.dialects.flow import to_python
 from irc.dialects.recurrent import KernelRecurrentOp
 from irc.dialects.task import (
+    IndexOp,
     KernelBodyOp,
+    KernelConstantOp,
+    KernelContractOp,
     KernelOp,
+    KernelPointwiseOp,
+    KernelReduceOp,
     LoadOp,
     StoreOp,
     ValueType,
@@ -152,7 +156,7 @@ class _State:
 
     def address(self, op: LoadOp | StoreOp, *, full: bool) -> torch.Tensor:
         """[tasks, points or 1] of element numbers."""
-        rows = self._along(op, self.tasks, 0)[:, None] + to_python(op.offset)
+        rows = self._along(op, self.tasks, 0)[:, None] + op.offset
         return rows + self._inner(op) if full else rows
 
     def _inner(self, op: LoadOp | StoreOp) -> torch.Tensor:
@@ -169,15 +173,15 @@ class _State:
         return total
 
     def _step(self, op: LoadOp | StoreOp, dim: int, index: torch.Tensor) -> torch.Tensor:
-        stride = to_python(op.strides)[dim]
+        stride = op.strides[dim]
         if dim not in (blocks := blocks_of(op)):
             return index * stride
         size, inner = blocks[dim]
         return index // size * stride + index % size * inner
 
     def _load(self, op: LoadOp, kind: ValueType) -> torch.Tensor:
-        address, attrs = self.address(op, full=kind.is_full), op.plain
-        for index, stride in zip(op.inputs[1:], attrs.get("index_strides", ()), strict=True):
+        address = self.address(op, full=kind.is_full)
+        for index, stride in zip(op.indices, op.index_strides or (), strict=True):
             address = address + self.values[index].to(address.dtype) * stride
         return self._within(op, address, self.tasks)
 
@@ -187,8 +191,7 @@ class _State:
 
         space, parallel = self.kernel.space_extents, self.kernel.num_parallel
         inside = torch.ones((len(tasks), len(self.points)), dtype=torch.bool)
-        rows: tuple[int, ...] = () if op.bounds is None else to_python(op.bounds)
-        for size, start, along in bound_rows(rows, len(space)):
+        for size, start, along in bound_rows(op.bounds or (), len(space)):
             outer = torch.tensor(along[:parallel], dtype=torch.int64)
             inner = torch.tensor(along[parallel:], dtype=torch.int64)
             at = (tasks * outer).sum(1)[:, None] + (self.points * inner).sum(1)[None, :] + start
@@ -200,11 +203,11 @@ class _State:
         import torch
 
         if op.bounds is None or op.fill is None:
-            return self._read(op.inputs[0], address)
+            return self._read(op.buffer, address)
         inside = self._inside(op, tasks)[:, : address.shape[1]]
-        memory, fill = self.buffers[op.inputs[0]], to_python(op.fill)[0]
+        memory, fill = self.buffers[op.buffer], op.fill[0]
         found = torch.full(inside.shape, fill, dtype=memory.dtype)
-        found[inside] = self._read(op.inputs[0], address.expand(inside.shape)[inside])
+        found[inside] = self._read(op.buffer, address.expand(inside.shape)[inside])
         return found
 
     def _read(self, buffer: SSAValue, address: torch.Tensor) -> torch.Tensor:
@@ -216,31 +219,31 @@ class _State:
             )
         return found[address]
 
-    def _constant(self, op: KernelBodyOp, kind: ValueType) -> torch.Tensor:
+    def _constant(self, op: KernelConstantOp, kind: ValueType) -> torch.Tensor:
         import torch
 
         # A literal is a value of its dtype, also where the kernel computes in a wider one.
-        return torch.tensor(op.plain["value"], dtype=dtypes()[kind.dtype])[None, :]
+        return torch.tensor(op.literals, dtype=dtypes()[kind.dtype])[None, :]
 
-    def _index(self, op: KernelBodyOp, kind: ValueType) -> torch.Tensor:
-        dim, parallel = op.plain["dim"], self.kernel.num_parallel
+    def _index(self, op: IndexOp, kind: ValueType) -> torch.Tensor:
+        dim, parallel = op.dim, self.kernel.num_parallel
         if dim < parallel:
             return self.tasks[:, dim : dim + 1]
         return self.points[:, dim - parallel][None, :]
 
-    def _pointwise(self, op: KernelBodyOp, kind: ValueType) -> torch.Tensor:
+    def _pointwise(self, op: KernelPointwiseOp, kind: ValueType) -> torch.Tensor:
         given = [self.values[value] for value in op.inputs]
-        if op.plain["fn"] == "cast" and self.dtype is None:
+        if op.fn == "cast" and self.dtype is None:
             # A cast is a rounding point, also to a half type that is then held in float32.
             return given[0].to(dtypes()[kind.dtype])
         return library.run("flow.pointwise", op.plain, given, [((), kind.dtype)])[0]
 
-    def _reduce(self, op: KernelBodyOp, kind: ValueType) -> torch.Tensor:
-        value = self.values[op.inputs[0]].expand(len(self.tasks), len(self.points))
-        attrs = {"fn": op.plain["fn"], "dims": (1,), "keep_dims": True}
+    def _reduce(self, op: KernelReduceOp, kind: ValueType) -> torch.Tensor:
+        value = self.values[op.x].expand(len(self.tasks), len(self.points))
+        attrs = {"fn": op.fn, "dims": (1,), "keep_dims": True}
         return library.run("flow.reduce", attrs, [value], [((), kind.dtype)])[0]
 
-    def _contract(self, op: KernelBodyOp, kind: ValueType) -> torch.Tensor:
+    def _contract(self, op: KernelContractOp, kind: ValueType) -> torch.Tensor:
         (a, of_a), (b, of_b) = (self._rows(value) for value in op.inputs)
         if not a.dtype.is_floating_point:
             return (a[of_a] * b[of_b]).sum(1, keepdim=True)
@@ -262,33 +265,33 @@ class _State:
             rows, of_task = self._bounded_rows(op)
             return rows.to(self.compute_dtype(kind.dtype)), of_task
         starts, of_task = self._starts(op)
-        rows = self._read(op.inputs[0], starts[:, None] + self._inner(op))
+        rows = self._read(op.buffer, starts[:, None] + self._inner(op))
         return rows.to(self.compute_dtype(kind.dtype)), of_task
 
     def _bounded_rows(self, op: LoadOp) -> tuple[torch.Tensor, torch.Tensor]:
         """The distinct rows of an operand with bounds, and the row of each task."""
         ndims, parallel = len(self.kernel.space_extents), self.kernel.num_parallel
-        bounds = bound_rows(to_python(op.bounds) if op.bounds is not None else (), ndims)
-        moves = [to_python(op.strides), *(strides for _, _, strides in bounds)]
+        bounds = bound_rows(op.bounds or (), ndims)
+        moves = [op.strides, *(strides for _, _, strides in bounds)]
         kept = self.tasks.clone()
         kept[:, [d for d in range(parallel) if not any(s[d] for s in moves)]] = 0
         distinct, of_task = cast(
             "tuple[torch.Tensor, torch.Tensor]",
             kept.unique(dim=0, return_inverse=True),  # pyright: ignore[reportUnknownMemberType]
         )
-        starts = self._along(op, distinct, 0)[:, None] + to_python(op.offset)
+        starts = self._along(op, distinct, 0)[:, None] + op.offset
         return self._within(op, starts + self._inner(op), distinct), of_task
 
     def _starts(self, op: LoadOp) -> tuple[torch.Tensor, torch.Tensor]:
         """Where the rows of an operand start, and which one each task reads."""
         import torch
 
-        strides, space = op.plain["strides"], self.kernel.space_extents
+        strides, space = op.strides, self.kernel.space_extents
         moving = [d for d in range(self.kernel.num_parallel) if strides[d]]
         if prod(space[d] for d in moving) > len(self.tasks):
             first = self.address(op, full=False)[:, 0]
             return cast("tuple[torch.Tensor, torch.Tensor]", first.unique(return_inverse=True))  # pyright: ignore[reportUnknownMemberType]
-        starts = torch.tensor([op.plain["offset"]])
+        starts = torch.tensor([op.offset])
         of_task = torch.zeros(len(self.tasks), dtype=torch.int64)
         for d in moving:
             steps = self._step(op, d, torch.arange(space[d]))
@@ -299,8 +302,8 @@ class _State:
     def _store(self, op: StoreOp) -> None:
         import torch
 
-        value, buffer = self.values[op.inputs[0]], op.inputs[1]
-        kind = op.inputs[0].type
+        value, buffer = self.values[op.stored], op.buffer
+        kind = op.stored.type
         assert isinstance(kind, ValueType)
         address = self.address(op, full=kind.is_full)
         self.buffers[buffer][address] = value.to(self.buffers[buffer].dtype).expand(address.shape)

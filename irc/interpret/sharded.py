@@ -92,8 +92,8 @@ class _Run:
     def op(self, op: FlowOp, operands: Sequence[Ranks]) -> list[Ranks]:
         """Run one op on every rank."""
         if isinstance(op, BoxingOp):
-            shape = tensor(op.inputs[0]).static_shape()
-            whole = combine(operands[0], _placed(op.inputs[0], self.mesh), self.mesh, shape)
+            shape = tensor(op.x).static_shape()
+            whole = combine(operands[0], _placed(op.x, self.mesh), self.mesh, shape)
             return [shard(whole, _placed(op.outputs[0], self.mesh), self.mesh)]
         signature = match_signature(op, self.mesh)
         if signature is None:
@@ -183,7 +183,7 @@ def _run_local(
     for op in block.ops:
         assert isinstance(op, FlowOp), op.name
         if isinstance(op, RankIndexOp):
-            found = [torch.tensor(coordinates[op.axis.data])]
+            found = [torch.tensor(coordinates[op.axis])]
         else:
             found = run_op(op, [values[v] for v in op.inputs], dtype=dtype)
         values.update(zip(op.outputs, found, strict=True))

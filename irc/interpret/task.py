@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 
-from irc.dialects.flow import result_id, tensor, to_python
+from irc.dialects.flow import result_id, tensor
 from irc.dialects.mapping import TaskMapping
 from irc.dialects.task import CopyOp, KernelOp, LaunchOp, StoreOp, ViewOp
 from irc.errors import InternalError
@@ -79,7 +79,7 @@ def run_kernel(
     for start in range(0, table.shape[0], step):
         tasks = table[start : start + step].reshape(-1, table.shape[2])
         run_body(kernel, tasks, [*inputs, *outputs], counts, dtype)
-    padded = {op.inputs[1] for op in kernel.body.ops if isinstance(op, StoreOp) and op.blocks}
+    padded = {op.buffer for op in kernel.body.ops if isinstance(op, StoreOp) and op.blocks}
     for index, (count, buffer) in enumerate(zip(counts, kernel.args[-len(counts) :], strict=True)):
         wrong = count > 1 if buffer in padded else count != 1
         if bool(wrong.any()):
@@ -125,9 +125,9 @@ def run_memory(op: ViewOp | CopyOp, value: torch.Tensor) -> torch.Tensor:
 
 def run_view(op: ViewOp, value: torch.Tensor) -> torch.Tensor:
     """Return a view of a contiguous tensor."""
-    shape, strides = tensor(op.outputs[0]).static_shape(), to_python(op.strides)
+    shape, strides = tensor(op.outputs[0]).static_shape(), op.strides
     flat = value.contiguous()
-    return flat.as_strided(shape, strides, flat.storage_offset() + to_python(op.offset))
+    return flat.as_strided(shape, strides, flat.storage_offset() + op.offset)
 
 
 def kernels(module: ModuleOp) -> dict[str, KernelOp]:

@@ -18,6 +18,7 @@ from irc.dialects.flow import (
     ExternOp,
     FlowOp,
     ScatterOp,
+    ShapeOp,
     SortOp,
     TopKOp,
     id_of,
@@ -26,7 +27,7 @@ from irc.dialects.flow import (
 )
 from irc.dialects.task import BufferType, KernelOp
 from irc.dialects.types import TensorType, is_float
-from irc.kernels.holds import LIBRARY_DTYPES, SHAPE_OPS, shape_of
+from irc.kernels.holds import LIBRARY_DTYPES, shape_of
 from irc.kernels.lower import Lowered
 from irc.kernels.schedule import schedule
 from irc.kernels.trace import GroupError, Stored
@@ -58,8 +59,7 @@ def is_along(op: Operation, target: str) -> bool:
         case CumulativeOp():
             return kinds[0].dtype != "i1"
         case SortOp() | TopKOp():
-            dim: int = op.plain["dim"]
-            return shape_of(op.inputs[0])[dim] <= MOST_SORTED
+            return shape_of(op.x)[op.dim] <= MOST_SORTED
         case ScatterOp():
             return _is_whole(op)
         case ExternOp():
@@ -75,14 +75,15 @@ def _is_known(kind: TensorType) -> bool:
 def _is_whole(op: ScatterOp) -> bool:
     """True where each task has an index: the other dims of table and index are the same."""
     x, index, source = (shape_of(value) for value in op.inputs)
-    dim, dtype = op.plain["dim"], tensor(op.inputs[0]).dtype
+    dim, dtype = op.dim, tensor(op.x).dtype
     same = all(n == m or d == dim for d, (n, m) in enumerate(zip(x, index, strict=True)))
     covered = all(n <= m for n, m in zip(index, source, strict=True))
-    return same and covered and (dtype != "i1" or op.fn.data == "set")
+    return same and covered and (dtype != "i1" or op.fn == "set")
 
 
 def _is_running(op: ExternOp) -> bool:
-    name, dtype = op.target.data, tensor(op.inputs[0]).dtype
+    (x, *_), name = op.inputs, op.target
+    dtype = tensor(x).dtype
     if name not in EXTERN or dtype == "i1":
         return False
     return is_float(dtype) or EXTERN[name] != "logaddexp"
@@ -164,53 +165,54 @@ class _Role:
 
 
 def _work_of(op: FlowOp) -> _Work:
-    attrs = op.plain
-    shape = shape_of(op.inputs[0])
+    x, *_ = op.inputs
+    shape = shape_of(x)
     made: dict[str, SSAValue] = dict(zip(OUTPUTS, op.outputs, strict=False))
     match op:
         case CumulativeOp():
-            given = {"exclusive": attrs["exclusive"], "reverse": attrs["reverse"]}
-            kind = {"fn": "scan", "mode": attrs["fn"], **given}
-            name = f"cumulative_{attrs['fn']}"
+            given = {"exclusive": op.exclusive, "reverse": op.reverse}
+            kind = {"fn": "scan", "mode": op.fn, **given}
+            name = f"cumulative_{op.fn}"
+            dim = op.dim
         case SortOp():
-            kind = {"fn": "sort", "mode": "descending" if attrs["descending"] else "ascending"}
-            name = "sort"
+            kind = {"fn": "sort", "mode": "descending" if op.descending else "ascending"}
+            name, dim = "sort", op.dim
         case TopKOp():
-            kind = {"fn": "sort", "mode": "descending" if attrs["largest"] else "ascending"}
-            name = "top_k"
+            kind = {"fn": "sort", "mode": "descending" if op.largest else "ascending"}
+            name, dim = "top_k", op.dim
         case ScatterOp():
-            return _scattering(op, attrs)
-        case _:
-            mode = EXTERN[attrs["target"]]
-            positional, keywords = json.loads(attrs["arguments"])
-            dim = positional[1] if len(positional) > 1 else keywords["dim"]
+            return _scattering(op)
+        case ExternOp():
+            mode = EXTERN[op.target]
+            positional, keywords = json.loads(op.arguments)
+            dim = (positional[1] if len(positional) > 1 else keywords["dim"]) % len(shape)
             kind = {"fn": "scan", "mode": mode}
-            attrs = {"dim": dim % len(shape)}
             name = f"cumulative_{mode}"
-    return _Work(name, attrs["dim"], shape, {"x": op.inputs[0]}, made, kind)
+        case _:
+            raise AssertionError(f"{op.name} is no op along a dim")
+    return _Work(name, dim, shape, {"x": x}, made, kind)
 
 
-def _scattering(op: ScatterOp, attrs: dict[str, Any]) -> _Work:
+def _scattering(op: ScatterOp) -> _Work:
     """A scatter; one into equal values does not read them."""
-    x, index, source = op.inputs
-    kind: dict[str, Any] = {"fn": "scatter", "mode": attrs["fn"]}
+    x, index, source = op.x, op.index, op.source
+    kind: dict[str, Any] = {"fn": "scatter", "mode": op.fn}
     read = {"x": x, "index": index, "source": source}
     literal = literal_of(x)
     if literal is not None:
         kind["fill"] = (float(literal) if is_float(tensor(x).dtype) else int(literal),)
         del read["x"]
     made = {"y": op.outputs[0]}
-    return _Work(f"scatter_{attrs['fn']}", attrs["dim"], shape_of(index), read, made, kind)
+    return _Work(f"scatter_{op.fn}", op.dim, shape_of(index), read, made, kind)
 
 
 def literal_of(value: SSAValue) -> float | int | None:
     """Return the number that all elements of a value are, None where that is not known."""
-    while isinstance(op := value.owner, FlowOp) and op.name in SHAPE_OPS:
-        value = op.inputs[0]
-    if not isinstance(op, ConstantOp) or len(op.plain["value"]) != 1:
+    while isinstance(op := value.owner, ShapeOp):
+        value = op.x
+    if not isinstance(op, ConstantOp) or len(op.value) != 1:
         return None
-    found: float | int = op.plain["value"][0]
-    return found
+    return op.value[0]
 
 
 def _read(name: str, value: SSAValue, work: _Work, source: Callable[[SSAValue], Stored]) -> _Role:

@@ -8,13 +8,13 @@ position where ``x`` is no number is found instead.
 
 from __future__ import annotations
 
-from irc.dialects.flow import FlowOp
+from irc.dialects.flow import ArgReduceOp
 from irc.dialects.types import is_float
 from irc.kernels.axes import Axes
 from irc.kernels.trace import Node, Term, Trace
 
 
-def arg_reduce(walk: Trace, op: FlowOp, at: int, position: Node, size: int) -> Term:
+def arg_reduce(walk: Trace, op: ArgReduceOp, at: int, position: Node, size: int) -> Term:
     """Add the nodes of an arg_reduce.
 
     Args:
@@ -24,11 +24,11 @@ def arg_reduce(walk: Trace, op: FlowOp, at: int, position: Node, size: int) -> T
         position: counts along that dim, in some integer type.
         size: of that dim.
     """
-    term, attrs = walk.term(op.inputs[0]), op.plain
+    term = walk.term(op.x)
     searched = term.dims[at]
     kept = tuple(a for d, axes in enumerate(term.dims) if d != at for a in axes)
     x = _ordered(walk, term.node)
-    best = walk.node("reduce", x.dtype, kept, operands=(x,), attrs={"fn": attrs["fn"]})
+    best = walk.node("reduce", x.dtype, kept, operands=(x,), attrs={"fn": op.fn})
     walk.reductions.append((best, searched))
     here = _function(walk, "eq", "i1", x.axes, x, best)
     if is_float(x.dtype):
@@ -37,13 +37,13 @@ def arg_reduce(walk: Trace, op: FlowOp, at: int, position: Node, size: int) -> T
     last = walk.node("constant", position.dtype, (), attrs={"value": size - 1})
     axes = tuple(dict.fromkeys((*x.axes, *position.axes)))
     places = _function(walk, "where", position.dtype, axes, here, position, last)
-    what = {"fn": "min", "finds": attrs["fn"]}
+    what = {"fn": "min", "finds": op.fn}
     first = walk.node("reduce", position.dtype, kept, operands=(places,), attrs=what)
     walk.reductions.append((first, searched))
     if first.dtype != "i64":
         first = _function(walk, "cast", "i64", kept, first)
     dims = tuple(
-        () if d == at else axes for d, axes in enumerate(term.dims) if attrs["keep_dims"] or d != at
+        () if d == at else axes for d, axes in enumerate(term.dims) if op.keep_dims or d != at
     )
     return Term(first, dims)
 

@@ -10,7 +10,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from irc.dialects.attention import FLOATS, OUTPUTS, PER_KEY, KernelAttentionOp
 from irc.dialects.attention_backward import KernelAttentionBackwardOp
-from irc.dialects.flow import AttentionOp, ExternOp, FlowOp, id_of, loc_of, tensor
+from irc.dialects.flow import AttentionOp, ExternOp, FlowOp, TransposeOp, id_of, loc_of, tensor
 from irc.dialects.mapping import TaskMapping, repeat, spatial
 from irc.dialects.task import BufferType, KernelOp
 from irc.dialects.types import TensorType
@@ -36,9 +36,7 @@ FEW_ROWS = 8
 
 def is_attention(op: Operation, target: str) -> bool:
     """True for an attention op that a kernel of the target computes: of real halves and floats."""
-    named = isinstance(op, AttentionOp) or (
-        isinstance(op, ExternOp) and op.target.data == ATTENTION
-    )
+    named = isinstance(op, AttentionOp) or (isinstance(op, ExternOp) and op.target == ATTENTION)
     values = (*op.operands, *op.results)
     if (
         not named
@@ -64,7 +62,13 @@ def _is_held(role: str, value: SSAValue, op: FlowOp) -> bool:
         case "y" if parts_attribute(op) > 1:
             return dtype == "f32"
         case _:
-            return dtype in FLOATS and dtype == tensor(op.inputs[0]).dtype
+            return dtype in FLOATS and dtype == tensor(query_of(op)).dtype
+
+
+def query_of(op: FlowOp) -> SSAValue:
+    """Return q of an attention op."""
+    q, *_ = op.inputs
+    return q
 
 
 def roles_of(op: FlowOp) -> list[tuple[str, SSAValue]]:
@@ -73,8 +77,10 @@ def roles_of(op: FlowOp) -> list[tuple[str, SSAValue]]:
     found: list[tuple[str, SSAValue]] = list(zip(("q", "k", "v"), op.inputs, strict=False))
     for role, place in (("mask", form.mask), ("start", form.start)):
         if place is not None:
-            found.append((role, op.inputs[place]))
-    found += [(role, op.inputs[at]) for role, at in zip(("y0", "sums0"), form.before, strict=False)]
+            found.append((role, op.operands[place]))
+    found += [
+        (role, op.operands[at]) for role, at in zip(("y0", "sums0"), form.before, strict=False)
+    ]
     return [*found, *zip(OUTPUTS, op.outputs, strict=False)]
 
 
@@ -88,9 +94,7 @@ def _rows_first(y: SSAValue) -> tuple[int, ...]:
     ndim = len(shape_of(y))
     turned = (*range(ndim - 3), ndim - 2, ndim - 3, ndim - 1)
     if ndim < 3 or not any(
-        use.operation.name == "flow.transpose" and use.operation.plain["perm"] == turned
-        for use in y.uses
-        if isinstance(use.operation, FlowOp)
+        isinstance(use.operation, TransposeOp) and use.operation.perm == turned for use in y.uses
     ):
         return ()
     return turned
@@ -138,7 +142,7 @@ class AttentionKernel:
     ) -> None:
         self.op, self.source, self.orders, self.target = op, source, orders, target
         self.form: Form = form_of(op.plain, len(op.inputs))
-        q, k, v = (shape_of(value) for value in op.inputs[self.first : self.first + 3])
+        q, k, v = (shape_of(value) for value in op.operands[self.first : self.first + 3])
         self.shape, self.keys, self.width = q, k[-2], v[-1]
         heads, groups = (1, 1) if len(q) == 2 else (q[-3], k[-3])
         self.lead, self.groups, self.repeats, self.rows = (
@@ -209,7 +213,7 @@ class AttentionKernel:
         """Return the mapping, a worker for each block of rows of a head, and the tile."""
         if self.target in GPUS:
             features = max(self.shape[-1], self.width)
-            dtype = tensor(self.op.inputs[0]).dtype
+            dtype = tensor(query_of(self.op)).dtype
             tile = candidates(self.rows, self.keys, features, dtype)[0].options()
             return by_rows(self.space, tile["block_m"]), tile
         return by_rows(self.space, BLOCK_ROWS), tile_of_rows(self.space, self.keys)

@@ -45,7 +45,7 @@ HEADS, WANTED, MIN_KEYS = 8, 16, 128
 
 def is_attention_backward(op: Operation, target: str) -> bool:
     """True for a derivative of attention that kernels of the target compute."""
-    if not isinstance(op, ExternOp) or op.target.data != BACKWARD or target not in TARGETS:
+    if not isinstance(op, ExternOp) or op.target != BACKWARD or target not in TARGETS:
         return False
     values = (*op.operands, *op.results)
     if not all(isinstance(v.type, TensorType) for v in values):
@@ -53,7 +53,7 @@ def is_attention_backward(op: Operation, target: str) -> bool:
     shapes = [tensor(value).shape for value in values]
     if any(0 in shape or any(isinstance(d, Size) for d in shape) for shape in shapes):
         return False
-    own = tensor(op.inputs[1]).dtype
+    own = tensor(_query(op)).dtype
     return own in FLOATS and all(_is_held(role, v, own) for role, v in roles_of(op))
 
 
@@ -74,18 +74,24 @@ def _is_held(role: str, value: SSAValue, own: str) -> bool:
             return dtype in (own, "f32")
 
 
+def _query(op: FlowOp) -> SSAValue:
+    _, q, *_ = op.inputs
+    return q
+
+
 def roles_of(op: FlowOp) -> list[tuple[str, SSAValue]]:
     """Return the roles of a derivative's operands and results, in the order of the kernel."""
     form = form_of(op.plain, len(op.inputs))
     makes = op.attributes.get(MAKES)
     outputs = tuple(makes.data.split()) if isinstance(makes, StringAttr) else OUTPUTS
-    found: list[tuple[str, SSAValue]] = list(zip(("g", "q", "k", "v"), op.inputs, strict=False))
-    found += [("sums", op.inputs[5]), ("delta" if MAKES in op.attributes else "y", op.inputs[4])]
+    g, q, k, v, y, sums, *_ = op.inputs
+    found = [("g", g), ("q", q), ("k", k), ("v", v), ("sums", sums)]
+    found.append(("delta" if MAKES in op.attributes else "y", y))
     for role, place in (("mask", form.mask), ("start", form.start)):
         if place is not None:
-            found.append((role, op.inputs[place]))
+            found.append((role, op.operands[place]))
     before = zip(OUTPUTS, form.before, strict=False)
-    found += [(BEFORE[role], op.inputs[at]) for role, at in before if role in outputs]
+    found += [(BEFORE[role], op.operands[at]) for role, at in before if role in outputs]
     return [*found, *zip(outputs, op.outputs, strict=True)]
 
 
@@ -138,7 +144,7 @@ class _Kernel(AttentionKernel):
             return heads, {}
         from irc.kernels.gpu.attention import backward_candidates
 
-        features, dtype = max(self.shape[-1], self.width), tensor(self.op.inputs[1]).dtype
+        features, dtype = max(self.shape[-1], self.width), tensor(_query(self.op)).dtype
         found = backward_candidates(self.rows, self.keys, features, dtype)
         return heads, found[0].options()
 
@@ -207,7 +213,7 @@ class _Division:
 
     def _shares(self) -> tuple[bool, int]:
         """Return whether query heads are workers, and how many parts the keys have."""
-        q, k = shape_of(self.op.inputs[1]), shape_of(self.op.inputs[2])
+        _, q, k = (shape_of(value) for value in self.op.operands[:3])
         heads, every = prod(k[:-2]), prod(q[:-2])
         if heads >= HEADS or self.form.before:
             return False, 1
@@ -225,7 +231,7 @@ class _Division:
 
     def _delta(self) -> SSAValue:
         """``sum(g * y)`` of each row."""
-        b, (g, y) = self.b, (self.op.inputs[0], self.op.inputs[4])
+        b, (g, _, _, _, y, *_) = self.b, self.op.inputs
         product = b.pointwise("mul", b.cast(g, "f32"), b.cast(y, "f32"))
         delta = b.reduce("sum", product, (tensor(product).ndim - 1,), keep_dims=False)
         self._keep(None, delta)

@@ -29,7 +29,7 @@ WANTED = 16
 
 def parts_of(op: FlowOp, target: str) -> int:
     """Return into how many parts an attention op's keys are to be divided; 1 for whole."""
-    q, k = shape_of(op.inputs[0]), shape_of(op.inputs[1])
+    q, k = (shape_of(value) for value in op.operands[:2])
     if target != "cpu" or form_of(op.plain, len(op.inputs)).before:
         return 1
     # Heads that share a key are its rows where each has one row alone.

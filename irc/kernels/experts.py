@@ -108,10 +108,11 @@ def layer_of_experts(b: FlowBuilder, op: ExternOp, fixed: IsFixed) -> SSAValue |
     """Append a layer of experts (`irc.ops.experts`); None where it stays in the library."""
     if not fits(op):
         return None
+    _, _, weights, _, down, *_ = op.inputs
     layer = Layer.of(b, op.inputs, _call(op)[0], fixed)
     if layer is None:
         return None
-    return layer.summed(layer.product(layer.made, op.inputs[4]), op.inputs[2])
+    return layer.summed(layer.product(layer.made, down), weights)
 
 
 def grouped_matmul(b: FlowBuilder, op: ExternOp, fixed: IsFixed) -> SSAValue | None:
@@ -162,7 +163,7 @@ def _columns(b: FlowBuilder, value: SSAValue, start: int, stop: int) -> SSAValue
 
 
 def _call(op: ExternOp) -> Any:
-    return json.loads(op.arguments.data)
+    return json.loads(op.arguments)
 
 
 def plain(op: ExternOp) -> bool:
@@ -175,7 +176,8 @@ def plain(op: ExternOp) -> bool:
 
 def fits(op: ExternOp) -> bool:
     """True for what grouped kernels multiply: one packed dtype, nothing empty, sums of several."""
-    dtype = tensor(op.inputs[0]).dtype
+    x, *_ = op.inputs
+    dtype = tensor(x).dtype
     matrices = [value for value in op.inputs if tensor(value).ndim > 2]
     same = all(tensor(value).dtype == dtype for value in (*matrices, *op.outputs))
     whole = all(0 not in shape_of(value) for value in (*op.inputs, *op.outputs))

@@ -15,7 +15,7 @@ from math import prod
 
 from xdsl.ir import Block, SSAValue
 
-from irc.dialects.flow import to_attribute, to_python
+from irc.dialects.attributes import to_attribute, to_python
 from irc.dialects.task import (
     BufferType,
     KernelBodyOp,
@@ -77,7 +77,7 @@ def pointwise_of(kernel: KernelOp) -> Pointwise | None:
         return None
     moving: dict[SSAValue, bool] = {}
     for op, steps in zip(accesses, places, strict=True):
-        buffer = op.inputs[0] if isinstance(op, LoadOp) else op.inputs[1]
+        buffer = op.buffer
         moves = any(steps)
         assert isinstance(buffer.type, BufferType)
         if moving.setdefault(buffer, moves) != moves:
@@ -93,7 +93,7 @@ def _is_plain(op: object) -> bool:
     """True for an op that looks up no index and has neither borders nor blocks."""
     match op:
         case LoadOp():
-            return len(op.inputs) == 1 and op.blocks is None and op.bounds is None
+            return not op.indices and op.blocks is None and op.bounds is None
         case StoreOp():
             return op.blocks is None
         case KernelConstantOp() | KernelPointwiseOp():
@@ -104,8 +104,8 @@ def _is_plain(op: object) -> bool:
 
 def _steps(op: LoadOp | StoreOp, space: Sequence[int]) -> tuple[int, ...]:
     """Return the strides along dims of more than one point; an offset is no dense walk."""
-    strides = [s for s, n in zip(to_python(op.strides), space, strict=True) if n > 1]
-    return tuple(strides) if not to_python(op.offset) else (-1, *strides)
+    strides = [s for s, n in zip(op.strides, space, strict=True) if n > 1]
+    return tuple(strides) if not op.offset else (-1, *strides)
 
 
 def _is_dense(steps: Sequence[int], space: Sequence[int]) -> bool:
@@ -163,7 +163,7 @@ def join(kernels: Sequence[KernelOp], name: str, target: str) -> KernelOp:
     for op in first.body.block.ops:
         copy = op.clone(values)
         if isinstance(copy, LoadOp | StoreOp):
-            buffer = copy.inputs[0] if isinstance(copy, LoadOp) else copy.inputs[1]
+            buffer = copy.buffer
             copy.properties["offset"] = to_attribute(0)
             copy.properties["strides"] = to_attribute((int(moves[buffer]),))
         block.add_op(copy)

@@ -18,7 +18,8 @@ from typing import Any, Literal, TypeAlias
 
 from xdsl.ir import Operation, SSAValue
 
-from irc.dialects.flow import FlowOp, to_python
+from irc.dialects.attributes import to_python
+from irc.dialects.flow import FlowOp
 from irc.dialects.size import Dim, Size, value_of
 from irc.dialects.task import BufferType, KernelOp, ValueType
 

@@ -24,7 +24,7 @@ is nothing."""
 def move_gathers(block: Block) -> None:
     """Rewrite the gathers of a block whose table nothing else reads."""
     for op in list(block.ops):
-        if isinstance(op, GatherOp) and len(list(op.inputs[0].uses)) == 1:
+        if isinstance(op, GatherOp) and len(list(op.x.uses)) == 1:
             moved = _moved(op)
             if moved is not None:
                 op.outputs[0].replace_all_uses_with(moved)
@@ -34,8 +34,8 @@ def move_gathers(block: Block) -> None:
 
 def _moved(op: GatherOp) -> SSAValue | None:
     """Write a gather's function on gathered operands in front of it; None where it must stay."""
-    table, index = op.inputs
-    source, dim = table.owner, int(op.plain["dim"])
+    table, index = op.x, op.index
+    source, dim = table.owner, op.dim
     if not isinstance(source, PointwiseOp) or not isinstance(table.type, TensorType):
         return None
     shape, wanted = shape_of(table), shape_of(index)
@@ -48,7 +48,7 @@ def _moved(op: GatherOp) -> SSAValue | None:
     operands: list[SSAValue] = []
     for number, (value, kind) in enumerate(zip(source.inputs, kinds, strict=True)):
         operands.append(_gathered(op, value, number) if kind == "whole" else value)
-    made = PointwiseOp.make(operands, [op.outputs[0].type], fn=source.plain["fn"])
+    made = PointwiseOp.make(operands, [op.outputs[0].type], fn=source.fn)
     _place(made, op, source, id_of(op))
     if "sbp" in op.attributes:
         made.attributes["sbp"] = op.attributes["sbp"]
@@ -65,9 +65,9 @@ def _part(value: SSAValue, shape: tuple[int, ...], dim: int) -> str | None:
 
 
 def _gathered(op: GatherOp, value: SSAValue, number: int) -> SSAValue:
-    index = op.inputs[1]
+    index = op.index
     kind = TensorType.of(tensor(index).shape, tensor(value).dtype)
-    inner = GatherOp.make([value, index], [kind], dim=op.plain["dim"])
+    inner = GatherOp.make([value, index], [kind], dim=op.dim)
     assert isinstance(inner, GatherOp)
     _place(inner, op, op, f"{id_of(op)}.{number}")
     moved = _moved(inner)

@@ -14,7 +14,7 @@ from math import prod
 from xdsl.ir import SSAValue
 
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import FlowOp, GroupedContractOp, TransposeOp, tensor
+from irc.dialects.flow import GroupedContractOp, GroupedOuterOp, TransposeOp, tensor
 from irc.kernels.axes import Axes, axes_of
 from irc.kernels.holds import shape_of
 from irc.kernels.quantized.panels import cut_to, pad_to
@@ -23,9 +23,9 @@ from irc.kernels.view import contiguous_strides
 from irc.kernels.weights.panels import COLUMNS, PAIRED
 
 
-def grouped_contract(walk: Trace, op: FlowOp) -> Term:
+def grouped_contract(walk: Trace, op: GroupedContractOp) -> Term:
     """Trace the op: the rule of :mod:`irc.kernels.rules`."""
-    x, w, index = op.inputs
+    x, w, index = op.x, op.weight, op.index
     matrices, *own = shape_of(w)
     panel, step, lane, pair = (axes_of(size) for size in own)
     if (stored := walk.stored(x)) is None or len(stored[1].dims[-1]) > 1:
@@ -39,7 +39,7 @@ def grouped_contract(walk: Trace, op: FlowOp) -> Term:
     dims = (rows.dims[0], (*panel, *lane))
     product = walk.node(
         "contract", rows.node.dtype, flat(dims), operands=(rows.node, weight),
-        attrs={"packed": True, "grouped": True, "fill": op.plain.get("fill")},
+        attrs={"packed": True, "grouped": True, "fill": op.fill},
     )  # fmt: skip
     walk.reductions.append((product, (*step, *pair)))
     zero = walk.node("constant", product.dtype, (), attrs={"value": 0})
@@ -47,9 +47,9 @@ def grouped_contract(walk: Trace, op: FlowOp) -> Term:
     return Term(result, dims)
 
 
-def grouped_outer(walk: Trace, op: FlowOp) -> Term:
+def grouped_outer(walk: Trace, op: GroupedOuterOp) -> Term:
     """Trace the op: where a row is of another group, its products are not summed."""
-    x, g, index = op.inputs
+    x, g, index = op.x, op.g, op.index
     factors: list[Term] = []
     for value in (x, g):
         if (stored := walk.stored(value)) is None:
@@ -61,7 +61,7 @@ def grouped_outer(walk: Trace, op: FlowOp) -> Term:
     found = walk.term(index)
     walk.unify(left.dims[0], right.dims[0], op.name)
     walk.unify(left.dims[0], found.dims[0], op.name)
-    group = axes_of(op.plain["count"])
+    group = axes_of(op.count)
     number = walk.node("constant", "i64", (), attrs={"value": 0})
     if group:
         number = walk.node("index", "i64", group, attrs={"strides": (1,)})
@@ -70,7 +70,7 @@ def grouped_outer(walk: Trace, op: FlowOp) -> Term:
     taken = _apply(walk, "where", left.node.dtype, own, left.node, zero)
     dims = (group, left.dims[1], right.dims[1])
     # A row is of one group at most.
-    fill = op.plain.get("fill", 1.0) / op.plain["count"]
+    fill = (1.0 if op.fill is None else op.fill) / op.count
     product = walk.node(
         "contract", left.node.dtype, flat(dims), operands=(taken, right.node),
         attrs={"packed": True, "outer": True, "fill": fill},

@@ -7,7 +7,7 @@ from math import prod
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
-from irc.dialects.flow import FlowOp, tensor
+from irc.dialects.flow import FlowOp, GatherOp, tensor
 from irc.dialects.size import Size
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
@@ -45,13 +45,10 @@ def has_kernel(op: Operation) -> bool:
     if op.name == "flow.concat" and len(op.operands) > FEW_PIECES:
         reads = prod(shape_of(op.results[0])) * len(op.operands)
         return len(op.operands) <= MAX_PIECES and reads <= MAX_READS
-    if op.name == "flow.gather" and isinstance(op, FlowOp):
+    if isinstance(op, GatherOp):
         # A gather from a part of its table would need the table cut first.
-        table, index = (shape_of(value) for value in op.inputs)
-        return all(
-            n == m or d == op.plain["dim"]
-            for d, (n, m) in enumerate(zip(table, index, strict=True))
-        )
+        table, index = shape_of(op.x), shape_of(op.index)
+        return all(n == m or d == op.dim for d, (n, m) in enumerate(zip(table, index, strict=True)))
     return True
 
 

@@ -57,15 +57,15 @@ ADDED = {"dw": "dw0", "db": "db0"}
 def join(block: Block) -> None:
     """Make one op of each loss and its gradients, where those do not wait for the loss."""
     for op in list(block.ops):
-        if isinstance(op, ExternOp) and op.target.data == BACKWARD:
+        if isinstance(op, ExternOp) and op.target == BACKWARD:
             loss = _given(op)["sums"].owner
-            if isinstance(loss, ExternOp) and loss.target.data == LOSS and loss.parent is block:
+            if isinstance(loss, ExternOp) and loss.target == LOSS and loss.parent is block:
                 _join(block, loss, op)
 
 
 def _given(op: ExternOp) -> dict[str, SSAValue]:
     """Return the operands of one of the three by role."""
-    roles = operand_roles(op.target.data, op.arguments.data)
+    roles = operand_roles(op.target, op.arguments)
     return dict(zip(roles, op.inputs, strict=True))
 
 
@@ -139,7 +139,7 @@ def lower_linear_losses(module: ModuleOp, func: FuncOp) -> None:
     block = func.body.block
     join(block)
     for op in list(block.ops):
-        if isinstance(op, ExternOp) and op.target.data in TARGETS and _is_held(op):
+        if isinstance(op, ExternOp) and op.target in TARGETS and _is_held(op):
             _Streamed(module, func, op).run()
 
 
@@ -154,7 +154,7 @@ class _Streamed:
     def __init__(self, module: ModuleOp, func: FuncOp, op: ExternOp) -> None:
         self.op = op
         self.given: Roles = _given(op)
-        made = result_roles(op.target.data, self.given)
+        made = result_roles(op.target, self.given)
         # A weight that is not trained has no gradient to be computed.
         self.wanted = {
             role: value

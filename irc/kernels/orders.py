@@ -12,8 +12,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import ContractOp, FlowOp, PointwiseOp, TransposeOp
-from irc.kernels.holds import COMPUTE_OPS, FREE_OPS, SHAPE_OPS, WINDOW_OPS, shape_of
+from irc.dialects.flow import (
+    ConcatOp,
+    ContractOp,
+    ConvolutionOp,
+    FlowOp,
+    PointwiseOp,
+    PoolOp,
+    TransposeOp,
+)
+from irc.kernels.holds import COMPUTE_OPS, FREE_OPS, SHAPE_OPS, shape_of
 from irc.kernels.trace import Stored
 from irc.kernels.view import View
 
@@ -81,32 +89,32 @@ def outer_order(shape: Sequence[int]) -> tuple[int, ...]:
     return (*spatial, 1, 0) if inputs >= min(LANES, outputs) else (*spatial, 0, 1)
 
 
-def is_depthwise(op: FlowOp) -> bool:
+def is_depthwise(op: ConvolutionOp) -> bool:
     """True for a convolution of one input and one output channel a group."""
-    out, each, *_ = shape_of(op.inputs[1])
-    return each == 1 and out == op.plain["groups"] > 1
+    out, each, *_ = shape_of(op.weight)
+    return each == 1 and out == op.groups > 1
 
 
-def reads_lines(op: FlowOp) -> bool:
+def reads_lines(op: ConvolutionOp) -> bool:
     """True for a convolution of so few channels that a line of taps should be one run.
 
     Each tap has a pointer for each place, which a few channels do not pay for: an image with zeros
     around it has none at its borders, and taps and channels of a line are neighbours in memory.
     """
-    attrs, (_, each, *taps) = op.plain, shape_of(op.inputs[1])
-    fits = attrs["groups"] == 1 and attrs["dilations"][-1] == 1 and min(attrs["low"]) >= 0
+    _, each, *taps = shape_of(op.weight)
+    fits = op.groups == 1 and op.dilations[-1] == 1 and min(op.low) >= 0
     # A dim of size 1 has no stride that would lead into its margins.
-    steps = min(shape_of(op.inputs[0])[2:]) > 1 and not attrs.get("flipped")
+    steps = min(shape_of(op.x)[2:]) > 1 and not op.flipped
     return fits and steps and taps[-1] > 1 and each <= FEW_CHANNELS
 
 
-def margins_of(op: FlowOp) -> tuple[tuple[int, int], ...]:
+def margins_of(op: ConvolutionOp) -> tuple[tuple[int, int], ...]:
     """Return how far the windows of a convolution reach beyond each dim of its image."""
-    attrs, found = op.plain, [(0, 0), (0, 0)]
-    sizes, places = shape_of(op.inputs[0])[2:], shape_of(op.outputs[0])[2:]
-    for i, taps in enumerate(shape_of(op.inputs[1])[2:]):
-        low = attrs["low"][i]
-        last = (places[i] - 1) * attrs["strides"][i] + (taps - 1) * attrs["dilations"][i] - low
+    found = [(0, 0), (0, 0)]
+    sizes, places = shape_of(op.x)[2:], shape_of(op.outputs[0])[2:]
+    for i, taps in enumerate(shape_of(op.weight)[2:]):
+        low = op.low[i]
+        last = (places[i] - 1) * op.strides[i] + (taps - 1) * op.dilations[i] - low
         found.append((low, max(0, last - sizes[i] + 1)))
     return tuple(found)
 
@@ -136,7 +144,7 @@ def orders_of(
         stored: where a value from outside lies.
         spread: tensors that are stored channels last.
     """
-    gradients = {op.outputs[0] for op in ops if op.plain.get("of_kernel")}
+    gradients = {op.outputs[0] for op in ops if isinstance(op, ConvolutionOp) and op.of_kernel}
     shapes = [
         shape_of(op.outputs[0])
         for op in ops
@@ -176,7 +184,7 @@ def returned_order(value: SSAValue) -> tuple[int, ...] | None:
             return None
         if {type(each.operation) for each in turn.outputs[0].uses} != {ReturnOp}:
             return None
-        orders.add(turn.plain["perm"])
+        orders.add(turn.perm)
     return orders.pop() if len(orders) == 1 else None
 
 
@@ -188,7 +196,7 @@ def stores_anyhow(ops: Sequence[FlowOp]) -> bool:
 
 
 def _joins_channels(op: FlowOp) -> bool:
-    return op.name == "flow.concat" and op.plain["dim"] == 1
+    return isinstance(op, ConcatOp) and op.dim == 1
 
 
 def _is_image(shape: Sequence[int]) -> bool:
@@ -197,8 +205,8 @@ def _is_image(shape: Sequence[int]) -> bool:
 
 def _spreads(op: FlowOp, stored: Callable[[SSAValue], Stored]) -> bool:
     """True for a convolution, and for a pool of what lies channels last."""
-    if op.name == "flow.convolution":
+    if isinstance(op, ConvolutionOp):
         return True
-    if op.name not in WINDOW_OPS or len(shape_of(op.inputs[0])) != len(op.plain["window"]) + 2:
+    if not isinstance(op, PoolOp) or len(shape_of(op.x)) != len(op.window) + 2:
         return False
-    return has_channels_last(stored(op.inputs[0])[1])
+    return has_channels_last(stored(op.x)[1])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import FlowOp, tensor
+from irc.dialects.flow import ConcatOp, FlowOp, PadOp, tensor
 from irc.dialects.types import is_float, number_in
 from irc.kernels.axes import Axes, Axis, axes_of, leaves
 from irc.kernels.holds import shape_of
@@ -20,9 +20,9 @@ from irc.kernels.view import contiguous_strides
 from irc.kernels.windows import Bound
 
 
-def concat(walk: Trace, op: FlowOp) -> Term:
+def concat(walk: Trace, op: ConcatOp) -> Term:
     """Select among pieces by the position along the joined dim."""
-    at: int = op.plain["dim"]
+    at = op.dim
     sizes = [shape_of(value)[at] for value in op.inputs]
     pieces = [_piece(walk, value) for value in op.inputs]
     dtype = tensor(op.outputs[0]).dtype
@@ -43,17 +43,17 @@ def concat(walk: Trace, op: FlowOp) -> Term:
     return Term(_chosen(walk, nodes, whole, starts[1:], dtype), dims)
 
 
-def pad(walk: Trace, op: FlowOp) -> Term:
+def pad(walk: Trace, op: PadOp) -> Term:
     """Read the value within its bounds, and the literal around them."""
-    attrs, shape = op.plain, shape_of(op.outputs[0])
-    piece, dtype = _piece(walk, op.inputs[0]), tensor(op.outputs[0]).dtype
-    value = number_in(attrs["value"], dtype)
+    x, shape = op.x, shape_of(op.outputs[0])
+    piece, dtype = _piece(walk, x), tensor(op.outputs[0]).dtype
+    value = number_in(op.value, dtype)
     node, dims = _filled(walk, piece.node, value), list(piece.dims)
-    for d, (low, high) in enumerate(zip(attrs["low"], attrs["high"], strict=True)):
+    for d, (low, high) in enumerate(zip(op.low, op.high, strict=True)):
         if not (low or high):
             continue
-        size, axes = shape_of(op.inputs[0])[d], axes_of(shape[d])
-        new, old = axes[0] if axes else None, _only(walk, op.inputs[0], dims[d])
+        size, axes = shape_of(x)[d], axes_of(shape[d])
+        new, old = axes[0] if axes else None, _only(walk, x, dims[d])
         bounded = _is_filled(node, value) and old is not None and old in leaf_set(node.axes)
         node, dims[d] = _Move(walk, old, new, low, size).node(node), axes
         if (low > 0 or high > 0) and not bounded:

@@ -71,11 +71,11 @@ def pool_call(b: FlowBuilder, op: ExternOp) -> list[SSAValue] | None:
 
     Declines on windows of many taps, integers and tensors without elements.
     """
-    target, (positional, options) = op.target.data, json.loads(op.arguments.data)
+    target, (positional, options) = op.target, json.loads(op.arguments)
     if options or not _is_plain(op):
         return None
     is_gradient, ndim = target not in MAXIMUM, int(target.partition("pool")[2][0])
-    y, x = op.inputs[:2] if is_gradient else (op.outputs[0], op.inputs[0])
+    y, x, *_ = (*(() if is_gradient else op.outputs[:1]), *op.inputs)
     sizes, places = shape_of(x)[-ndim:], shape_of(y)[-ndim:]
     dilated = target not in AVERAGE_BACKWARD
     at = _pool(positional, 1 + is_gradient, sizes, places, dilated=dilated)
@@ -120,12 +120,13 @@ def _is_plain(op: ExternOp) -> bool:
     values = (*op.inputs, *op.outputs)
     if any(not isinstance(v.type, TensorType) or 0 in shape_of(v) for v in values):
         return False
-    return is_float(tensor(op.inputs[0]).dtype)
+    x, *_ = op.inputs
+    return is_float(tensor(x).dtype)
 
 
 def pool_derivative(b: FlowBuilder, op: ExternOp) -> list[SSAValue] | None:
     """Append the derivative of ``flow.pool`` (`irc.ops.derivatives_extern`); None for others."""
-    name, attrs, count, given, wanted = json.loads(op.arguments.data)
+    name, attrs, count, given, wanted = json.loads(op.arguments)
     if name != "flow.pool" or (count, given, wanted) != (1, [0], [0]) or not _is_plain(op):
         return None
     x, g = op.inputs

@@ -25,7 +25,7 @@ PUTS = frozenset({"aten::index_put", "aten::_unsafe_index_put"})
 
 def put(b: FlowBuilder, op: ExternOp) -> SSAValue | None:
     """Append a write by index tensors; None where it stays in the library: masks, nothing to do."""
-    (_, given, _, *more), keywords = json.loads(op.arguments.data)
+    (_, given, _, *more), keywords = json.loads(op.arguments)
     accumulate = more[0] if more else keywords.get("accumulate", False)
     table, *indices, values = op.inputs
     dims = [dim for dim, each in enumerate(given) if each is not None]

@@ -72,11 +72,11 @@ class _Cell:
     activations: tuple[str, ...]
 
     @staticmethod
-    def of(op: FlowOp) -> _Cell | None:
+    def of(op: ExternOp) -> _Cell | None:
         """Read an op; None where its options are not those of a kernel."""
-        positions, options = json.loads(op.plain["arguments"])
+        positions, options = json.loads(op.arguments)
         operands: dict[str, SSAValue] = {
-            role: op.inputs[place["operand"]]
+            role: op.operands[place["operand"]]
             for role, place in zip(ROLES, positions, strict=False)
             if place is not None
         }
@@ -84,7 +84,7 @@ class _Cell:
         names: Sequence[str] = options["activations"]
         if not plain or "peepholes" in operands or not simple(names):
             return None
-        own = op.plain["target"].removeprefix("onnx::")
+        own = op.target.removeprefix("onnx::")
         kind = loop_of(own, resets_after=bool(options["linear_before_reset"]))
         each = FUNCTIONS[kind]
         if len(names) % each or any(names[i] != names[i % each] for i in range(len(names))):
@@ -124,7 +124,7 @@ def is_recurrent(op: Operation, target: str, fixed: Fixed, *, any_rows: bool = F
         fixed: which values stay.
         any_rows: the batch decides nothing.
     """
-    if target != "cpu" or not isinstance(op, ExternOp) or op.target.data not in CELLS:
+    if target != "cpu" or not isinstance(op, ExternOp) or op.target not in CELLS:
         return False
     if not all(isinstance(v.type, TensorType) for v in (*op.operands, *op.results)):
         return False
@@ -132,7 +132,7 @@ def is_recurrent(op: Operation, target: str, fixed: Fixed, *, any_rows: bool = F
     if cell is None or not cell.fits:
         return False
     weights = (cell.operands[role] for role in ("w", "r", "bias") if role in cell.operands)
-    return all(map(fixed, weights)) and (any_rows or shape_of(op.inputs[0])[1] <= MOST_ROWS)
+    return all(map(fixed, weights)) and (any_rows or shape_of(cell.operands["x"])[1] <= MOST_ROWS)
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class PackedCell:
     op: FlowOp
 
 
-def packed_cell(op: FlowOp) -> PackedCell:
+def packed_cell(op: ExternOp) -> PackedCell:
     """Write a cell for which :func:`is_recurrent` holds anew, before it in its block."""
     cell, block = _Cell.of(op), op.parent_block()
     assert cell is not None and block is not None
@@ -225,7 +225,7 @@ def _in_order(found: dict[str, SSAValue]) -> dict[str, SSAValue]:
     return {role: found[role] for role in ("w", "added", "r", "inner") if role in found}
 
 
-def recurrent_kernel(op: FlowOp, source: Callable[[SSAValue], Stored]) -> Lowered:
+def recurrent_kernel(op: ExternOp, source: Callable[[SSAValue], Stored]) -> Lowered:
     """Return the kernel of an op of :func:`packed_cell`.
 
     Args:
@@ -235,7 +235,7 @@ def recurrent_kernel(op: FlowOp, source: Callable[[SSAValue], Stored]) -> Lowere
     Raises:
         GroupError: with the operands that must be copied first.
     """
-    given = json.loads(op.plain["arguments"])
+    given = json.loads(op.arguments)
     roles: list[str] = given["roles"]
     operands = dict(zip(roles, op.inputs, strict=True))
     stored = {role: source(value) for role, value in operands.items()}

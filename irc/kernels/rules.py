@@ -7,7 +7,22 @@ from typing import Any, TypeAlias
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import FlowOp, tensor
+from irc.dialects.flow import (
+    ArgReduceOp,
+    BroadcastOp,
+    ConstantOp,
+    ContractOp,
+    FlowOp,
+    GatherOp,
+    IotaOp,
+    PointwiseOp,
+    ReduceOp,
+    ReshapeOp,
+    ShapeOp,
+    TakeOp,
+    TransposeOp,
+    tensor,
+)
 from irc.kernels.arg_reduce import arg_reduce
 from irc.kernels.axes import Axes, Axis, axes_of, leaves
 from irc.kernels.grouped import grouped_contract, grouped_outer
@@ -20,19 +35,19 @@ from irc.kernels.windows import convolution, pool
 from irc.ops.infer import parse_spec
 
 
-def _shape_op(walk: Trace, op: FlowOp) -> Term | Stored:
-    source, shape = op.inputs[0], shape_of(op.outputs[0])
+def _shape_op(walk: Trace, op: ShapeOp) -> Term | Stored:
+    source, shape = op.x, shape_of(op.outputs[0])
     if (stored := walk.stored(source)) is not None:
         view = stored[1].apply(op.name, op.plain, shape)
         if view is not None:
             return stored[0], view
     term = walk.term(source)
-    match op.name:
-        case "flow.transpose":
-            return Term(term.node, tuple(term.dims[i] for i in ints(op, "perm")))
-        case "flow.broadcast":
+    match op:
+        case TransposeOp():
+            return Term(term.node, tuple(term.dims[i] for i in op.perm))
+        case BroadcastOp():
             return Term(term.node, _stretched(term.dims, shape_of(source), shape))
-        case "flow.reshape":
+        case ReshapeOp():
             dims = tuple(axes_of(n) for n in shape)
             walk.unify(flat(term.dims), flat(dims), "reshape")
             return Term(term.node, dims)
@@ -42,7 +57,7 @@ def _shape_op(walk: Trace, op: FlowOp) -> Term | Stored:
             raise GroupError("a slice of a value that the kernel computes")
 
 
-def _pointwise(walk: Trace, op: FlowOp) -> Term:
+def _pointwise(walk: Trace, op: PointwiseOp) -> Term:
     operands = [walk.term(value) for value in op.inputs]
     dims = _meet(walk, [(t, shape_of(v)) for t, v in zip(operands, op.inputs, strict=True)], op)
     # Once each: a chain of diamonds would double them at every step, one of loads add to them.
@@ -52,7 +67,7 @@ def _pointwise(walk: Trace, op: FlowOp) -> Term:
         tensor(op.outputs[0]).dtype,
         axes,
         operands=tuple(t.node for t in operands),
-        attrs={"fn": op.plain["fn"]},
+        attrs={"fn": op.fn},
     )
     return Term(node, dims)
 
@@ -72,15 +87,15 @@ def _meet(walk: Trace, operands: Sequence[tuple[Term, tuple[int, ...]]], op: Flo
     return tuple(() if axes is None else axes for axes in dims)
 
 
-def _reduce(walk: Trace, op: FlowOp) -> Term:
-    attrs, term = op.plain, walk.term(op.inputs[0])
-    reduced = flat(tuple(term.dims[d] for d in ints(op, "dims")))
+def _reduce(walk: Trace, op: ReduceOp) -> Term:
+    term = walk.term(op.x)
+    reduced = flat(tuple(term.dims[d] for d in op.dims))
     dims = tuple(
-        () if d in attrs["dims"] else axes
+        () if d in op.dims else axes
         for d, axes in enumerate(term.dims)
-        if attrs["keep_dims"] or d not in attrs["dims"]
+        if op.keep_dims or d not in op.dims
     )
-    kept = tuple(a for d, axes in enumerate(term.dims) if d not in attrs["dims"] for a in axes)
+    kept = tuple(a for d, axes in enumerate(term.dims) if d not in op.dims for a in axes)
     dtype = tensor(op.outputs[0]).dtype
     if not reduced:
         # Over dims of size 1 nothing is left to reduce.
@@ -88,26 +103,26 @@ def _reduce(walk: Trace, op: FlowOp) -> Term:
         node = walk.node("pointwise", dtype, kept, operands=(term.node,), attrs={"fn": fn})
         return Term(node, dims)
     operand = term.node
-    if attrs["fn"] in ("any", "all") and operand.dtype != "i1":
+    if op.fn in ("any", "all") and operand.dtype != "i1":
         # Whether an element is true is its own matter: -3 and 0.5 are, and no largest number says.
         cast = {"fn": "cast"}
         operand = walk.node("pointwise", "i1", operand.axes, operands=(operand,), attrs=cast)
-    node = walk.node("reduce", dtype, kept, operands=(operand,), attrs={"fn": attrs["fn"]})
+    node = walk.node("reduce", dtype, kept, operands=(operand,), attrs={"fn": op.fn})
     walk.reductions.append((node, reduced))
     return Term(node, dims)
 
 
-def _arg_reduce(walk: Trace, op: FlowOp) -> Term:
-    (at,), shape, term = ints(op, "dim"), shape_of(op.inputs[0]), walk.term(op.inputs[0])
+def _arg_reduce(walk: Trace, op: ArgReduceOp) -> Term:
+    at, shape, term = op.dim, shape_of(op.x), walk.term(op.x)
     if shape[at] == 1:
-        dims = tuple(axes for d, axes in enumerate(term.dims) if op.plain["keep_dims"] or d != at)
+        dims = tuple(axes for d, axes in enumerate(term.dims) if op.keep_dims or d != at)
         return Term(walk.node("constant", "i64", (), attrs={"value": 0}), dims)
     dtype = "i32" if shape[at] < 1 << 31 else "i64"
     return arg_reduce(walk, op, at, _position(walk, term.dims[at], dtype), shape[at])
 
 
-def _contract(walk: Trace, op: FlowOp) -> Term:
-    spec, result = parse_spec(op.plain["spec"])
+def _contract(walk: Trace, op: ContractOp) -> Term:
+    spec, result = parse_spec(op.spec)
     dtype = tensor(op.outputs[0]).dtype
     # A value that is also read elsewhere (x of x x^T, a residual) is read over other axes there.
     operands = [
@@ -151,8 +166,8 @@ def _product(walk: Trace, nodes: Sequence[Node], dtype: str) -> Node:
     return product
 
 
-def _constant(walk: Trace, op: FlowOp) -> Term:
-    kind, values = tensor(op.outputs[0]), op.plain["value"]
+def _constant(walk: Trace, op: ConstantOp) -> Term:
+    kind, values = tensor(op.outputs[0]), op.value
     dims = tuple(axes_of(n) for n in shape_of(op.outputs[0]))
     if len(values) == 1:
         return Term(walk.node("constant", kind.dtype, (), attrs={"value": values[0]}), dims)
@@ -181,37 +196,38 @@ def _position(walk: Trace, axes: Axes, dtype: str) -> Node:
     return node
 
 
-def _iota(walk: Trace, op: FlowOp) -> Term:
+def _iota(walk: Trace, op: IotaOp) -> Term:
     dims = tuple(axes_of(n) for n in shape_of(op.outputs[0]))
-    dtype, (dim,) = tensor(op.outputs[0]).dtype, ints(op, "dim")
+    dtype, dim = tensor(op.outputs[0]).dtype, op.dim
     if not dims[dim]:
         return Term(walk.node("constant", dtype, (), attrs={"value": 0}), dims)
     return Term(_position(walk, dims[dim], dtype), dims)
 
 
-def _take(walk: Trace, op: FlowOp) -> Term:
-    (at,) = ints(op, "dim")
-    index = walk.term(op.inputs[1])
-    node, dims = _gathered(walk, op, at, index.node)
+def _take(walk: Trace, op: TakeOp) -> Term:
+    at, index = op.dim, walk.term(op.index)
+    node, dims = _gathered(walk, op, op.table, at, index.node)
     return Term(node, (*dims[:at], *index.dims, *dims[at + 1 :]))
 
 
-def _gather(walk: Trace, op: FlowOp) -> Term:
-    (at,), index = ints(op, "dim"), walk.term(op.inputs[1])
-    node, dims = _gathered(walk, op, at, index.node)
+def _gather(walk: Trace, op: GatherOp) -> Term:
+    at, index = op.dim, walk.term(op.index)
+    node, dims = _gathered(walk, op, op.x, at, index.node)
     for d, axes in enumerate(dims):
         if d != at:
             walk.unify(axes, index.dims[d], op.name)
     return Term(node, (*dims[:at], index.dims[at], *dims[at + 1 :]))
 
 
-def _gathered(walk: Trace, op: FlowOp, at: int, index: Node) -> tuple[Node, Dims]:
-    stored = walk.stored(op.inputs[0])
+def _gathered(
+    walk: Trace, op: TakeOp | GatherOp, table: SSAValue, at: int, index: Node
+) -> tuple[Node, Dims]:
+    stored = walk.stored(table)
     if stored is None:
         raise GroupError("a gather from a value that the kernel computes")
     root, view = stored
     if len(view.dims[at]) > 1:
-        raise GroupError("a gather along a dim of two strides", [(op.inputs[0], ())])
+        raise GroupError("a gather along a dim of two strides", [(table, ())])
     kept = [() if d == at else dim for d, dim in enumerate(view.dims)]
     dims = tuple(tuple(Axis(n) for n, _ in dim) for dim in kept)
     own = tuple(axis for dim in dims for axis in dim)
@@ -227,15 +243,9 @@ def _gathered(walk: Trace, op: FlowOp, at: int, index: Node) -> tuple[Node, Dims
         operands=(index,),
         attrs=attrs,
         stored=(root, view),
-        source=op.inputs[0],
+        source=table,
     )
     return node, dims
-
-
-def ints(op: FlowOp, name: str) -> tuple[int, ...]:
-    """Return an attribute of one or several integers."""
-    found = op.plain[name]
-    return (found,) if isinstance(found, int) else found
 
 
 def _stretched(dims: Dims, old: Sequence[int], new: Sequence[int]) -> Dims:
@@ -247,7 +257,7 @@ def _stretched(dims: Dims, old: Sequence[int], new: Sequence[int]) -> Dims:
     )
 
 
-Rule: TypeAlias = Callable[[Trace, FlowOp], Term | Stored]
+Rule: TypeAlias = Callable[[Trace, Any], Term | Stored]
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(SHAPE_OPS, _shape_op),
     "flow.pointwise": _pointwise,

@@ -71,16 +71,16 @@ def _rows_agree(found: Search) -> bool:
 
 def _search_of(b: FlowBuilder, op: ExternOp) -> Search | None:
     """Read a call; None for one that the library may refuse."""
-    positional, keywords = json.loads(op.arguments.data)
+    positional, keywords = json.loads(op.arguments)
 
     def operand(value: Any, dtype: str) -> SSAValue:
         if not isinstance(value, dict):
             return b.scalar(value, dtype)
         said = cast("dict[str, str | int]", value)
         found = said.get("operand")
-        return b.scalar(float(said["float"]), dtype) if found is None else op.inputs[int(found)]
+        return b.scalar(float(said["float"]), dtype) if found is None else op.operands[int(found)]
 
-    bucketize = op.target.data.startswith("aten::bucketize")
+    bucketize = op.target.startswith("aten::bucketize")
     given = positional[::-1] if bucketize else positional
     table = operand(given[0], "")
     if keywords.get("sorter") is not None or keywords.get("side", "left") not in SIDES:

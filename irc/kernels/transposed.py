@@ -63,7 +63,7 @@ def transposed_convolution(
 
     Taps of a ``fixed`` kernel are put in order once; others are met in reverse where they lie.
     """
-    positional, rest = json.loads(op.arguments.data)
+    positional, rest = json.loads(op.arguments)
     x, w, *others = op.inputs
     if not is_float(tensor(x).dtype) or len(shape_of(x)) != len(shape_of(w)) < 3:
         return None
@@ -72,7 +72,7 @@ def transposed_convolution(
     if any(0 in shape_of(value) for value in (x, w, op.outputs[0])):
         return None
     sizes = shape_of(op.outputs[0])[2:]
-    if op.target.data == ONNX:
+    if op.target == ONNX:
         strides, low, dilations = (tuple(rest[n]) for n in ("strides", "low", "dilations"))
         attrs = Transposed(strides, dilations, low, sizes, rest["groups"])
     elif positional[TRANSPOSED] and not rest:

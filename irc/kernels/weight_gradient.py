@@ -27,7 +27,7 @@ STRIDES, PADDING, DILATIONS, TRANSPOSED, GROUPS, MASK = 4, 5, 6, 7, 9, 10
 
 def weight_gradient(b: FlowBuilder, op: ExternOp) -> SSAValue | None:
     """Append what a library call computes, where it asks for the kernel's gradient alone."""
-    call: tuple[list[Any], dict[str, Any]] = json.loads(op.arguments.data)
+    call: tuple[list[Any], dict[str, Any]] = json.loads(op.arguments)
     given, options = call
     if options or given[TRANSPOSED] or given[MASK] != [False, True, False]:
         return None

@@ -13,7 +13,7 @@ from math import inf
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import FlowOp, tensor
+from irc.dialects.flow import ConvolutionOp, PoolOp, tensor
 from irc.dialects.types import is_float
 from irc.kernels.axes import Axes, Axis, axes_of
 from irc.kernels.holds import shape_of
@@ -124,27 +124,26 @@ def _strides_over(own: Axes, factors: Sequence[Factor], value: SSAValue) -> list
     return found
 
 
-def window_of(op: FlowOp, taps: Sequence[int]) -> Window:
+def window_of(op: ConvolutionOp | PoolOp, taps: Sequence[int]) -> Window:
     """Return the windows of a convolution or a pool, on new axes."""
-    attrs = op.plain
     places = shape_of(op.outputs[0])[-len(taps) :]
     return Window(
         tuple(axes_of(n) for n in places),
         tuple(axes_of(n) for n in taps),
-        attrs["strides"],
-        attrs["dilations"],
-        attrs["low"],
-        bool(attrs.get("flipped")),
+        op.strides,
+        op.dilations,
+        op.low,
+        isinstance(op, ConvolutionOp) and bool(op.flipped),
     )
 
 
-def convolution(walk: Trace, op: FlowOp) -> Term:
+def convolution(walk: Trace, op: ConvolutionOp) -> Term:
     """Contract input windows with weights over taps, then input channels.
 
     The derivative of a kernel sums the batch first, and all places of an image after another.
     """
-    x, w = op.inputs[:2]
-    groups, (out, each, *taps) = op.plain["groups"], shape_of(w)
+    x, w = op.x, op.weight
+    groups, (out, each, *taps) = op.groups, shape_of(w)
     window = window_of(op, taps)
     batch, group = axes_of(shape_of(x)[0]), axes_of(groups)
     made, channel = axes_of(out // groups), axes_of(each)
@@ -157,12 +156,12 @@ def convolution(walk: Trace, op: FlowOp) -> Term:
         walk.unify(axes, own, op.name)
     kept = (*batch, *group, *made, *(a for axes in window.places for a in axes))
     slid = (*(a for axes in window.taps for a in axes),)
-    reduced = (*channel, *slid) if op.plain.get("of_kernel") else (*slid, *channel)
+    reduced = (*channel, *slid) if op.of_kernel else (*slid, *channel)
     node = _contraction(walk, op, (left, right.node), kept, reduced)
     dims = (batch, (*group, *made), *window.places)
-    if len(op.inputs) == 2:
+    if op.bias is None:
         return Term(node, dims)
-    bias = walk.term(op.inputs[2])
+    bias = walk.term(op.bias)
     walk.unify(bias.dims[0], dims[1], op.name)
     total = walk.node(
         "pointwise", node.dtype, kept, operands=(node, bias.node), attrs={"fn": "add"}
@@ -171,16 +170,16 @@ def convolution(walk: Trace, op: FlowOp) -> Term:
 
 
 def _contraction(
-    walk: Trace, op: FlowOp, factors: tuple[Node, Node], kept: Axes, reduced: Axes
+    walk: Trace, op: ConvolutionOp, factors: tuple[Node, Node], kept: Axes, reduced: Axes
 ) -> Node:
     """Return the sum of products: a contraction where each factor has a dim of its own.
 
     One output channel a group (depthwise) is a sum down the taps for lanes of channels: as a
     contraction it would have one column.
     """
-    dtype, groups = tensor(op.outputs[0]).dtype, op.plain["groups"]
-    attrs = {"windows": True, "outer": bool(op.plain.get("of_kernel"))}
-    columns = shape_of(op.inputs[1])[0] // groups
+    dtype, groups = tensor(op.outputs[0]).dtype, op.groups
+    attrs = {"windows": True, "outer": bool(op.of_kernel)}
+    columns = shape_of(op.weight)[0] // groups
     if reduced and columns > 1:
         node = walk.node("contract", dtype, kept, operands=factors, attrs=attrs)
     else:
@@ -193,13 +192,13 @@ def _contraction(
     return node
 
 
-def pool(walk: Trace, op: FlowOp) -> Term:
+def pool(walk: Trace, op: PoolOp) -> Term:
     """Reduce windows by their maximum or their average."""
-    (x,), attrs = op.inputs, op.plain
-    kind, taps = tensor(x), attrs["window"]
+    x, taps = op.x, op.window
+    kind = tensor(x)
     window = window_of(op, taps)
     lead = [axes_of(n) for n in shape_of(x)[: -len(taps)]]
-    is_max = attrs["fn"] == "max"
+    is_max = op.fn == "max"
     lowest = -inf if is_float(kind.dtype) else INTEGER_LOWEST.get(kind.dtype, 0)
     loaded = window.load(walk, x, lead, lowest if is_max else 0.0)
     kept = (*(a for axes in (*lead, *window.places) for a in axes),)
@@ -213,12 +212,11 @@ def pool(walk: Trace, op: FlowOp) -> Term:
     return Term(node, (*lead, *window.places))
 
 
-def _divided(walk: Trace, op: FlowOp, total: Node, window: Window, kept: Axes) -> Node:
+def _divided(walk: Trace, op: PoolOp, total: Node, window: Window, kept: Axes) -> Node:
     """Divide a sum by the number of taps that count; padding counts where the op says so."""
-    attrs, dtype = op.plain, total.dtype
-    low, high, taps = attrs["low"], attrs["high"], attrs["window"]
-    sizes = shape_of(op.inputs[0])[-len(taps) :]
-    if attrs["count_padding"]:
+    low, high, taps, dtype = op.low, op.high, op.window, total.dtype
+    sizes = shape_of(op.x)[-len(taps) :]
+    if op.count_padding:
         low, high = (0,) * len(low), tuple(a + b for a, b in zip(low, high, strict=True))
         sizes = tuple(n + h for n, h in zip(sizes, high, strict=True))
     count: Node | None = None

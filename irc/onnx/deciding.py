@@ -117,6 +117,6 @@ def _ops(source: Source) -> int | None:
     except IrcError:
         return None
     if not is_static(program.module):
-        targets = {op.target.data for op in program.module.walk() if isinstance(op, ExternOp)}
+        targets = {op.target for op in program.module.walk() if isinstance(op, ExternOp)}
         return None if {t for t in targets if t.startswith(PREFIX)} == {f"{PREFIX}If"} else LEFT
     return sum(1 for _ in program.module.walk())

@@ -110,7 +110,7 @@ class _Outliner:
             fresh = _names(op.results) - seen - _names(op.operands)
             if isinstance(op, ExternOp) and (
                 not all(isinstance(v.type, TensorType) for v in (*op.operands, *op.results))
-                or functions_of(decoded(op.arguments.data))
+                or functions_of(decoded(op.arguments))
                 or fresh
             ):
                 found.add(op)

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from xdsl.ir import SSAValue
 
+from irc.dialects.attributes import to_python
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import (
-    GatherOp,
-    IotaOp,
-    PadOp,
-    ScatterOp,
-    SliceOp,
-    TransposeOp,
-    tensor,
-    to_python,
-)
+from irc.dialects.flow import GatherOp, IotaOp, PadOp, ScatterOp, SliceOp, TransposeOp, tensor
 from irc.dialects.size import product
 from irc.dialects.types import Shape, TensorType
 from irc.ops.derivative import Adjoint, PhaseBuilder, known

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from irc.dialects.flow import FlowOp
 
 EXPERTS = "irc::experts"
+DOWN = 4
+"""Position of the operand that is each expert's second matrix."""
 NUM_EXPERTS = 6
 """Position of the argument ``num_experts``: of all ranks together."""
 

@@ -104,7 +104,7 @@ def check_vjp(module: ModuleOp) -> None:
 
 
 def _is_vjp(op: Operation) -> bool:
-    if not isinstance(op, ExternOp) or op.plain["target"] != VJP:
+    if not isinstance(op, ExternOp) or op.target != VJP:
         return False
     # Without numbers for all sizes the first run has to tell.
     return all(isinstance(d, int) for value in op.inputs for d in tensor(value).shape)
@@ -113,4 +113,4 @@ def _is_vjp(op: Operation) -> bool:
 def _call(op: Operation) -> tuple[Any, list[tuple[tuple[int, ...], str]]]:
     assert isinstance(op, ExternOp)
     kinds = [(tensor(value).static_shape(), tensor(value).dtype) for value in op.inputs]
-    return json.loads(op.plain["arguments"]), kinds
+    return json.loads(op.arguments), kinds

@@ -26,10 +26,10 @@ def element_pairs(kernel: KernelOp) -> tuple[tuple[int, int], ...]:
     stores: dict[int, list[StoreOp]] = {}
     for op in kernel.body.ops:
         if isinstance(op, LoadOp):
-            loads.setdefault(kernel.position(op.inputs[0]), []).append(op)
+            loads.setdefault(kernel.position(op.buffer), []).append(op)
         elif isinstance(op, StoreOp):
-            stores.setdefault(kernel.position(op.inputs[1]), []).append(op)
-    if any(len(load.inputs) > 1 for reading in loads.values() for load in reading):
+            stores.setdefault(kernel.position(op.buffer), []).append(op)
+    if any(load.indices for reading in loads.values() for load in reading):
         return ()
     pairs = tuple(
         (source, target)

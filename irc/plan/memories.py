@@ -25,9 +25,9 @@ from typing import NamedTuple, TypeAlias
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
 
+from irc.dialects.attributes import integers, to_python
 from irc.dialects.builder import arguments, results
 from irc.dialects.comm import CollectiveOp, PendingType, WaitOp
-from irc.dialects.flow import integers, to_python
 from irc.dialects.items import ITEM_BYTES
 from irc.dialects.task import ViewOp
 from irc.dialects.types import TensorType, tensor_type
@@ -185,11 +185,11 @@ class Memories:
 
     def _see(self, op: Operation) -> None:
         if isinstance(op, ViewOp):
-            source, result = op.inputs[0], op.outputs[0]
+            source, result = op.x, op.outputs[0]
             self._roots[result] = self.root(source)
             self._views[result] = shown(op, self.view(source).offset)
         elif isinstance(op, WaitOp):
-            self._roots[op.outputs[0]] = self.root(op.inputs[0])
+            self._roots[op.outputs[0]] = self.root(op.pending)
         for result, place in zip(op.results, decided(op, INTO), strict=False):
             if place >= 0:
                 self._roots[result] = self._arguments[place]
@@ -212,7 +212,7 @@ def shown(op: ViewOp, start: int) -> View:
 
 def collective_of(op: WaitOp) -> CollectiveOp:
     """Return what a wait waits for."""
-    begun = op.inputs[0].owner
+    begun = op.pending.owner
     assert isinstance(begun, CollectiveOp)
     return begun
 
@@ -224,5 +224,5 @@ def scratch_of(op: CollectiveOp, ranks: int) -> tuple[Shape | None, Shape | None
         op: with tensors of one rank.
         ranks: how many take part.
     """
-    (source, _), (target, _) = signature_of(op.inputs[0]), signature_of(op.outputs[0])
+    (source, _), (target, _) = signature_of(op.x), signature_of(op.outputs[0])
     return scratch_sizes(op.name, op.plain, source, target, ranks)

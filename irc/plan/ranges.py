@@ -13,7 +13,7 @@ from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import SSAValue
 
 from irc.dialects.builder import arguments, entry, functions
-from irc.dialects.flow import FlowOp, FusionOp, tensor
+from irc.dialects.flow import FusionOp, GatherOp, PointwiseOp, ScatterOp, TakeOp, tensor
 from irc.dialects.types import TensorType
 
 KEEPING = frozenset({
@@ -21,8 +21,6 @@ KEEPING = frozenset({
     "comm.local_chunk", "comm.all_gather", "comm.all_to_all", "comm.permute", "comm.wait",
     "comm.dispatch_rows", "task.view",
 })  # fmt: skip
-INDEXING = frozenset({"flow.take", "flow.gather", "flow.scatter"})
-"""Ops whose operand 0 is indexed along ``dim`` by operand 1."""
 
 
 def input_ranges(module: ModuleOp) -> dict[str, tuple[int, int]]:
@@ -60,10 +58,10 @@ def _table_sizes(value: SSAValue, known: dict[str, FuncOp], seen: set[SSAValue])
             yield from _table_sizes(callee.body.block.args[use.index], known, seen)
         elif isinstance(op, FusionOp):
             yield from _table_sizes(op.body.block.args[use.index], known, seen)
-        elif isinstance(op, FlowOp) and op.name in INDEXING and use.index == 1:
-            dim: int = op.plain["dim"]
-            size = tensor(op.inputs[0]).shape[dim]
+        elif isinstance(op, TakeOp | GatherOp | ScatterOp) and use.index == 1:
+            table = op.table if isinstance(op, TakeOp) else op.x
+            size = tensor(table).shape[op.dim]
             if isinstance(size, int):
                 yield size
-        elif op.name in KEEPING or (isinstance(op, FlowOp) and op.plain.get("fn") == "cast"):
+        elif op.name in KEEPING or (isinstance(op, PointwiseOp) and op.fn == "cast"):
             yield from _table_sizes(op.results[0], known, seen)

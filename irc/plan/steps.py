@@ -210,7 +210,7 @@ class _Writer:
         return made
 
     def _view(self, op: ViewOp) -> None:
-        source, result = op.inputs[0], op.outputs[0]
+        source, result = op.x, op.outputs[0]
         if not self._memories.is_dense(source):
             raise InternalError(
                 f"view {id_of(op)} shows a view with gaps; task.view takes dense values"
@@ -292,9 +292,7 @@ class _Writer:
         dtype = self._buffers[made].dtype
         send, receive = (
             None if shape is None else self._new(Buffer(dtype, shape, "arena", offset))
-            for shape, offset in zip(
-                scratch_of(op, self._mesh.size(op.axis.data)), packed, strict=True
-            )
+            for shape, offset in zip(scratch_of(op, self._mesh.size(op.axis)), packed, strict=True)
         )
         self._begun[op] = len(self._steps)
         step = Start(
@@ -313,7 +311,7 @@ class _Writer:
         self._step(op, step)
 
     def _wait(self, op: WaitOp) -> None:
-        begun, name = op.inputs[0], id_of(op)
+        begun, name = op.pending, id_of(op)
         index = self._values[op.outputs[0]] = self._values[begun]
         assert isinstance(begun.owner, CollectiveOp)
         self._step(op, Wait("wait", self._begun[begun.owner], name, loc_of(op)))

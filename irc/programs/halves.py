@@ -130,7 +130,7 @@ def _leave_partial(module: ModuleOp, trained: Collection[str]) -> None:
         value = end.operands[index]
         first = value
         while isinstance(first.owner, BoxingOp):
-            first = first.owner.inputs[0]
+            first = first.owner.x
         if first is value or not is_reduction(_placement(first), _placement(value)):
             continue
         end.operands[index] = first
@@ -141,7 +141,7 @@ def _leave_partial(module: ModuleOp, trained: Collection[str]) -> None:
 def _erase_boxings(value: SSAValue) -> None:
     op: SSAValue | Operation = value.owner  # type: ignore[assignment]  # an op: boxings alone
     while isinstance(op, BoxingOp) and all(r.first_use is None for r in op.results):
-        before = op.inputs[0].owner
+        before = op.x.owner
         op.detach()
         op.erase()
         op = before  # type: ignore[assignment]

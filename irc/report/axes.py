@@ -33,7 +33,7 @@ def axis_roles(evidence: Evidence) -> dict[str, Role]:
         use = module_use(op, origins)
         weight = use.weight if use else next(i for i, v in enumerate(op.inputs) if v in origins)
         for axis, count in votes.items():
-            role = _role(op.inputs[weight], op.inputs[1 - weight], axis)
+            role = _role(op.operands[weight], op.operands[1 - weight], axis)
             count[role] += flops(op)
     return {axis: _most(count) for axis, count in votes.items()}
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr
 from xdsl.ir import Attribute
 
-from irc.dialects.flow import to_python
+from irc.dialects.attributes import to_python
 from irc.report.evidence import Evidence
 from irc.report.table import counted, seconds, table
 from irc.sharding.batch_slices import SLICES

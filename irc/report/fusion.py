@@ -16,8 +16,9 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from irc.cluster.load import find_cluster
+from irc.dialects.attributes import to_python
 from irc.dialects.builder import functions
-from irc.dialects.flow import FlowOp, id_of, loc_of, to_python
+from irc.dialects.flow import FlowOp, id_of, loc_of
 from irc.dialects.task import KernelOp
 from irc.errors import IrcError, did_you_mean
 from irc.kernels.fusion.groups import Grouping, anchor

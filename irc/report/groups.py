@@ -32,7 +32,7 @@ def fusion_groups(evidence: Evidence) -> list[Group]:
     return [
         Group(
             f"{name}/{id_of(op)}",
-            str(op.plain["kind"]),
+            op.kind,
             counts[name],
             tuple(
                 f"{id_of(inner)} {label(inner)}"

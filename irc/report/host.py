@@ -55,7 +55,7 @@ def host_summary(plan: HostPlan, cluster: str, source: str) -> str:
 def host_ops(plan: HostPlan) -> Counter[str]:
     """Count the ops that the host runs, by name."""
     return Counter(
-        op.target.data.rpartition("::")[2]
+        op.target.rpartition("::")[2]
         for name, func in functions(host_module(plan)).items()
         if name not in plan.facts.regions
         for op in func.body.block.ops

@@ -46,7 +46,7 @@ class Use:
     @property
     def input(self) -> SSAValue:
         """What the module is given, as the op reads it."""
-        return self.op.inputs[1 - self.weight]
+        return self.op.operands[1 - self.weight]
 
     @property
     def result(self) -> SSAValue:
@@ -68,8 +68,8 @@ def _walk(
 ) -> Iterator[tuple[FlowOp, Origins]]:
     origins = dict(named)
     for op in func.body.block.ops:
-        if isinstance(op, BoxingOp) and op.inputs[0] in origins:
-            origins[op.outputs[0]] = origins[op.inputs[0]]
+        if isinstance(op, BoxingOp) and op.x in origins:
+            origins[op.outputs[0]] = origins[op.x]
         elif isinstance(op, CallOp):
             callee = known[op.callee.string_value()]
             inside: dict[SSAValue, str] = {
@@ -84,11 +84,11 @@ def _walk(
 
 def module_use(op: FlowOp, origins: Origins) -> Use | None:
     """Return the module that an op is, None where it is no Linear or Embedding of torch."""
-    for index, value in enumerate(op.inputs[:2]):
+    for index, value in enumerate(op.operands[:2]):
         module, dot, leaf = origins.get(value, "").rpartition(".")
         if not dot or leaf != "weight" or len(op.inputs) != 2:
             continue
-        if isinstance(op, ContractOp) and _is_linear(str(op.plain["spec"]), index):
+        if isinstance(op, ContractOp) and _is_linear(op.spec, index):
             return Use(module, "linear", op, index)
         if isinstance(op, TakeOp) and index == 0 and dim_of(op.plain) == 0:
             return Use(module, "embedding", op, index)
@@ -129,7 +129,7 @@ def on(value: SSAValue, axis: str) -> AxisPlacement:
 def unboxed(value: SSAValue) -> SSAValue:
     """Return the value before its boxings."""
     while isinstance(value, OpResult) and isinstance(value.op, BoxingOp):
-        value = value.op.inputs[0]
+        value = value.op.x
     return value
 
 

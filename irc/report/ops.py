@@ -159,8 +159,8 @@ class Ops:
         op = value.owner
         if not (isinstance(value, OpResult) and isinstance(op, BoxingOp)) or self.model is None:
             return 0.0
-        before, kind = self.boxing_s(op.inputs[0]), tensor(value)
-        source, target = tensor(op.inputs[0]).placement, kind.placement
+        before, kind = self.boxing_s(op.x), tensor(value)
+        source, target = tensor(op.x).placement, kind.placement
         if source is None or target is None:
             return before
         via = placements_in(op.attributes.get("via")) or ()

@@ -95,7 +95,7 @@ def styles_of(evidence: Evidence, axis: str) -> Styles:
 
 def _style(uses: Sequence[Use], axis: str, level: Level) -> Style | str | None:
     """Return the style of a module, None where its weight is whole, or why there is none."""
-    weights = {on(use.op.inputs[use.weight], axis) for use in uses}
+    weights = {on(use.op.operands[use.weight], axis) for use in uses}
     if weights == {B}:
         return None
     if len({use.kind for use in uses}) > 1:
@@ -183,9 +183,9 @@ class _InTorch:
                         called[argument] = names[v]
                 made = self._function(inside, given, called)
             elif isinstance(op, BoxingOp):
-                made = [values[op.inputs[0]]]
-                if op.inputs[0] in names:
-                    names[op.outputs[0]] = names[op.inputs[0]]
+                made = [values[op.x]]
+                if op.x in names:
+                    names[op.outputs[0]] = names[op.x]
             else:
                 assert isinstance(op, FlowOp)
                 made = self._op(op, values, names)
@@ -224,12 +224,12 @@ class _InTorch:
 
     def _bias_of(self, op: FlowOp, names: Mapping[SSAValue, str]) -> SSAValue | None:
         """Return the operand that a module's own bias is added to: the module does that, too."""
-        if not isinstance(op, PointwiseOp) or op.plain["fn"] != "add":
+        if not isinstance(op, PointwiseOp) or op.fn != "add":
             return None
         for index, value in enumerate(op.inputs):
             module, _, leaf = names.get(value, "").rpartition(".")
             if leaf == "bias" and module in self._styles:
-                return op.inputs[1 - index]
+                return op.operands[1 - index]
         return None
 
     def _conflict(self, op: FlowOp, what: str) -> None:

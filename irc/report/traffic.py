@@ -110,7 +110,7 @@ class Traffic:
         readers = dict.fromkeys(
             self._reader(function, use.operation, use.index) for use in op.outputs[0].uses
         )
-        return f"{self._maker(function, op.inputs[0])}; read by {', '.join(readers)}"
+        return f"{self._maker(function, op.x)}; read by {', '.join(readers)}"
 
     def _maker(self, function: str, value: SSAValue) -> str:
         if isinstance(value, BlockArgument):
@@ -118,7 +118,7 @@ class Traffic:
             return f"{'argument' if role == 'value' else role} {name}"
         owner = value.owner
         if isinstance(owner, BoxingOp):
-            return self._maker(function, owner.inputs[0])
+            return self._maker(function, owner.x)
         return f"made by {_name(owner)}" if isinstance(owner, Operation) else "a value"
 
     def _reader(self, function: str, reader: Operation, index: int) -> str:
@@ -133,7 +133,7 @@ class Traffic:
 def _change(op: FlowOp | None) -> str:
     if not isinstance(op, BoxingOp):
         return ""
-    source, target = tensor(op.inputs[0]).placement, tensor(op.outputs[0]).placement
+    source, target = tensor(op.x).placement, tensor(op.outputs[0]).placement
     return f"{oneflow(source)} -> {oneflow(target)}"
 
 

@@ -127,8 +127,8 @@ class _Maker:
         if kind is TransposeOp and main:
             attributes["perm"] = perm = perm_of(main[0], first.ndim)
             inner = operands[0].owner
-            if isinstance(inner, TransposeOp) and inner.plain["perm"] == _inverse(perm):
-                return inner.inputs[0]
+            if isinstance(inner, TransposeOp) and inner.perm == _inverse(perm):
+                return inner.x
         return self.b.op(kind, operands, **attributes)
 
     def _operands(self, term: Apply) -> list[SSAValue]:

@@ -18,6 +18,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from irc.dialects.builder import FlowBuilder
 from irc.dialects.flow import (
+    BroadcastOp,
     ContractOp,
     ExternOp,
     FlowOp,
@@ -102,7 +103,7 @@ def stream_losses(block: Block, min_bytes: int) -> list[Place]:
 
 
 def _is_loss(op: GatherOp) -> bool:
-    log = op.inputs[0].owner
+    log = op.x.owner
     found = find_softmax(log) if isinstance(log, FlowOp) else None
     return found is not None and found.kind == "log_softmax"
 
@@ -112,7 +113,7 @@ def _rewrite(block: Block, op: GatherOp, min_bytes: int) -> str:
     assert isinstance(log.owner, FlowOp)
     found = find_softmax(log.owner)
     assert found is not None
-    dim, kind = int(op.plain["dim"]), tensor(log)
+    dim, kind = op.dim, tensor(log)
     others = {use.operation for use in log.uses} - {op}
     sums = [other for other in block.ops if other in others and _is_sum(other, dim)]
     if found.dims != (dim,) or len(sums) != len(others):
@@ -155,7 +156,7 @@ def _rewrite(block: Block, op: GatherOp, min_bytes: int) -> str:
 
 def _is_sum(op: Operation, dim: int) -> bool:
     """True for a sum over the classes."""
-    return isinstance(op, ReduceOp) and op.plain["fn"] == "sum" and op.plain["dims"] == (dim,)
+    return isinstance(op, ReduceOp) and op.fn == "sum" and op.dims == (dim,)
 
 
 def _total(
@@ -240,23 +241,23 @@ def _layer_of(x: SSAValue, dim: int) -> Layer:
                 h, w = _factors(op, dim)
                 steps.reverse()
                 return Layer(h, w, bias, tuple(steps), dim)
-            case PointwiseOp() if op.plain["fn"] == "cast":
+            case PointwiseOp() if op.fn == "cast":
                 if bias is not None:
-                    _same_dtype(bias, op.inputs[0])
-                value = op.inputs[0]
-            case PointwiseOp() if op.plain["fn"] == "add" and bias is None:
+                    _same_dtype(bias, op.a)
+                value = op.a
+            case PointwiseOp() if op.fn == "add" and bias is None:
                 value, bias = _biased(op, dim)
             case ReshapeOp() if op.pin is None:
-                value, before = op.inputs[0], _dim_before(op, dim)
+                value, before = op.x, _dim_before(op, dim)
                 steps.append((op, before, dim))
                 dim = before
             case SliceOp():
-                value = op.inputs[0]
+                value = op.x
                 if _static(value)[dim] != _static(op.outputs[0])[dim]:
                     raise MissError("a part of its classes is cut off")
                 steps.append((op, dim, dim))
             case TransposeOp():
-                value, before = op.inputs[0], op.plain["perm"][dim]
+                value, before = op.x, op.perm[dim]
                 steps.append((op, before, dim))
                 dim = before
             case _:
@@ -279,16 +280,14 @@ def _biased(op: FlowOp, dim: int) -> tuple[SSAValue, SSAValue]:
     for value, other in (op.inputs, reversed(op.inputs)):
         own = (1,) * (len(shape) - len(_static(other))) + _static(other)
         along = all(size == 1 or i == dim for i, size in enumerate(own))
-        while isinstance(other.owner, FlowOp) and other.owner.name in (
-            "flow.reshape", "flow.broadcast",
-        ):  # fmt: skip
-            other = other.owner.inputs[0]
+        while isinstance(other.owner, ReshapeOp | BroadcastOp):
+            other = other.owner.x
         if along and _static(value) == shape and _static(other) == (shape[dim],):
             return value, other
     raise MissError("what is added to its logits is no bias of each class")
 
 
-def _factors(op: FlowOp, dim: int) -> tuple[SSAValue, SSAValue]:
+def _factors(op: ContractOp, dim: int) -> tuple[SSAValue, SSAValue]:
     """Return the operands of a matmul: hidden rows, and the weight with its classes at ``dim``.
 
     The weight may be the other way round, and the rows in another order: see :func:`_oriented`.
@@ -296,23 +295,21 @@ def _factors(op: FlowOp, dim: int) -> tuple[SSAValue, SSAValue]:
     Raises:
         MissError: for another contraction.
     """
-    letters, result = parse_spec(op.plain["spec"])
+    letters, result = parse_spec(op.spec)
     own = result[dim]
     for h, w in ((0, 1), (1, 0)):
         if len(letters) == 2 and own in letters[w] and own not in letters[h]:
             (k,) = set(letters[w]) - {own} if len(letters[w]) == 2 else (None,)
             rows = result.replace(own, "")
             if k is not None and k not in result and set(letters[h]) == {*rows, k}:
-                value = op.inputs[h]
-                if tensor(value).dtype != tensor(op.inputs[w]).dtype or not is_float(
-                    tensor(value).dtype
-                ):
+                value, weight = op.operands[h], op.operands[w]
+                if tensor(value).dtype != tensor(weight).dtype or not is_float(tensor(value).dtype):
                     raise MissError("rows and weight are of two dtypes")
                 return (
                     _oriented(op, value, letters[h], rows + k),
-                    _oriented(op, op.inputs[w], letters[w], own + k),
+                    _oriented(op, weight, letters[w], own + k),
                 )
-    raise MissError(f"its logits are no matmul of rows and a weight, but '{op.plain['spec']}'")
+    raise MissError(f"its logits are no matmul of rows and a weight, but '{op.spec}'")
 
 
 def _oriented(before: FlowOp, value: SSAValue, letters: str, wanted: str) -> SSAValue:
@@ -326,13 +323,13 @@ def _oriented(before: FlowOp, value: SSAValue, letters: str, wanted: str) -> SSA
     return b.op(TransposeOp, [value], perm=tuple(letters.index(c) for c in wanted))
 
 
-def _dim_before(op: FlowOp, dim: int) -> int:
+def _dim_before(op: ReshapeOp, dim: int) -> int:
     """Return the dim of a reshape's operand that is a whole dim of its result.
 
     Raises:
         MissError: where the dim is split or joined with others.
     """
-    made, given = _static(op.outputs[0]), _static(op.inputs[0])
+    made, given = _static(op.outputs[0]), _static(op.x)
     for at in reversed(range(len(given))):
         if given[at] == made[dim] and prod(given[:at]) == prod(made[:dim]):
             return at
@@ -351,16 +348,17 @@ def _rows_of(b: FlowBuilder, layer: Layer, dim: int) -> SSAValue:
             case ReshapeOp():
                 value = b.reshape(value, shape)
             case SliceOp():
-                plain = op.plain
                 value = b.op(
                     SliceOp,
                     [value],
-                    starts=_with(plain["starts"], after, 0),
-                    stops=_with(plain["stops"], after, width),
-                    steps=_with(plain["steps"], after, 1),
+                    starts=_with(op.starts, after, 0),
+                    stops=_with(op.stops, after, width),
+                    steps=_with(op.steps, after, 1),
                 )
+            case TransposeOp():
+                value = b.op(TransposeOp, [value], perm=op.perm)
             case _:
-                value = b.op(TransposeOp, [value], perm=op.plain["perm"])
+                raise AssertionError(f"{op.name} rearranges no logits")
     last = _moved(b, value, dim, tensor(value).ndim - 1)
     *rows, _ = _static(last)
     return b.reshape(last, (prod(rows), width))

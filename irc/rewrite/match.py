@@ -136,7 +136,7 @@ def _literal(term: Literal, value: SSAValue, found: Found, miss: Miss) -> Iterat
 
 def literal(value: SSAValue) -> float | None:
     """Return the one number that all elements of a value are."""
-    if isinstance(value.owner, ConstantOp) and len(values := value.owner.plain["value"]) == 1:
+    if isinstance(value.owner, ConstantOp) and len(values := value.owner.value) == 1:
         return float(values[0])
     return None
 
@@ -149,8 +149,8 @@ def _apply(term: Apply, value: SSAValue, found: Found, miss: Miss) -> Iterator[F
     inside = found if op in found.ops else replace(found, ops=(*found.ops, op))
     orders: list[tuple[SSAValue, ...]] = [tuple(op.inputs)]
     swaps = term.op in COMMUTATIVE or isinstance(op, ContractOp)
-    if swaps and len(op.inputs) == 2 and op.inputs[0] is not op.inputs[1]:
-        orders.append((op.inputs[1], op.inputs[0]))
+    if swaps and len(set(op.inputs)) == len(op.inputs) == 2:
+        orders.append(tuple(reversed(op.inputs)))
     for number, operands in enumerate(orders):
         if len(operands) != len(term.operands) or not _has_attributes(term, op, swapped=number > 0):
             miss.note(inside, f"{term} with these attributes and operands", value)
@@ -183,7 +183,7 @@ def _has_attributes(term: Apply, op: FlowOp, *, swapped: bool) -> bool:
             if not _is_perm(wanted.value, given["perm"]):
                 return False
         elif isinstance(op, ReduceOp):
-            if dims_of(_numbers(term), tensor(op.inputs[0]).ndim) != tuple(sorted(given["dims"])):
+            if dims_of(_numbers(term), tensor(op.x).ndim) != tuple(sorted(given["dims"])):
                 return False
         elif isinstance(op, ReshapeOp | BroadcastOp):
             if tensor(op.outputs[0]).shape != tuple(_numbers(term)):

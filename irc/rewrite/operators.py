@@ -30,8 +30,9 @@ OPERATORS: Mapping[str, type[FlowOp]] = {
 
 def is_op(op: FlowOp, name: str) -> bool:
     """True where an op is what a rule calls ``name``."""
-    kind = OPERATORS[name]
-    return type(op) is kind and (kind not in (PointwiseOp, ReduceOp) or op.plain["fn"] == name)
+    if type(op) is not OPERATORS[name]:
+        return False
+    return not isinstance(op, PointwiseOp | ReduceOp) or op.fn == name
 
 
 def spec_matches(pattern: str, spec: str) -> bool:

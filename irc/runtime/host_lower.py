@@ -181,7 +181,7 @@ class _Lowering:
     def _fill(self, op: ConstantOp) -> Fill | None:
         (value,) = op.outputs
         types = stated(value.type)
-        if types is None or len(op.plain["value"]) != 1:
+        if types is None or len(op.value) != 1:
             return None
         (element,) = library.run(op.name, op.plain, [], [((1,), types.dtype)])
         data = base64.b64encode(as_item(element).tobytes()).decode("ascii")
@@ -191,7 +191,7 @@ class _Lowering:
 
 def _on_arrays(op: ExternOp) -> tuple[str, str] | None:
     """Return the target and the arguments of an op that has a kernel on arrays; None without."""
-    target, text = op.target.data, op.arguments.data
+    target, text = op.target, op.arguments
     if target.startswith(PREFIX):
         return target, text
     if target in ON_ARRAYS:

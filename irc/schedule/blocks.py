@@ -27,7 +27,7 @@ def buckets_of(block: Block) -> dict[Operation, list[CollectiveOp]]:
     buckets: dict[str, list[CollectiveOp]] = {}
     for op in block.ops:
         if isinstance(op, CollectiveOp) and op.bucket is not None:
-            buckets.setdefault(op.bucket.data, []).append(op)
+            buckets.setdefault(op.bucket, []).append(op)
     return {op: bucket for bucket in buckets.values() for op in bucket}
 
 
@@ -53,7 +53,7 @@ def tasks_of(block: Block, seconds: Seconds) -> list[Task]:
     def alone(op: Operation) -> Task:
         after = tuple(dict.fromkeys(position[v.owner] for v in op.operands if v.owner in position))
         if isinstance(op, WaitOp):
-            return Task(after, waits_for=position.get(op.inputs[0].owner, -1))
+            return Task(after, waits_for=position.get(op.pending.owner, -1))
         if not isinstance(op, CollectiveOp):
             return Task(after, seconds(op))
         # What is returned has its memory in any case.
@@ -62,6 +62,6 @@ def tasks_of(block: Block, seconds: Seconds) -> list[Task]:
             for wait in op.outputs[0].uses
             for use in wait.operation.results[0].uses
         )
-        return Task(after, seconds(op), op.axis.data, grows=grows)
+        return Task(after, seconds(op), op.axis, grows=grows)
 
     return [task(op) for op in ops]

@@ -398,12 +398,12 @@ def _streams(op: Operation) -> bool:
 
 def _in_blocks(op: Operation) -> bool:
     """True for attention that no flash kernel computes: with a mask, or heads that share keys."""
-    target = op.plain["target"] if isinstance(op, ExternOp) else ""
+    target = op.target if isinstance(op, ExternOp) else ""
     places = {"irc::attention": (0, 1, 3), "irc::attention_backward": (1, 2, 6)}
     if target not in places or not isinstance(op, ExternOp) or _streams(op):
         return False
     q, k, count = places[target]
-    shapes = [tensor(op.inputs[place]).shape for place in (q, k)]
+    shapes = [tensor(op.operands[place]).shape for place in (q, k)]
     return len(op.inputs) > count or shapes[0][:-2] != shapes[1][:-2]
 
 

@@ -217,7 +217,7 @@ def _work(op: ContractOp, active: frozenset[SSAValue]) -> Counter[str]:
     except (RuleError, KeyError, ValueError):
         return Counter()
     work = Counter({computed_in(op): own})
-    letters, result = parse_spec(op.spec.data)
+    letters, result = parse_spec(op.spec)
     for number, value in enumerate(op.inputs):
         others = {*result}.union(*(mine for i, mine in enumerate(letters) if i != number))
         # What this operand alone has is added up, and its gradient is no product over it.

@@ -10,11 +10,9 @@ from xdsl.dialects.builtin import DictionaryAttr, ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import SSAValue
 
+from irc.dialects.attributes import to_attribute
 from irc.dialects.builder import arguments, entry
-from irc.dialects.flow import (
-    tensor,
-    to_attribute,
-)
+from irc.dialects.flow import tensor
 from irc.dialects.types import TensorType
 from irc.sharding.mesh import mesh_of
 from irc.sharding.pieces import Cut

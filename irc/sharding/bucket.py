@@ -57,7 +57,7 @@ class Bucketed:
         name, loc = f"bucket{self._count}", loc_of(first)
         self._count += 1
         packed, joined = _only_result(pack), tensor(unpack.body.block.args[0])
-        packing = _call(pack, [op.inputs[0] for op in starts], f"{name}.pack", loc)
+        packing = _call(pack, [op.x for op in starts], f"{name}.pack", loc)
         attrs: dict[str, Any] = {k: v for k, v in first.plain.items() if k in ("axis", "fn")}
         if not isinstance(first, AllReduceOp):
             attrs["dim"] = 0
@@ -77,10 +77,10 @@ class Bucketed:
                 op.erase()
 
     def _functions(self, starts: Sequence[CollectiveOp]) -> tuple[FuncOp, FuncOp]:
-        kinds = [(tensor(op.inputs[0]), op.result_tensor, op.plain.get("dim")) for op in starts]
-        key = (starts[0].name, starts[0].axis.data, tuple(kinds))
+        kinds = [(tensor(op.x), op.result_tensor, op.plain.get("dim")) for op in starts]
+        key = (starts[0].name, starts[0].axis, tuple(kinds))
         if key not in self._known:
-            ranks = self._mesh.size(starts[0].axis.data)
+            ranks = self._mesh.size(starts[0].axis)
             pack = _packing(self._name("pack"), starts, ranks)
             unpack = _unpacking(self._name("unpack"), starts, ranks)
             first = self._block.first_op
@@ -98,7 +98,7 @@ class Bucketed:
 
 
 def _packing(name: str, starts: Sequence[CollectiveOp], ranks: int) -> FuncOp:
-    block = Block(arg_types=[op.inputs[0].type for op in starts])
+    block = Block(arg_types=[op.x.type for op in starts])
     b = FlowBuilder(block, "pack")
     b.loc = loc_of(starts[0])
     parts: list[SSAValue] = []
@@ -117,8 +117,9 @@ def _row(b: FlowBuilder, op: CollectiveOp, value: SSAValue, ranks: int) -> SSAVa
     total = prod(tensor(value).static_shape())
     if isinstance(op, AllReduceOp):
         return b.reshape(value, (total,))
+    assert isinstance(op, AllGatherOp | ReduceScatterOp)
     rows = 1 if isinstance(op, AllGatherOp) else ranks
-    return b.reshape(_moved(b, value, op.plain["dim"], 0), (rows, total // rows))
+    return b.reshape(_moved(b, value, op.dim, 0), (rows, total // rows))
 
 
 def _rows(op: CollectiveOp, ranks: int) -> tuple[int, ...]:
@@ -160,7 +161,8 @@ def _result(b: FlowBuilder, op: CollectiveOp, cut: SSAValue) -> SSAValue:
     shape = op.result_tensor.static_shape()
     if isinstance(op, AllReduceOp):
         return b.reshape(cut, shape)
-    dim: int = op.plain["dim"]
+    assert isinstance(op, AllGatherOp | ReduceScatterOp)
+    dim = op.dim
     front = b.reshape(cut, (shape[dim], *shape[:dim], *shape[dim + 1 :]))
     return _moved(b, front, 0, dim)
 
@@ -180,7 +182,7 @@ def _only_result(func: FuncOp) -> Attribute:
 
 
 def _behind_operands(block: Block, starts: Sequence[CollectiveOp]) -> Operation:
-    owners = {op.inputs[0].owner for op in starts}
+    owners = {op.x.owner for op in starts}
     ops = list(block.ops)
     return ops[1 + max((i for i, op in enumerate(ops) if op in owners), default=-1)]
 

@@ -31,7 +31,7 @@ class Places:
         self._ops = list(block.ops)
         self.position: dict[Operation, int] = {op: i for i, op in enumerate(self._ops)}
         starts = (op for op in self._ops if isinstance(op, CollectiveOp))
-        self._last = {op.bucket.data: op for op in starts if op.bucket is not None}
+        self._last = {op.bucket: op for op in starts if op.bucket is not None}
 
     def behind(self, op: CollectiveOp) -> int:
         """Return behind which op a collective's operand may be there, as :func:`there_behind`."""
@@ -86,10 +86,10 @@ def put_together(
     position = places.position
     first = min(position[op] for op in starts)
     place = max([first, *(1 + places.behind(op) for op in starts)])
-    before = places.first_from(place, {*starts, *(op.inputs[0].owner for op in starts)})
+    before = places.first_from(place, {*starts, *(op.x.owner for op in starts)})
     touched = [position[before], *(position[op] for op in starts)]
     for start in starts:
-        operand = start.inputs[0].owner
+        operand = start.x.owner
         # Of a boxing over several axes: what the collective before gives is awaited here.
         if isinstance(operand, WaitOp) and position[operand] >= place:
             touched.append(position[operand])
@@ -119,7 +119,7 @@ def there_behind(block: Block) -> Callable[[CollectiveOp, Mapping[Operation, int
         # Few ask: what a boxing over several axes moves on.
         if not last:
             starts = (each for each in block.ops if isinstance(each, CollectiveOp))
-            last.update({each.bucket.data: each for each in starts if each.bucket is not None})
+            last.update({each.bucket: each for each in starts if each.bucket is not None})
         return last[bucket]
 
     return lambda op, position: _behind(op, position, last_of)
@@ -128,11 +128,11 @@ def there_behind(block: Block) -> Callable[[CollectiveOp, Mapping[Operation, int
 def _behind(
     op: CollectiveOp, position: Mapping[Operation, int], last_of: Callable[[str], CollectiveOp]
 ) -> int:
-    owner = op.inputs[0].owner
-    if isinstance(owner, WaitOp) and isinstance(begun := owner.inputs[0].owner, CollectiveOp):
+    owner = op.x.owner
+    if isinstance(owner, WaitOp) and isinstance(begun := owner.pending.owner, CollectiveOp):
         if kind_of(begun) == kind_of(op):
             return position[op]  # it may be put into a bucket itself
-        owner = begun if begun.bucket is None else last_of(begun.bucket.data)
+        owner = begun if begun.bucket is None else last_of(begun.bucket)
     return position[owner] if isinstance(owner, Operation) else -1
 
 
@@ -143,7 +143,7 @@ def kind_of(op: CollectiveOp) -> tuple[str, str, str, str]:
 
 def priced_bytes(op: CollectiveOp) -> int:
     """Return the bytes that a collective is priced by: what a rank holds where it is full."""
-    kinds = (tensor(op.inputs[0]), op.result_tensor)
+    kinds = (tensor(op.x), op.result_tensor)
     return max(prod(kind.static_shape()) * ITEM_BYTES[kind.dtype] for kind in kinds)
 
 

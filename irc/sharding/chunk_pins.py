@@ -7,8 +7,9 @@ from typing import Never
 
 from xdsl.dialects.builtin import ModuleOp
 
+from irc.dialects.attributes import to_python
 from irc.dialects.comm import CHUNK, AllGatherOp, CollectiveOp, ReduceScatterOp, WaitOp
-from irc.dialects.flow import id_of, loc_of, to_python
+from irc.dialects.flow import id_of, loc_of
 from irc.errors import IrcError, did_you_mean
 from irc.sharding.chunks import group_of, told_of
 
@@ -110,7 +111,7 @@ def refuse_whole(wait: WaitOp, degree: int) -> Never:
 
 def _why_whole(wait: WaitOp, degree: int) -> tuple[str, str]:
     """Return why a collective was not cut, and what helps."""
-    start, leave_out = wait.inputs[0].owner, "leave it out of `only`"
+    start, leave_out = wait.pending.owner, "leave it out of `only`"
     assert isinstance(start, CollectiveOp)
     if not isinstance(start, AllGatherOp | ReduceScatterOp):
         return f"it is a {start.name}; all-gathers and reduce-scatters are cut", leave_out

@@ -14,6 +14,7 @@ from typing import cast
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp, StringAttr
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
+from irc.dialects.attributes import to_attribute, to_python
 from irc.dialects.comm import (
     CHUNK,
     AllGatherOp,
@@ -22,7 +23,7 @@ from irc.dialects.comm import (
     ReduceScatterOp,
     WaitOp,
 )
-from irc.dialects.flow import FlowOp, id_of, loc_of, tensor, to_attribute, to_python
+from irc.dialects.flow import FlowOp, id_of, loc_of, tensor
 from irc.dialects.types import TensorType
 from irc.sharding.pieces import Cut, Pieces, cut_of_product, joined
 
@@ -67,9 +68,11 @@ def cuts_of(group: Group, pieces: Pieces, ranks: int, degree: int) -> Iterator[C
         ranks: of the collective's axis.
         degree: how many pieces.
     """
-    start, own = group.start, group.start.plain["dim"]
+    start = group.start
+    assert isinstance(start, AllGatherOp | ReduceScatterOp)
+    own = start.dim
     is_gather = isinstance(start, AllGatherOp)
-    whole = group.wait.outputs[0] if is_gather else start.inputs[0]
+    whole = group.wait.outputs[0] if is_gather else start.x
     shape = tensor(whole).static_shape()
     for dim in range(len(shape)):
         cut = Cut(dim, degree, ranks if dim == own else 1)
@@ -107,7 +110,7 @@ def told(group: Group, cut: Cut, saved_s: float | None, runs: int = 1) -> Dictio
     facts: dict[str, object] = {
         "id": id_of(group.wait),
         "op": start.name,
-        "axis": start.axis.data,
+        "axis": start.axis,
         "degree": cut.degree,
         "dim": cut.dim,
         "loc": loc_of(start),
@@ -132,7 +135,7 @@ def told_of(module: ModuleOp) -> dict[str, int]:
 
 def _cut_gather(group: Group, cut: Cut, pieces: Pieces) -> None:
     start, wait = group.start, group.wait
-    source, whole = start.inputs[0], wait.outputs[0]
+    source, whole = start.x, wait.outputs[0]
     parts = [
         pieces.of(source, replace(cut, ranks=1), number, start, start)
         for number in range(cut.degree)
@@ -165,7 +168,7 @@ def _cut_gather(group: Group, cut: Cut, pieces: Pieces) -> None:
 
 def _cut_scatter(group: Group, cut: Cut, pieces: Pieces) -> None:
     start, wait = group.start, group.wait
-    source = start.inputs[0]
+    source = start.x
     assert isinstance(source.owner, FlowOp)
     starts: list[FlowOp] = []
     for number in range(cut.degree):

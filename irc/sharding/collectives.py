@@ -14,7 +14,7 @@ from xdsl.dialects.func import CallOp
 
 from irc.dialects.builder import functions
 from irc.dialects.comm import CollectiveOp, LocalChunkOp, MarkedRowsOp, WaitOp
-from irc.dialects.flow import FlowOp, id_of, loc_of, tensor
+from irc.dialects.flow import id_of, loc_of, tensor
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.sharding.bucketed import kind_of
@@ -51,11 +51,11 @@ def _order(module: ModuleOp, name: str, path: str) -> Iterator[tuple[str, str, s
         if isinstance(op, CallOp):
             yield from _order(module, op.callee.string_value(), f"{path}{id_of(op)}/")
         elif isinstance(op, CollectiveOp):
-            yield op.axis.data, op.name, path + id_of(op)
+            yield op.axis, op.name, path + id_of(op)
 
 
-def _axis_problem(op: FlowOp, mesh: Mesh) -> str | None:
-    axis = op.plain["axis"]
+def _axis_problem(op: CollectiveOp | LocalChunkOp, mesh: Mesh) -> str | None:
+    axis = op.axis
     return None if axis in mesh.names else f"runs over axis '{axis}', which mesh {mesh} lacks"
 
 
@@ -75,8 +75,8 @@ def _bucket_problem(op: CollectiveOp) -> str | None:
     started = [each for each in started if each.bucket == op.bucket]
     if started[0] is not op:
         return None
-    if len(started) != op.plain["bucket_size"]:
-        return f"is in a bucket of {op.plain['bucket_size']}, of which {len(started)} start"
+    if len(started) != op.bucket_size:
+        return f"is in a bucket of {op.bucket_size}, of which {len(started)} start"
     if len({kind_of(each) for each in started}) > 1:
         return "is in a bucket with others of another kind"
     waits = {use.operation for each in started for use in each.outputs[0].uses}
@@ -85,9 +85,9 @@ def _bucket_problem(op: CollectiveOp) -> str | None:
 
 
 def _size_problem(op: CollectiveOp | LocalChunkOp, mesh: Mesh) -> str | None:
-    given = tensor(op.inputs[0]).static_shape()
+    given = tensor(op.x).static_shape()
     result = op.result_tensor if isinstance(op, CollectiveOp) else tensor(op.outputs[0])
-    made, size, attrs = result.static_shape(), mesh.size(op.axis.data), op.plain
+    made, size, attrs = result.static_shape(), mesh.size(op.axis), op.plain
     if op.name == "comm.permute" and len(attrs["targets"]) != size:
         return f"has targets for {len(attrs['targets'])} ranks, and its groups have {size}"
     if isinstance(op, MarkedRowsOp):

@@ -15,6 +15,7 @@ from typing import Any
 from xdsl.dialects.builtin import DictionaryAttr, StringAttr
 from xdsl.ir import Block, Operation, SSAValue
 
+from irc.dialects.attributes import to_attribute
 from irc.dialects.comm import CHUNK, AllReduceOp, CollectiveOp, PendingType, WaitOp
 from irc.dialects.flow import (
     ConcatOp,
@@ -25,7 +26,6 @@ from irc.dialects.flow import (
     id_of,
     loc_of,
     tensor,
-    to_attribute,
 )
 from irc.dialects.types import TensorType
 from irc.sharding.expert_layers import HIDDEN, MATRICES, Exchange, ExpertLayer
@@ -50,7 +50,7 @@ def told(layer: ExpertLayer, degree: int, saved_s: float | None, runs: int = 1) 
     facts: dict[str, object] = {
         "id": id_of(layer.op),
         "op": "experts' gradients" if layer.is_gradient else "experts",
-        "axis": layer.dispatched[HIDDEN].start.axis.data,
+        "axis": layer.dispatched[HIDDEN].start.axis,
         "degree": degree,
         "dim": 0,
         "loc": loc_of(layer.op),
@@ -103,7 +103,7 @@ class _Cutting:
         if gather is None:
             own = self._part(rows, self.own, number, exchange.start)
         else:
-            mine = self._part(gather.start.inputs[0], Cut(0, self.degree), number, gather.start)
+            mine = self._part(gather.start.x, Cut(0, self.degree), number, gather.start)
             own = self._awaited(self._begun(gather, [mine], number, self.own), gather, number)
         parts = [self._part(each, self.marks, number, exchange.start) for each in marks]
         return self._begun(exchange, [own, *parts], number, self.marks)

@@ -64,7 +64,7 @@ class ExpertLayer:
     @property
     def is_gradient(self) -> bool:
         """Whether it is the derivative."""
-        return self.op.target.data != EXPERTS
+        return self.op.target != EXPERTS
 
     @property
     def exchanges(self) -> list[Exchange]:
@@ -94,23 +94,26 @@ def expert_layer(op: Operation) -> ExpertLayer | None:
         return None
     places = [place for place in range(len(op.inputs)) if place == HIDDEN or place > MATRICES[-1]]
     dispatched = {
-        place: exchange for place in places if (exchange := _dispatch(op.inputs[place])) is not None
+        place: exchange
+        for place in places
+        if (exchange := _dispatch(op.operands[place])) is not None
     }
     if HIDDEN not in dispatched:
         return None
     first = dispatched[HIDDEN].start
-    ranks, tokens = tensor(first.inputs[1]).static_shape()
+    assert isinstance(first, DispatchRowsOp)
+    ranks, tokens = tensor(first.going).static_shape()
     layer = ExpertLayer(op, ranks, tokens, dispatched, arguments, _combine(op, arguments))
     return _with_inner(layer)
 
 
 def _arguments(op: ExternOp) -> Sequence[int] | None:
     """Return of each result the operand that it has the shape of; None of other ops."""
-    if op.target.data == EXPERTS:
+    if op.target == EXPERTS:
         return [HIDDEN]
-    if op.target.data != VJP:
+    if op.target != VJP:
         return None
-    name, call, _, _, wanted = json.loads(op.arguments.data)
+    name, call, _, _, wanted = json.loads(op.arguments)
     return wanted if name == "flow.extern" and call["target"] == EXPERTS else None
 
 
@@ -118,10 +121,10 @@ def _dispatch(rows: SSAValue) -> Exchange | None:
     view = rows.owner
     if not isinstance(view, ReshapeOp) or not rows.has_one_use():
         return None
-    wait = view.inputs[0].owner
-    if not isinstance(wait, WaitOp) or not view.inputs[0].has_one_use():
+    wait = view.x.owner
+    if not isinstance(wait, WaitOp) or not view.x.has_one_use():
         return None
-    start = wait.inputs[0].owner
+    start = wait.pending.owner
     return Exchange(start, wait) if isinstance(start, DispatchRowsOp) else None
 
 
@@ -159,17 +162,17 @@ def _with_inner(layer: ExpertLayer) -> ExpertLayer:
 
 
 def _grown(gather: Exchange) -> int:
-    before = tensor(gather.start.inputs[0]).static_shape()[0]
+    before = tensor(gather.start.x).static_shape()[0]
     return tensor(gather.wait.outputs[0]).static_shape()[0] // before
 
 
 def _gather(start: CollectiveOp) -> Exchange | None:
     """Return what gathers the rows that are dispatched, and nothing else reads."""
-    wait = start.inputs[0].owner
-    if not isinstance(wait, WaitOp) or not start.inputs[0].has_one_use():
+    wait = start.x.owner
+    if not isinstance(wait, WaitOp) or not start.x.has_one_use():
         return None
-    begun = wait.inputs[0].owner
-    if not isinstance(begun, AllGatherOp) or begun.plain["dim"] != 0 or not _is_whole(begun):
+    begun = wait.pending.owner
+    if not isinstance(begun, AllGatherOp) or begun.dim != 0 or not _is_whole(begun):
         return None
     return Exchange(begun, wait)
 
@@ -181,7 +184,7 @@ def _reduction(layer: ExpertLayer) -> Exchange | None:
     start = _reader(layer.combined.wait.outputs[0])
     if not isinstance(start, AllReduceOp | ReduceScatterOp) or not _is_whole(start):
         return None
-    if isinstance(start, ReduceScatterOp) and start.plain["dim"] != 0:
+    if isinstance(start, ReduceScatterOp) and start.dim != 0:
         return None
     wait = _reader(start.outputs[0])
     return Exchange(start, wait) if isinstance(wait, WaitOp) else None

@@ -24,6 +24,7 @@ from irc.dialects.flow import (
 )
 from irc.dialects.placement import Mesh
 from irc.dialects.types import TensorType
+from irc.ops.experts import DOWN
 from irc.ops.rules_naming import dim_of
 from irc.sharding.local_attention import ATTENTION_PROGRAMS
 from irc.sharding.local_ops import Emit, Local
@@ -77,10 +78,9 @@ def _held(local: Local) -> tuple[SSAValue, SSAValue]:
     Returns:
         Which of them are in its part, and their place there.
     """
-    table, indices = local.inputs[:2]
-    dim, placed = dim_of(local.op.plain), local.signature.operands[0]
+    (table, indices, *_), dim = local.inputs, dim_of(local.op.plain)
     dtype = tensor(indices).dtype
-    start = local.offset(tensor(local.op.inputs[0]), placed, dim, dtype)
+    start = local.start_of(0, dim, dtype)
     held = local.scalar(tensor(table).static_shape()[dim], dtype)
     moved = local.pointwise("sub", indices, start)
     above = local.pointwise("ge", moved, local.scalar(0, dtype), dtype="i1")
@@ -104,7 +104,9 @@ def _masked(local: Local) -> list[SSAValue]:
 def _masked_scatter(local: Local) -> list[SSAValue]:
     """Write the rows that the rank holds; others go to a row more, which is dropped."""
     table, indices, source = local.inputs
-    dim, fn, kind = dim_of(local.op.plain), local.op.plain["fn"], tensor(table)
+    op = local.op
+    assert isinstance(op, ScatterOp)
+    dim, fn, kind = op.dim, op.fn, tensor(table)
     shape, dtype = kind.static_shape(), tensor(indices).dtype
     mine, moved = _held(local)
     if fn == "sum" and kind.dtype != "i1":
@@ -149,8 +151,7 @@ def _offset_iota(local: Local) -> list[SSAValue]:
 def _own_experts(local: Local) -> list[SSAValue]:
     """Count experts from the first that the rank holds; others are then out of range."""
     hidden, index, *rest = local.inputs
-    whole, placed = tensor(local.op.inputs[4]), local.signature.operands[4]
-    start = local.offset(whole, placed, 0, tensor(index).dtype)
+    start = local.start_of(DOWN, 0, tensor(index).dtype)
     return local.same([hidden, local.pointwise("sub", index, start), *rest])
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import ExternOp, tensor
+from irc.dialects.flow import ExternOp
 from irc.dialects.types import TensorType
 from irc.ops.attention_ops import BACKWARD
 from irc.ops.strategies import CAUSAL_ROWS, RING
@@ -41,7 +41,7 @@ RingProgram: TypeAlias = Callable[[Ring, Sequence[SSAValue]], list[SSAValue]]
 def causal_rows(local: Local) -> list[SSAValue]:
     """Mask the columns after each row, counted where the row stands in the logical tensor."""
     call, (q, dim) = Call.of(local), rows_of(local)
-    start = local.offset(tensor(local.op.inputs[q]), local.signature.operands[q], dim, "i64")
+    start = local.start_of(q, dim, "i64")
     given, form = call.build(start)
     attrs = form.backward() if local.op.plain.get("target") == BACKWARD else form.forward()
     return local.last(ExternOp, given, **attrs)

@@ -59,7 +59,7 @@ def gathered(local: Local, value: SSAValue, axes: Sequence[str], dim: int) -> SS
 
 def _global_index(local: Local, index: SSAValue, dim: int) -> SSAValue:
     """Count an index of the shard from the start of the whole dim."""
-    start = local.offset(tensor(local.op.inputs[0]), local.signature.operands[0], dim, "i64")
+    start = local.start_of(0, dim, "i64")
     return local.pointwise("add", index, start)
 
 
@@ -70,7 +70,9 @@ def _top_k(local: Local) -> list[SSAValue]:
     lowest index comes first among equals, as in the whole tensor.
     """
     (x,), dim = local.inputs, dim_of(local.op.plain)
-    k, largest = local.op.plain["k"], local.op.plain["largest"]
+    op = local.op
+    assert isinstance(op, TopKOp)
+    k, largest = op.k, op.largest
     kind, axes = tensor(x), local.signature.operands[0].split_axes(dim)
     count = min(k, kind.static_shape()[dim])
     some = _sized(kind, dim, count)
@@ -89,7 +91,7 @@ def _top_k(local: Local) -> list[SSAValue]:
 def _arg_extreme(local: Local) -> list[SSAValue]:
     """Find the extreme of the shard and its index, gather both, find the first extreme of them."""
     (x,), attrs = local.inputs, local.op.plain
-    dim, kind = dim_of(attrs), tensor(local.inputs[0])
+    dim, kind = dim_of(attrs), tensor(x)
     axes = local.signature.operands[0].split_axes(dim)
     one = TensorType.of(_sized(kind, dim, 1).shape, "i64")
     search = {"fn": attrs["fn"], "dim": dim, "keep_dims": True}
@@ -106,7 +108,7 @@ def _arg_extreme(local: Local) -> list[SSAValue]:
 def _scan(local: Local) -> list[SSAValue]:
     """Scan the shard; add to it what the shards before it come to together."""
     (x,), attrs = local.inputs, local.op.plain
-    dim, fn, kind = dim_of(attrs), attrs["fn"], tensor(local.inputs[0])
+    dim, fn, kind = dim_of(attrs), attrs["fn"], tensor(x)
     axes = local.signature.operands[0].split_axes(dim)
     own = local.before(CumulativeOp, [x], kind, **attrs)
     one = _sized(kind, dim, 1)
@@ -121,8 +123,9 @@ def _scan(local: Local) -> list[SSAValue]:
 def _before(local: Local, totals: SSAValue, dim: int) -> SSAValue:
     """Keep the totals of the shards before the rank's own; those of the others count nothing."""
     attrs, kind = local.op.plain, tensor(totals)
-    count, length = kind.static_shape()[dim], tensor(local.inputs[0]).static_shape()[dim]
-    start = local.offset(tensor(local.op.inputs[0]), local.signature.operands[0], dim, "i64")
+    (x,) = local.inputs
+    count, length = kind.static_shape()[dim], tensor(x).static_shape()[dim]
+    start = local.start_of(0, dim, "i64")
     line = tuple(count if i == dim else 1 for i in range(kind.ndim))
     starts = local.before(
         ConstantOp,

@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from xdsl.ir import SSAValue
 
 from irc.dialects.comm import AllGatherOp, CombineRowsOp, DispatchRowsOp, ReduceScatterOp
-from irc.dialects.flow import ConstantOp, ReduceOp, ReshapeOp, tensor
+from irc.dialects.flow import ConstantOp, ExternOp, ReduceOp, ReshapeOp, tensor
 from irc.dialects.types import TensorType
+from irc.ops.experts import DOWN
 from irc.ops.strategies import TRAVELLING, TRAVELLING_BACK
 from irc.sharding.local_ops import Local
 
@@ -30,7 +31,8 @@ class Travel:
     """
 
     def __init__(self, local: Local) -> None:
-        self.local, index, down = local, local.inputs[1], local.inputs[4]
+        self.local = local
+        _, index, _, _, down, *_ = local.inputs
         names = zip(local.mesh.names, local.signature.strategy, strict=True)
         (self.axis,) = (axis for axis, name in names if name in (TRAVELLING, TRAVELLING_BACK))
         self.ranks = local.mesh.size(self.axis)
@@ -45,9 +47,8 @@ class Travel:
         Tokens of all ranks, those that do not come as zeros; their experts, counted from the first
         that the rank holds, so that others are out of range; their weights; the matrices.
         """
-        hidden, _, weights, gate_up, down = self.local.inputs[:5]
-        whole, placed = tensor(self.local.op.inputs[4]), self.local.signature.operands[4]
-        start = self.local.offset(whole, placed, 0, tensor(self.index).dtype)
+        hidden, _, weights, gate_up, down, *_ = self.local.inputs
+        start = self.local.start_of(DOWN, 0, tensor(self.index).dtype)
         own = self.local.pointwise("sub", self.index, start)
         self.coming = self._marks_of_own(own)
         return [self.there(hidden), own, self._everywhere(weights), gate_up, down]
@@ -135,8 +136,11 @@ def _experts(local: Local) -> list[SSAValue]:
 def _gradients(local: Local) -> list[SSAValue]:
     """Send tokens and their results' gradients to the experts, and the tokens' gradients back."""
     travel = Travel(local)
-    given = [*travel.arguments(), travel.there(local.inputs[5])]
-    wanted: list[int] = json.loads(local.op.plain["arguments"])[4]
+    *_, gradient = local.inputs
+    given = [*travel.arguments(), travel.there(gradient)]
+    op = local.op
+    assert isinstance(op, ExternOp)
+    wanted: list[int] = json.loads(op.arguments)[4]
     found = _same(local, given, [tensor(given[operand]) for operand in wanted])
     home: Mapping[int, Callable[[SSAValue], SSAValue]] = {0: travel.back, 2: travel.own_rows}
     return [

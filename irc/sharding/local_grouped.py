@@ -18,17 +18,17 @@ CALL = json.dumps([[{"operand": i} for i in range(4)], {}])
 
 def _bounds(local: Local) -> list[SSAValue]:
     """Return where each group of the rank starts and ends, counted from the rank's first row."""
-    offs, rows = local.inputs[2], local.signature.operands[0]
+    (x, _, offs, *_), rows = local.inputs, local.signature.operands[0]
     kind = tensor(offs)
     shifted = local.before(PadOp, [offs], kind, low=(1,), high=(-1,), value=0.0)
     found: list[SSAValue] = []
     for value in (shifted, offs):
         value = _own_groups(local, value)
         if rows.split_axes(0):
-            start = local.offset(tensor(local.op.inputs[0]), rows, 0, kind.dtype)
+            start = local.start_of(0, 0, kind.dtype)
             value = local.pointwise("sub", value, start)
             value = local.pointwise("maximum", value, local.scalar(0, kind.dtype))
-            held = local.scalar(tensor(local.inputs[0]).static_shape()[0], kind.dtype)
+            held = local.scalar(tensor(x).static_shape()[0], kind.dtype)
             value = local.pointwise("minimum", value, held)
         found.append(value)
     return found
@@ -43,7 +43,7 @@ def _own_groups(local: Local, value: SSAValue) -> SSAValue:
 
 
 def _grouped(local: Local) -> list[SSAValue]:
-    rows, matrices = local.inputs[:2]
+    rows, matrices, *_ = local.inputs
     given = [rows, matrices, *_bounds(local)]
     return local.last(ExternOp, given, target=GROUPED_ROWS, arguments=CALL)
 
@@ -51,7 +51,9 @@ def _grouped(local: Local) -> list[SSAValue]:
 def _gradients(local: Local) -> list[SSAValue]:
     rows, matrices, _, g = local.inputs
     given = [rows, matrices, *_bounds(local), g]
-    *_, wanted = json.loads(local.op.plain["arguments"])
+    op = local.op
+    assert isinstance(op, ExternOp)
+    *_, wanted = json.loads(op.arguments)
     call = {"target": GROUPED_ROWS, "arguments": CALL}
     arguments = json.dumps(["flow.extern", call, 4, [0], wanted])
     return local.last(ExternOp, given, target="irc::vjp", arguments=arguments)

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 def _moved(local: Local, weight: int, index: int) -> SSAValue:
     """Count classes from the first that the rank holds."""
-    whole, placed = tensor(local.op.inputs[weight]), local.signature.operands[weight]
-    start = local.offset(whole, placed, 0, tensor(local.inputs[index]).dtype)
+    start = local.start_of(weight, 0, tensor(local.inputs[index]).dtype)
     return local.pointwise("sub", local.inputs[index], start)
 
 

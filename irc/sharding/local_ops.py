@@ -8,8 +8,18 @@ from typing import Any, TypeAlias
 from xdsl.dialects.builtin import ArrayAttr, StringAttr
 from xdsl.ir import Attribute, SSAValue
 
+from irc.dialects.attributes import to_attribute
 from irc.dialects.comm import CollectiveOp, PendingType, RankIndexOp, WaitOp
-from irc.dialects.flow import ConstantOp, FlowOp, PointwiseOp, id_of, loc_of, tensor, to_attribute
+from irc.dialects.flow import (
+    ConstantOp,
+    ConvolutionOp,
+    FlowOp,
+    PointwiseOp,
+    SliceOp,
+    id_of,
+    loc_of,
+    tensor,
+)
 from irc.dialects.placement import Mesh, Placement
 from irc.dialects.types import PlacementAttr, TensorType, number_in
 from irc.ops.infer import Attrs, broadcast_shapes
@@ -34,21 +44,19 @@ def local_type(
     return TensorType.of(shape, kind.dtype)
 
 
-def _slice_attributes(op: FlowOp, shapes: Sequence[tuple[int, ...]]) -> Attrs:
+def _slice_attributes(op: SliceOp, shapes: Sequence[tuple[int, ...]]) -> Attrs:
     """Dims taken whole are whole on the shard too, whatever its size."""
-    plain, logical = op.plain, tensor(op.inputs[0]).static_shape()
-    stops = (
-        -1 if stop == size else stop for stop, size in zip(plain["stops"], logical, strict=True)
-    )
+    whole = tensor(op.x).static_shape()
+    stops = (-1 if stop == size else stop for stop, size in zip(op.stops, whole, strict=True))
     return {"stops": tuple(stops)}
 
 
-def _convolution_attributes(op: FlowOp, shapes: Sequence[tuple[int, ...]]) -> Attrs:
+def _convolution_attributes(op: ConvolutionOp, shapes: Sequence[tuple[int, ...]]) -> Attrs:
     """A rank that holds some of the groups convolves only those."""
     return {"groups": shapes[0][1] // shapes[1][1]}
 
 
-LOCAL_ATTRIBUTES: Mapping[str, Callable[[FlowOp, Sequence[tuple[int, ...]]], Attrs]] = {
+LOCAL_ATTRIBUTES: Mapping[str, Callable[[Any, Sequence[tuple[int, ...]]], Attrs]] = {
     "flow.slice": _slice_attributes,
     "flow.convolution": _convolution_attributes,
 }
@@ -114,6 +122,11 @@ class Local:
         """Emit a rank-0 constant."""
         number = number_in(value, dtype)
         return self.before(ConstantOp, [], TensorType.of((), dtype), value=(number,))
+
+    def start_of(self, operand: int, dim: int, dtype: str) -> SSAValue:
+        """Emit the index at which the rank's part of an operand starts, in the whole operand."""
+        whole, placed = tensor(self.op.operands[operand]), self.signature.operands[operand]
+        return self.offset(whole, placed, dim, dtype)
 
     def offset(self, logical: TensorType, placement: Placement, dim: int, dtype: str) -> SSAValue:
         """Emit the logical index at which the rank's part of ``dim`` starts."""

@@ -16,8 +16,10 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue
 from xdsl.rewriter import Rewriter
 
+from irc.dialects.attributes import to_attribute
 from irc.dialects.builder import FlowBuilder
 from irc.dialects.flow import (
+    BroadcastOp,
     ContractOp,
     FlowOp,
     GatherOp,
@@ -31,7 +33,6 @@ from irc.dialects.flow import (
     id_of,
     loc_of,
     tensor,
-    to_attribute,
 )
 from irc.dialects.types import TensorType
 from irc.ops.derivatives_softmax import find_softmax
@@ -122,13 +123,13 @@ def _uses_of(value: SSAValue) -> _Uses:
             continue
         for use in here.uses:
             op = use.operation
-            if isinstance(op, TakeOp) and use.index == 0 and here is value and op.plain["dim"] == 0:
+            if isinstance(op, TakeOp) and use.index == 0 and here is value and op.dim == 0:
                 uses.lookups.append(op)
                 continue
             made = _dim_after(op, use.index, here, dim)
             assert isinstance(op, FlowOp)
-            if isinstance(op, PointwiseOp) and op.plain["fn"] == "add":
-                uses.masked[op.outputs[0]] = op.inputs[1 - use.index]
+            if isinstance(op, PointwiseOp) and op.fn == "add":
+                uses.masked[op.outputs[0]] = op.operands[1 - use.index]
             uses.ops.append(op)
             uses.dims[op.outputs[0]] = made
             todo.append(op.outputs[0])
@@ -144,23 +145,21 @@ def _dim_after(op: Operation, index: int, value: SSAValue, dim: int) -> int:
         MissError: where it has none, or padding would change more than the padding.
     """
     match op:
-        case PointwiseOp() if op.plain["fn"] == "cast":
+        case PointwiseOp() if op.fn == "cast":
             return dim
-        case PointwiseOp() if op.plain["fn"] == "add" and _is_bias(
-            op.inputs[1 - index], value, dim
-        ):
+        case PointwiseOp() if op.fn == "add" and _is_bias(op.operands[1 - index], value, dim):
             return dim
         case TransposeOp():
-            return op.plain["perm"].index(dim)
+            return op.perm.index(dim)
         case ReshapeOp() if op.pin is None:
             return _dim_of_reshape(value, op.outputs[0], dim)
         case SliceOp():
-            stop = op.plain["stops"][dim]
+            stop = op.stops[dim]
             whole = stop in (-1, tensor(value).shape[dim])
-            if (op.plain["starts"][dim], op.plain["steps"][dim]) == (0, 1) and whole:
+            if (op.starts[dim], op.steps[dim]) == (0, 1) and whole:
                 return dim
         case ContractOp():
-            letters, result = parse_spec(op.plain["spec"])
+            letters, result = parse_spec(op.spec)
             own = letters[index][dim]
             if own in result and sum(own in term for term in letters) == 1:
                 return result.index(own)
@@ -175,8 +174,8 @@ def _is_bias(other: SSAValue, value: SSAValue, dim: int) -> bool:
 
 
 def _vector_of(bias: SSAValue) -> SSAValue:
-    while isinstance(bias.owner, FlowOp) and bias.owner.name in ("flow.reshape", "flow.broadcast"):
-        bias = bias.owner.inputs[0]
+    while isinstance(bias.owner, ReshapeOp | BroadcastOp):
+        bias = bias.owner.x
     return bias
 
 
@@ -190,20 +189,20 @@ def _dim_of_reshape(before: SSAValue, after: SSAValue, dim: int) -> int:
 
 def _softmax_of(op: Operation, value: SSAValue) -> list[FlowOp] | None:
     """Return the ops of a log-softmax of a value, in order, given one that reads it."""
-    if not (isinstance(op, PointwiseOp) and op.plain["fn"] == "sub" and op.inputs[0] is value):
+    if not (isinstance(op, PointwiseOp) and op.fn == "sub" and op.a is value):
         return None
     for use in op.outputs[0].uses:
         last = use.operation
         found = find_softmax(last) if isinstance(last, PointwiseOp) else None
         if found is not None and found.kind == "log_softmax" and found.x is value:
             assert isinstance(last, PointwiseOp)
-            log = last.inputs[1].owner
+            log = last.b.owner
             assert isinstance(log, PointwiseOp)
-            total = log.inputs[0].owner
+            total = log.a.owner
             assert isinstance(total, ReduceOp)
-            powers, top = total.inputs[0].owner, op.inputs[1].owner
+            powers, top = total.x.owner, op.b.owner
             assert isinstance(powers, FlowOp)
-            assert isinstance(top, FlowOp)
+            assert isinstance(top, ReduceOp)
             return [top, op, powers, total, log, last]
     return None
 
@@ -216,11 +215,12 @@ def _add_softmax(uses: _Uses, x: SSAValue, dim: int, ops: Sequence[FlowOp]) -> N
     """
     top, off, powers, *_, last = ops
     readers = {use.operation for use in x.uses}
-    if top.plain["dims"] != (dim,) or readers != {top, off}:
+    assert isinstance(top, ReduceOp)
+    if top.dims != (dim,) or readers != {top, off}:
         raise MissError
     for use in last.outputs[0].uses:
         end = use.operation
-        if not (isinstance(end, GatherOp) and use.index == 0 and end.plain["dim"] == dim):
+        if not (isinstance(end, GatherOp) and use.index == 0 and end.dim == dim):
             raise MissError
         uses.ends.append(end)
     uses.ops += ops
@@ -276,7 +276,7 @@ class _Longer:
         result = op.outputs[0]
         dim = self._uses.dims.get(result)
         if isinstance(op, SliceOp) and dim is not None:
-            stops = list(op.plain["stops"])
+            stops = list(op.stops)
             stops[dim] = -1 if stops[dim] == -1 else self._stored
             properties["stops"] = to_attribute(tuple(stops))
         made = type(op)(

@@ -138,7 +138,7 @@ def cut_again(func: FuncOp) -> None:
 
 def _front(op: Operation) -> SliceOp | None:
     """Return an op that cuts the padding off an argument; None for another."""
-    if isinstance(op, SliceOp) and isinstance(op.inputs[0], BlockArgument):
+    if isinstance(op, SliceOp) and isinstance(op.x, BlockArgument):
         return op if id_of(op).endswith(f".{FRONT}") else None
     return None
 

@@ -199,7 +199,7 @@ def _operands(op: FlowOp, cut: Cut) -> Iterator[tuple[SSAValue, Cut | None]]:
     None: it is read whole by each piece.
     """
     if isinstance(op, ContractOp):
-        operands, result = parse_spec(op.plain["spec"])
+        operands, result = parse_spec(op.spec)
         letter = result[cut.dim]
         for value, letters in zip(op.inputs, operands, strict=True):
             dim = letters.find(letter)
@@ -219,7 +219,7 @@ def cut_of_product(op: Operation, value: SSAValue, cut: Cut) -> Cut | None:
     """
     if not isinstance(op, ContractOp) or list(op.inputs).count(value) != 1:
         return None
-    operands, result = parse_spec(op.plain["spec"])
+    operands, result = parse_spec(op.spec)
     letter = operands[list(op.inputs).index(value)][cut.dim]
     if letter not in result or sum(letter in letters for letters in operands) != 1:
         return None

@@ -16,7 +16,7 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute
 
-from irc.dialects.flow import to_attribute, to_python
+from irc.dialects.attributes import to_attribute, to_python
 from irc.sharding.ring_work import RingWork
 
 RINGS = "irc.rings"

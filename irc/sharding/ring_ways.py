@@ -51,6 +51,6 @@ def ways_of(op: FlowOp, signature: NdSignature, mesh: Mesh) -> list[str]:
     form, q = form_of(op.plain, len(op.inputs)), int(op.plain.get("target") == BACKWARD)
     if form.mask is not None:
         return [KEYS]
-    rows = local_shape(tensor(op.inputs[q]).static_shape(), signature.operands[q], mesh)[-2]
+    rows = local_shape(tensor(op.operands[q]).static_shape(), signature.operands[q], mesh)[-2]
     halves = form.is_causal and rows % 2 == 0
     return [way for way in WAYS if halves or way not in (ZIGZAG, ZIGZAG_TOKENS)]

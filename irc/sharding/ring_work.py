@@ -57,7 +57,7 @@ def ring_work(block: Block, axis: str, size: int) -> RingWork:
     for op in ops:
         if not isinstance(op, PermuteOp):
             continue
-        kind, targets = tensor(op.inputs[0]), tuple(op.plain["targets"])
+        kind, targets = tensor(op.x), op.targets
         num_bytes = prod(kind.static_shape()) * ITEM_BYTES[kind.dtype]
         sent = on if targets == following else back
         for rank, target in enumerate(targets):
@@ -110,11 +110,11 @@ def _is_whole(value: Any) -> bool:
 
 
 def _attention_flops(op: ExternOp, known: Mapping[SSAValue, int]) -> int:
-    form, q = form_of(op.plain, len(op.inputs)), int(op.plain["target"] == BACKWARD)
-    rows, keys = (tensor(op.inputs[i]).static_shape()[-2] for i in (q, q + 1))
+    form, q = form_of(op.plain, len(op.inputs)), int(op.target == BACKWARD)
+    rows, keys = (tensor(op.operands[i]).static_shape()[-2] for i in (q, q + 1))
     if not form.is_causal:
         return flops(op)
-    start = 0 if form.start is None else known[op.inputs[form.start]]
+    start = 0 if form.start is None else known[op.operands[form.start]]
     return flops(op) // (rows * keys) * seen_scores(rows, keys, start)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from xdsl.dialects.builtin import ModuleOp
 
-from irc.dialects.flow import to_python
+from irc.dialects.attributes import to_python
 from irc.sharding.batch_slices import SLICES
 from irc.sharding.chunks import CHUNKS
 

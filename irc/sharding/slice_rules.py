@@ -131,7 +131,7 @@ def exchanged(op: FlowOp, cut: Cut, ranks: Mesh) -> Cut | None:
 def ranks_of_samples(ops: Iterable[Operation], ranks: Mesh) -> int:
     """Return among how many ranks exchanges divide dim 0, where the samples of a batch are."""
     axes = {
-        op.plain["axis"]
+        op.axis
         for op in ops
         if isinstance(op, AllGatherOp | AllToAllOp | DIVIDING)
         and 0 in [op.plain.get(key) for key in ("dim", "split_dim", "concat_dim")]

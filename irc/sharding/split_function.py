@@ -10,10 +10,11 @@ from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 
 from irc.dialects.builder import finish_function
+from irc.dialects.comm import CollectiveOp
 from irc.dialects.flow import ConstantOp, FlowOp, id_of, noted_placement, noted_placements
 
 
-def split_at(func: FuncOp, start: FlowOp, wait: FlowOp, calls: Iterable[CallOp]) -> None:
+def split_at(func: FuncOp, start: CollectiveOp, wait: FlowOp, calls: Iterable[CallOp]) -> None:
     """Cut a function, and put two calls around the collective in the place of each call of it.
 
     The first part makes the operand of the collective, and whatever is made on the way to it. All
@@ -28,14 +29,14 @@ def split_at(func: FuncOp, start: FlowOp, wait: FlowOp, calls: Iterable[CallOp])
     block = func.body.block
     end = block.last_op
     assert end is not None
-    needed = _needed(start.inputs[0])
+    needed = _needed(start.x)
     first = [op for op in block.ops if op in needed]
     rest = [op for op in block.ops if op not in needed and op not in (start, wait, end)]
     read = {value for op in (*rest, end) for value in op.operands}
     literals = [op for op in first if isinstance(op, ConstantOp) and op.outputs[0] in read]
     again = {op.outputs[0] for op in literals}
     shared = [v for op in first for v in op.results if v in read and v not in again]
-    before = _part(func, "before", first, list(dict.fromkeys([start.inputs[0], *shared])))
+    before = _part(func, "before", first, list(dict.fromkeys([start.x, *shared])))
     later = {v for op in (*literals, *rest) for v in op.results}
     behind = _part(
         func, "behind", [*literals, *rest], [v for v in dict.fromkeys(end.operands) if v in later]

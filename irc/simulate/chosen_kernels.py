@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from xdsl.ir import Operation, SSAValue, Use
 
-from irc.dialects.flow import FlowOp, PointwiseOp
+from irc.dialects.flow import FlowOp, PointwiseOp, ShapeOp
 from irc.kernels.fusion.groups import anchor, is_literal
 from irc.kernels.fusion.profit import tensor_bytes
 from irc.kernels.holds import SHAPE_OPS
@@ -78,9 +78,9 @@ class Kernels:
             if made != read.placements[self._choice[read.node]]:
                 return True
             op, index = value.owner, 0  # type: ignore[assignment]  # an op's result, if read in
-            if not isinstance(op, FlowOp) or op.name not in SHAPE_OPS:
+            if not isinstance(op, ShapeOp):
                 return False
-            value = op.inputs[0]
+            value = op.x
 
     def _price_kernel(self, kernel: Sequence[FlowOp], *, is_whole: bool) -> None:
         cost = self._graph.options.cost

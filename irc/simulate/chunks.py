@@ -107,7 +107,7 @@ class Chooser:
 
 def _key(group: Group) -> Hashable:
     start = group.start
-    beside = start.inputs[0].owner, *(use.operation for use in group.wait.outputs[0].uses)
+    beside = start.x.owner, *(use.operation for use in group.wait.outputs[0].uses)
     return _form(start), *(_form(op) for op in beside if isinstance(op, FlowOp))
 
 
@@ -121,7 +121,7 @@ def _around(group: Group) -> tuple[Block, dict[SSAValue, SSAValue]]:
 
     What is scattered is among them: it is cut with what computes it.
     """
-    source = group.start.inputs[0].owner
+    source = group.start.x.owner
     first: Operation = source if isinstance(source, Operation) else group.start
     for _ in range(AROUND):
         first = first.prev_op or first

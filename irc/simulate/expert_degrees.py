@@ -85,5 +85,5 @@ class ExpertChooser:
 def _key(layer: ExpertLayer) -> Hashable:
     """Return what tells layers apart."""
     kinds = tuple(value.type for value in (*layer.op.operands, *layer.op.results))
-    sent = tuple((each.start.name, each.start.axis.data) for each in layer.exchanges)
-    return layer.op.arguments.data, kinds, sent
+    sent = tuple((each.start.name, each.start.axis) for each in layer.exchanges)
+    return layer.op.arguments, kinds, sent

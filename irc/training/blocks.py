@@ -258,7 +258,7 @@ def _is_cheap(op: Operation) -> bool:
     """True for literals and views, and for casts whose source is no larger than their result."""
     if op.name in FREE or op.name in VIEWS:
         return True
-    if not (isinstance(op, PointwiseOp) and op.plain["fn"] == "cast"):
+    if not (isinstance(op, PointwiseOp) and op.fn == "cast"):
         return False
-    source, result = tensor(op.inputs[0]), tensor(op.outputs[0])
+    source, result = tensor(op.a), tensor(op.outputs[0])
     return ITEM_BYTES[source.dtype] <= ITEM_BYTES[result.dtype]

@@ -86,15 +86,15 @@ def projections_in(func: FuncOp) -> Iterator[Projection]:
 
 def _projection(op: ContractOp) -> Projection | None:
     """Return a product whose result is cut in parts along the last letter of its weight."""
-    (left, right), result = parse_spec(op.plain["spec"])
+    (left, right), result = parse_spec(op.spec)
     letter = result[-1] if result else ""
     if len(right) != 2 or letter not in right or letter in left:
         return None
-    weight = _weight(op.inputs[1], right.index(letter))
+    weight = _weight(op.b, right.index(letter))
     if weight is None:
         return None
     value, add, bias = op.outputs[0], None, None
-    if isinstance(user := only_reader(value), PointwiseOp) and user.plain["fn"] == "add":
+    if isinstance(user := only_reader(value), PointwiseOp) and user.fn == "add":
         first, second = user.inputs
         width = tensor(value).shape[-1:]
         is_bias = first is value and tensor(second).shape == width
@@ -146,7 +146,7 @@ def _weight(value: SSAValue, dim: int) -> Weight | None:
     if any(only_reader(each) is None for each in (argument, *(op.outputs[0] for op in chain))):
         return None
     for op in chain:
-        dim = op.plain["perm"][dim] if isinstance(op, TransposeOp) else dim
+        dim = op.perm[dim] if isinstance(op, TransposeOp) else dim
     return Weight(argument, chain, dim)
 
 
@@ -156,14 +156,14 @@ def only_reader(value: SSAValue) -> Operation | None:
     return uses[0].operation if len(uses) == 1 else None
 
 
-def _moved(op: FlowOp, dim: int) -> tuple[int, int] | None:
+def _moved(op: TransposeOp | ReshapeOp, dim: int) -> tuple[int, int] | None:
     """Return where a dim is after an op, and how many of its elements are one then.
 
     A reshape keeps it as it is, or divides it into a number of pieces, which is the dim then.
     """
     if isinstance(op, TransposeOp):
-        return list(op.plain["perm"]).index(dim), 1
-    before, after = (tensor(value).static_shape() for value in (op.inputs[0], op.outputs[0]))
+        return op.perm.index(dim), 1
+    before, after = (tensor(value).static_shape() for value in (op.x, op.outputs[0]))
     if "pin" in op.properties:
         return None
     outer = prod(before[:dim])
@@ -177,10 +177,9 @@ def _bounds(op: Operation, dim: int) -> tuple[int, int] | None:
     """Return which part along a dim a slice takes; None for one of other dims, or with steps."""
     if not isinstance(op, SliceOp):
         return None
-    plain, shape = op.plain, tensor(op.inputs[0]).static_shape()
-    starts, stops, steps = (list(plain[name]) for name in ("starts", "stops", "steps"))
-    stops = [size if stop == -1 else stop for stop, size in zip(stops, shape, strict=True)]
-    if any(step != 1 for step in steps):
+    shape, starts = tensor(op.x).static_shape(), op.starts
+    stops = [size if stop == -1 else stop for stop, size in zip(op.stops, shape, strict=True)]
+    if any(step != 1 for step in op.steps):
         return None
     for place, size in enumerate(shape):
         if place != dim and (starts[place], stops[place]) != (0, size):

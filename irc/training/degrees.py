@@ -105,7 +105,7 @@ class Degrees:
 
     def _degree(self, op: FlowOp, twin: FlowOp) -> Degree:
         given = [self.of.get(operand) for operand in op.operands]
-        if isinstance(op, ConstantOp):
+        if isinstance(op, ConstantOp) and isinstance(twin, ConstantOp):
             return self._of_literal(op, twin)
         if any(each is None for each in given):
             return None
@@ -113,13 +113,13 @@ class Degrees:
         if isinstance(op, PointwiseOp):
             return _pointwise(fn_of(op), known, op.operands)
         if isinstance(op, ReduceOp):
-            dims: Sequence[int] = op.plain["dims"]
+            dims: Sequence[int] = op.dims
             count, more = (
                 prod(tensor(each.operands[0]).static_shape()[dim] for dim in dims)
                 for each in (op, twin)
             )
             return self._summed(known[0], count, more, fn_of(op))
-        if isinstance(op, ContractOp):
+        if isinstance(op, ContractOp) and isinstance(twin, ContractOp):
             return self._summed(sum(known), _contracted(op), _contracted(twin), "sum")
         if isinstance(op, ConcatOp):
             return known[0] if len(set(known)) == 1 else None
@@ -138,8 +138,8 @@ class Degrees:
         exponent = log(more / count, self._ratio)
         return degree + 1.0 if abs(exponent - 1.0) < CLOSE else None
 
-    def _of_literal(self, op: FlowOp, twin: FlowOp) -> Degree:
-        values, others = ([float(abs(v)) for v in each.plain["value"]] for each in (op, twin))
+    def _of_literal(self, op: ConstantOp, twin: ConstantOp) -> Degree:
+        values, others = ([float(abs(v)) for v in each.value] for each in (op, twin))
         if values == others or (len(values) == len(others) == 1 and values[0] != values[0]):
             return 0.0
         if len(values) != 1 or len(others) != 1:
@@ -186,14 +186,13 @@ def _pointwise(fn: str, given: Sequence[float], operands: Sequence[SSAValue]) ->
 
 def _is_fixed(given: Sequence[float], operands: Sequence[SSAValue]) -> bool:
     """True where a comparison gives the same of more samples: one with zero or infinity does."""
-    numbers = [op.plain["value"] for v in operands if isinstance(op := v.owner, ConstantOp)]
+    numbers = [op.value for v in operands if isinstance(op := v.owner, ConstantOp)]
     return len(set(given)) == 1 or any(abs(n) in (0, inf) for each in numbers for n in each)
 
 
-def _contracted(op: FlowOp) -> int:
+def _contracted(op: ContractOp) -> int:
     """Return over how many products each element of a contraction is a sum."""
-    spec = str(op.plain["spec"])
-    inputs, _, result = spec.partition("->")
+    inputs, _, result = op.spec.partition("->")
     sizes: dict[str, int] = {}
     for letters, operand in zip(inputs.split(","), op.operands, strict=True):
         sizes |= dict(zip(letters, tensor(operand).static_shape(), strict=True))
@@ -216,4 +215,4 @@ def _are_equal(one: Any, other: Any) -> bool:
 
 def fn_of(op: Operation) -> str:
     """Return the function of a pointwise op or a reduction; of what moves numbers ``copy``."""
-    return str(op.plain["fn"]) if isinstance(op, PointwiseOp | ReduceOp) else "copy"
+    return op.fn if isinstance(op, PointwiseOp | ReduceOp) else "copy"

@@ -71,7 +71,7 @@ def take_head(module: ModuleOp, loss: str, count: int) -> ModuleOp:
     returned = list(zip(results(func), end.operands, strict=True))
     value = next(v for (role, name), v in returned if (role, name) == ("output", loss))
     kept = [((role, name), v) for (role, name), v in returned if role == "state"]
-    given = dict(zip(operand_roles(LOSS, op.plain["arguments"]), op.inputs, strict=True))
+    given = dict(zip(operand_roles(LOSS, op.arguments), op.inputs, strict=True))
     _check_size(op, given, count)
     head = _Head(func.body.block, op, given, value)
     head.check({v: (role, name) for role, name, v in arguments(func)}, [v for _, v in kept])
@@ -93,17 +93,17 @@ def weight_chain(value: SSAValue) -> tuple[SSAValue, tuple[FlowOp, ...]]:
     """Return what a layer's weight is made of by casts and transposes, and these, last first."""
     ops: list[FlowOp] = []
     while isinstance(op := value.owner, TransposeOp) or (
-        isinstance(op, PointwiseOp) and op.plain["fn"] == "cast"
+        isinstance(op, PointwiseOp) and op.fn == "cast"
     ):
         ops.append(op)
-        value = op.inputs[0]
+        value = op.x if isinstance(op, TransposeOp) else op.a
     return value, tuple(ops)
 
 
 def mean_of(block: Block, given: Mapping[str, SSAValue]) -> Mean | None:
     """Return the mean of logits that smoothed labels read, as `irc.rewrite.linear_loss` has it."""
     for op in block.ops:
-        if not isinstance(op, ContractOp) or op.plain["spec"] != "nd,d->n":
+        if not isinstance(op, ContractOp) or op.spec != "nd,d->n":
             continue
         rows, mean = op.inputs
         own = {op, *weight_chain(rows)[1]}
@@ -115,7 +115,7 @@ def mean_of(block: Block, given: Mapping[str, SSAValue]) -> Mean | None:
             return Mean(op.outputs[0], frozenset(own))
         (use,) = op.outputs[0].uses
         add = use.operation
-        if isinstance(add, PointwiseOp) and add.plain["fn"] == "add":
+        if isinstance(add, PointwiseOp) and add.fn == "add":
             biases = [_mean_ops(v, given["bias"]) for v in add.inputs if v is not op.outputs[0]]
             if biases and biases[0] is not None:
                 return Mean(add.outputs[0], frozenset({*own, add, *biases[0]}))
@@ -133,24 +133,24 @@ def _mean_ops(value: SSAValue, weight: SSAValue) -> set[Operation] | None:
     """
     own: set[Operation] = set()
     div = value.owner
-    if isinstance(div, PointwiseOp) and div.plain["fn"] in ("div", "mul"):
+    if isinstance(div, PointwiseOp) and div.fn in ("div", "mul"):
         own.add(div)
-        value = div.inputs[0]
+        value = div.a
     reduce = value.owner
-    if not isinstance(reduce, ReduceOp) or reduce.plain["fn"] != "sum":
+    if not isinstance(reduce, ReduceOp) or reduce.fn != "sum":
         return None
-    if reduce.plain["dims"] != (0,) or not own:
+    if reduce.dims != (0,) or not own:
         return None
     own.add(reduce)
-    value = reduce.inputs[0]
-    if isinstance(cast := value.owner, PointwiseOp) and cast.plain["fn"] == "cast":
+    value = reduce.x
+    if isinstance(cast := value.owner, PointwiseOp) and cast.fn == "cast":
         own.add(cast)
-        value = cast.inputs[0]
+        value = cast.a
     return own if value is weight else None
 
 
 def _is_loss(op: Operation) -> bool:
-    return isinstance(op, ExternOp) and op.plain["target"] == LOSS
+    return isinstance(op, ExternOp) and op.target == LOSS
 
 
 def _single(module: ModuleOp, block: Block) -> ExternOp:

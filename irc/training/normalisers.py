@@ -106,7 +106,7 @@ def _is_sum(op: FlowOp) -> bool:
     """True for a sum, and for what is left of one over a single sample."""
     if isinstance(op, ReduceOp):
         # In a micro-batch of one sample, a sum over what it has is one number, too.
-        return op.plain["fn"] == "sum" and len(op.plain["dims"]) == tensor(op.operands[0]).ndim
+        return op.fn == "sum" and len(op.dims) == tensor(op.operands[0]).ndim
     single = op.name == "flow.reshape" and _is_one(op.operands[0])
     return single and not tensor(op.results[0]).shape and bool(tensor(op.operands[0]).shape)
 
@@ -123,7 +123,7 @@ def _power(op: FlowOp, powers: Mapping[SSAValue, Fraction]) -> Fraction:
     """
     given = [powers.get(value) for value in op.operands]
     known = [p for p in given if p is not None]
-    fn = str(op.plain["fn"]) if isinstance(op, PointwiseOp) else op.name
+    fn = op.fn if isinstance(op, PointwiseOp) else op.name
     numbers = [p or Fraction(0) for p in given]
     if fn in SAME or fn in MOVES:
         return known[0]

@@ -99,7 +99,7 @@ def plugin_policy(plugin: Registered) -> Policy:
 def may_run_again(op: Operation) -> bool:
     """True for an op that gives the same again: no call, and nothing drawn by a library."""
     if isinstance(op, ExternOp):
-        return not any(word in op.plain["target"].lower() for word in DRAWS)
+        return not any(word in op.target.lower() for word in DRAWS)
     return not isinstance(op, CallOp)
 
 
@@ -144,7 +144,7 @@ def all_but_every_second(
 
 
 def _is_attention(op: Operation) -> bool:
-    return isinstance(op, ExternOp) and "attention" in op.plain["target"].lower()
+    return isinstance(op, ExternOp) and "attention" in op.target.lower()
 
 
 def _outgrows(op: ContractOp, fixed: AbstractSet[SSAValue]) -> bool:

@@ -163,14 +163,14 @@ def _written(
         for op in reversed(source.chain):
             shape = tensor(value).static_shape()
             if isinstance(op, TransposeOp):
-                perm: tuple[int, ...] = op.plain["perm"]
+                perm: tuple[int, ...] = op.perm
                 shape = tuple(shape[dim] for dim in perm)
             value = copied(op, [value], shape)
         return value
 
     width = bounds[1] - bounds[0]
     shape = (*tensor(own.contract.outputs[0]).static_shape()[:-1], width)
-    value = copied(own.contract, [own.contract.inputs[0], operand(weight, own.weight)], shape)
+    value = copied(own.contract, [own.contract.a, operand(weight, own.weight)], shape)
     if own.add is not None and own.bias is not None and bias is not None:
         value = copied(own.add, [value, operand(bias, own.bias)], shape)
     whole = tensor(own.contract.outputs[0]).static_shape()[-1]

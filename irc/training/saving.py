@@ -139,9 +139,9 @@ class Saving:
             return False
         if all(value in self._fixed for value in op.operands):
             return True
-        source, result = tensor(op.inputs[0]), tensor(op.outputs[0])
+        source, result = tensor(op.a), tensor(op.outputs[0])
         wider = ITEM_BYTES[source.dtype] <= ITEM_BYTES[result.dtype]
-        return op.plain["fn"] == "cast" and wider
+        return op.fn == "cast" and wider
 
     def _may_run_again(self, op: Operation) -> bool:
         return self._is_free(op) or isinstance(op, PointwiseOp) or op in self._again

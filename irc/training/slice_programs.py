@@ -47,7 +47,7 @@ class Cutter:
         self.head, self.count = head, count
         self.func = entry(head)
         self.op = loss_of(self.func.body.block)
-        roles = operand_roles(LOSS, self.op.plain["arguments"])
+        roles = operand_roles(LOSS, self.op.arguments)
         self.given = dict(zip(roles, self.op.inputs, strict=True))
         self.classes = tensor(self.given["w"]).static_shape()[0]
         self.mean: Mean | None = mean_of(self.func.body.block, self.given)
@@ -60,7 +60,7 @@ class Cutter:
         value, chain = weight_chain(self.given[role])
         dim, name = 0, self.names[value][1]
         for op in chain:
-            dim = op.plain["perm"][dim] if isinstance(op, TransposeOp) else dim
+            dim = op.perm[dim] if isinstance(op, TransposeOp) else dim
         starts, stops = zip(*self.bounds, strict=True)
         names = tuple(slice_name(name, *bounds) for bounds in self.bounds)
         return name, Sliced(names, dim, starts, stops)
@@ -209,7 +209,7 @@ class Program:
         value = self.argument(kind, where, own.names[number])
         for op in reversed(chain):
             if isinstance(op, TransposeOp):
-                value = b.op(TransposeOp, [value], perm=op.plain["perm"])
+                value = b.op(TransposeOp, [value], perm=op.perm)
             else:
                 value = b.cast(value, tensor(op.outputs[0]).dtype)
         return value

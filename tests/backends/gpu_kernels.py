@@ -10,7 +10,7 @@ import torch
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Block, SSAValue
 
-from irc.dialects.flow import to_python
+from irc.dialects.attributes import to_python
 from irc.dialects.mapping import compose, repeat, spatial
 from irc.dialects.task import (
     BufferType,

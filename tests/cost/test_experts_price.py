@@ -40,7 +40,7 @@ def test_kernels_of_experts_take_what_the_pass_says(inner: int) -> None:
             said.update(
                 (id_of(op), cost.local_seconds(op))
                 for op in module.walk()
-                if isinstance(op, ExternOp) and op.target.data == EXPERTS
+                if isinstance(op, ExternOp) and op.target == EXPERTS
             )
 
     lower(program, options, see)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from irc.dialects.flow import to_attribute, to_python
+from irc.dialects.attributes import to_attribute, to_python
 
 VALUES: list[Any] = [
     1,

@@ -13,8 +13,9 @@ from xdsl.dialects.builtin import ModuleOp
 
 from irc.backends.cpu import CpuBackend
 from irc.cost.actions import ActionCost
+from irc.dialects.attributes import to_attribute
 from irc.dialects.comm import AllGatherOp, AllReduceOp, LocalChunkOp, ReduceScatterOp
-from irc.dialects.flow import AttentionOp, result_id, to_attribute
+from irc.dialects.flow import AttentionOp, result_id
 from irc.dialects.placement import Mesh
 from irc.dialects.task import (
     KernelConstantOp,
@@ -125,7 +126,7 @@ def swapped_shard_order(module: ModuleOp) -> None:
     by_axis: dict[str, list[AllGatherOp | LocalChunkOp]] = {}
     for op in module.walk():
         if isinstance(op, LocalChunkOp):
-            by_axis.setdefault(op.axis.data, []).append(op)
+            by_axis.setdefault(op.axis, []).append(op)
     assert len(by_axis) == 2
     for axis, ops in zip(reversed(list(by_axis)), by_axis.values(), strict=True):
         for op in ops:

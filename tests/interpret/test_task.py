@@ -4,7 +4,7 @@ import pytest
 import torch
 from xdsl.dialects.builtin import IntegerAttr, i64
 
-from irc.dialects.flow import to_attribute
+from irc.dialects.attributes import to_attribute
 from irc.dialects.mapping import TaskMapping
 from irc.dialects.mapping_attr import MappingAttr, parse_mapping
 from irc.dialects.placement import Mesh

@@ -12,8 +12,9 @@ from xdsl.utils.exceptions import VerifyException
 
 import irc
 from irc.dialects.attention import KernelAttentionOp
+from irc.dialects.attributes import to_attribute
 from irc.dialects.builder import FlowBuilder, finish_function
-from irc.dialects.flow import AttentionOp, ExternOp, TransposeOp, to_attribute
+from irc.dialects.flow import AttentionOp, ExternOp, TransposeOp
 from irc.dialects.task import KernelOp, LaunchOp, ViewOp
 from irc.dialects.text import context, dump, load
 from irc.dialects.types import TensorType

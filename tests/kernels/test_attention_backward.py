@@ -13,8 +13,9 @@ from xdsl.utils.exceptions import VerifyException
 
 import irc
 from irc.dialects.attention_backward import KernelAttentionBackwardOp
+from irc.dialects.attributes import to_attribute
 from irc.dialects.builder import FlowBuilder, finish_function
-from irc.dialects.flow import ExternOp, TransposeOp, to_attribute
+from irc.dialects.flow import ExternOp, TransposeOp
 from irc.dialects.task import LaunchOp
 from irc.dialects.text import context, dump, load
 from irc.dialects.types import TensorType

@@ -6,7 +6,7 @@ from torch import nn
 from xdsl.utils.exceptions import VerifyException
 
 import irc
-from irc.dialects.flow import to_attribute
+from irc.dialects.attributes import to_attribute
 from irc.dialects.task import KernelOp, LoadOp, ViewOp, bound_rows
 from irc.dialects.text import dump, load
 from irc.errors import InternalError

@@ -6,10 +6,11 @@ import pytest
 import torch
 from xdsl.dialects.builtin import ModuleOp
 
+from irc.dialects.attributes import to_python
 from irc.dialects.builder import entry
 from irc.dialects.comm import AllGatherOp, CollectiveOp, MarkedRowsOp, ReduceScatterOp
 from irc.dialects.dominance import verify_module
-from irc.dialects.flow import id_of, tensor, to_python
+from irc.dialects.flow import id_of, tensor
 from irc.errors import IrcError
 from irc.interpret.flow import run_op
 from irc.interpret.levels import difference
@@ -64,7 +65,7 @@ def test_pieces_are_the_same_numbers(mesh: str, gradient: bool, degree: int, exp
 def test_exchanges_of_the_second_axis_are_cut_as_well() -> None:
     module = program(SMALL, "expert=2,tensor=2")
     run_passes(module, [ChunkExpertsPass(degree=2)])
-    inner = [op for op in starts(module, CollectiveOp) if op.axis.data == "tensor"]
+    inner = [op for op in starts(module, CollectiveOp) if op.axis == "tensor"]
     assert [type(op) for op in inner] == [AllGatherOp] * 2 + [ReduceScatterOp] * 2
 
 

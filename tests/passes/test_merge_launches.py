@@ -13,7 +13,7 @@ from xdsl.dialects.func import CallOp
 from xdsl.utils.exceptions import VerifyException
 
 import irc
-from irc.dialects.flow import to_attribute
+from irc.dialects.attributes import to_attribute
 from irc.dialects.task import KernelOp, LaunchOp
 from irc.dialects.text import dump, load
 from irc.errors import IrcError

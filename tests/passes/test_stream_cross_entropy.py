@@ -106,7 +106,7 @@ def streamed(module: ModuleOp, min_bytes: int = 0) -> list[str]:
     StreamCrossEntropyPass(min_bytes=min_bytes).apply(context(), module)
     module.verify()
     assert load(dump(module)).is_structurally_equivalent(module)
-    return [op.target.data for op in module.walk() if isinstance(op, ExternOp)]
+    return [op.target for op in module.walk() if isinstance(op, ExternOp)]
 
 
 def no_logits(module: ModuleOp) -> bool:

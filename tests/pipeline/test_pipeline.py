@@ -103,7 +103,7 @@ class GeluToTanh(Quiet):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for each in op.walk():
-            if isinstance(each, PointwiseOp | KernelPointwiseOp) and each.fn.data == "gelu":
+            if isinstance(each, PointwiseOp | KernelPointwiseOp) and each.fn == "gelu":
                 each.properties["fn"] = StringAttr("tanh")
 
 

@@ -17,9 +17,10 @@ from xdsl.dialects.builtin import ModuleOp
 from irc import capture
 from irc.cluster.load import find_cluster
 from irc.cost.model import ClusterCost
+from irc.dialects.attributes import to_attribute
 from irc.dialects.builder import arguments, entry, results
 from irc.dialects.comm import CollectiveOp
-from irc.dialects.flow import FlowOp, RandomOp, to_attribute
+from irc.dialects.flow import FlowOp, RandomOp
 from irc.dialects.placement import Mesh
 from irc.dialects.text import context
 from irc.interpret.flow import run_function

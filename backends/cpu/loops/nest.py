@@ -14,7 +14,6 @@ from typing import cast
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import to_python
 from irc.dialects.task import (
     BufferType,
     IndexOp,
@@ -137,42 +136,42 @@ def read(kernel: KernelOp) -> Nest:
 
 def _step(op: KernelBodyOp, result: int, numbers: dict[SSAValue, int]) -> Step:
     if isinstance(op, StoreOp):
-        access = _access(op, op.inputs[1])
-        return Step("store", -1, (numbers[op.inputs[0]],), access.dtype, access=access)
+        access = _access(op)
+        return Step("store", -1, (numbers[op.stored],), access.dtype, access=access)
     dtype = op.value.dtype
     if isinstance(op, LoadOp):
-        access = _access(op, op.inputs[0])
-        return Step("load", result, tuple(numbers[v] for v in op.inputs[1:]), dtype, access=access)
+        access = _access(op)
+        return Step("load", result, tuple(numbers[v] for v in op.indices), dtype, access=access)
     operands = tuple(numbers[v] for v in op.inputs)
     match op:
         case KernelConstantOp():
-            return Step("constant", result, (), dtype, literal=op.plain["value"][0])
+            return Step("constant", result, (), dtype, literal=op.literals[0])
         case IndexOp():
-            return Step("index", result, (), dtype, dim=op.plain["dim"])
+            return Step("index", result, (), dtype, dim=op.dim)
         case KernelPointwiseOp():
-            return Step("pointwise", result, operands, dtype, op.fn.data)
+            return Step("pointwise", result, operands, dtype, op.fn)
         case KernelReduceOp():
-            return Step("reduce", result, operands, dtype, op.fn.data)
+            return Step("reduce", result, operands, dtype, op.fn)
         case KernelContractOp():
             return Step("contract", result, operands, dtype, "sum")
         case _:
             raise InternalError(f"the cpu backend does not know {op.name}")
 
 
-def _access(op: LoadOp | StoreOp, buffer: SSAValue) -> Access:
-    kind = buffer.type
+def _access(op: LoadOp | StoreOp) -> Access:
+    kind = op.buffer.type
     assert isinstance(kind, BufferType)
-    strides: tuple[int, ...] = to_python(op.strides)
+    load = op if isinstance(op, LoadOp) else None
     return Access(
-        op.kernel.position(buffer),
+        op.kernel.position(op.buffer),
         kind.dtype,
         cast("int", kind.elements),
-        to_python(op.offset),
-        strides,
-        op.plain.get("index_strides", ()),
+        op.offset,
+        op.strides,
+        (load and load.index_strides) or (),
         tuple((d, size, inner) for d, (size, inner) in blocks_of(op).items()),
-        tuple(Bound(*row) for row in bound_rows(op.plain.get("bounds", ()), len(strides))),
-        op.plain.get("fill", (0,))[0],
+        tuple(Bound(*row) for row in bound_rows((load and load.bounds) or (), len(op.strides))),
+        ((load and load.fill) or (0,))[0],
     )
 
 

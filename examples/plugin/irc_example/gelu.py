@@ -40,7 +40,7 @@ class ApproximateGeluPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Rewrite every exact GELU of the module."""
-        exact = [o for o in op.walk() if isinstance(o, PointwiseOp) and o.fn.data == "gelu"]
+        exact = [o for o in op.walk() if isinstance(o, PointwiseOp) and o.fn == "gelu"]
         for old in exact:
             new = PointwiseOp.make(old.inputs, [old.outputs[0].type], fn="gelu_tanh")
             carry(new, old)

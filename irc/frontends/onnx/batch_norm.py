@@ -49,7 +49,7 @@ def into_convolution(node: Node, scale: Array, shift: Array) -> SSAValue | None:
     owner, op = node.owner, node[0].owner
     if not isinstance(op, ConvolutionOp) or owner.readers[node.proto.input[0]] != 1:
         return None
-    arrays = [owner.content(operand) for operand in op.inputs[1:]]
+    arrays = [owner.content(value) for value in (op.weight, op.bias) if value is not None]
     if any(array is None for array in arrays) or node.dtype() not in ("f32", "f64"):
         return None
     (weight, weight_name), *bias = [pair for pair in arrays if pair is not None]
@@ -58,7 +58,7 @@ def into_convolution(node: Node, scale: Array, shift: Array) -> SSAValue | None:
     dtype, here = NUMPY[node.dtype()], node.b.loc
     node.b.loc = loc_of(op)
     operands = [
-        op.inputs[0],
+        op.x,
         owner.constant(kernels.astype(dtype), "parameter", f"{weight_name}.folded"),
         owner.constant(added.astype(dtype), "parameter", f"{weight_name}.folded.bias"),
     ]

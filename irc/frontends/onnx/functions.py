@@ -48,7 +48,7 @@ class Functions:
             for op in stack.pop().body.block.ops:
                 if not isinstance(op, ExternOp):
                     continue
-                for name in functions_of(decoded(op.arguments.data)):
+                for name in functions_of(decoded(op.arguments)):
                     if name not in found:
                         found[name] = None
                         stack.append(self._all[name].func)

@@ -137,12 +137,12 @@ def _step(offsets: SSAValue) -> int:
     owner = _behind(offsets).owner
     if isinstance(owner, IotaOp):
         return 1 if _counts(owner, offsets) else 0
-    if not isinstance(owner, PointwiseOp) or owner.plain["fn"] != "mul":
+    if not isinstance(owner, PointwiseOp) or owner.fn != "mul":
         return 0
     first, second = (_behind(value).owner for value in owner.inputs)
     if not isinstance(first, IotaOp) or not isinstance(second, ConstantOp):
         return 0
-    step = second.plain["value"]
+    step = second.value
     return int(step[0]) if len(step) == 1 and _counts(first, offsets) else 0
 
 

@@ -98,7 +98,7 @@ def _has_no_zero(divisor: SSAValue, dtype: str) -> bool:
     if not isinstance(divisor.owner, ConstantOp):
         return False
     bits = int(dtype[1:])
-    return all(int(value) % 2**bits for value in divisor.owner.plain["value"])
+    return all(int(value) % 2**bits for value in divisor.owner.value)
 
 
 def scaled(t: Lowering, value: Operand, alpha: Any) -> Operand:

@@ -16,14 +16,18 @@ from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from irc.dialects.flow import (
+    ConstantOp,
     ContractOp,
     ConvolutionOp,
     FlowOp,
     GroupedContractOp,
     GroupedOuterOp,
+    IotaOp,
     PackedContractOp,
     PointwiseOp,
     ReduceOp,
+    ShapeOp,
+    SliceOp,
 )
 from irc.kernels.fusion.profit import tensor_bytes, wasteful
 from irc.kernels.fusion.reasons import Reason
@@ -52,26 +56,22 @@ MIN_SHARED_BYTES = 1 << 12
 
 def anchor(value: SSAValue) -> SSAValue:
     """Follow shape ops up to the value whose elements they rearrange."""
-    while isinstance(value.owner, FlowOp) and value.owner.name in SHAPE_OPS:
-        value = value.owner.inputs[0]
+    while isinstance(value.owner, ShapeOp):
+        value = value.owner.x
     return value
 
 
 def is_literal(value: SSAValue) -> bool:
     """True for a constant of one value, or an iota: a kernel makes its own."""
     op = value.owner
-    return (
-        isinstance(op, FlowOp)
-        and op.name in FREE_OPS
-        and (op.name == "flow.iota" or len(op.plain["value"]) == 1)
-    )
+    return isinstance(op, IotaOp) or (isinstance(op, ConstantOp) and len(op.value) == 1)
 
 
 def _is_sliced(value: SSAValue) -> bool:
-    while isinstance(value.owner, FlowOp) and value.owner.name in SHAPE_OPS:
-        if value.owner.name == "flow.slice":
+    while isinstance(value.owner, ShapeOp):
+        if isinstance(value.owner, SliceOp):
             return True
-        value = value.owner.inputs[0]
+        value = value.owner.x
     return False
 
 
@@ -81,7 +81,7 @@ def _cuts_own(ops: Sequence[FlowOp]) -> bool:
     Each tap of a window gradient is a slice of one value and would be traced with all before it.
     """
     inside = {op for op in ops if op.name in COMPUTE_OPS}
-    return any(op.name == "flow.slice" and anchor(op.inputs[0]).owner in inside for op in ops)
+    return any(isinstance(op, SliceOp) and anchor(op.x).owner in inside for op in ops)
 
 
 def whole(value: SSAValue) -> Stored:
@@ -139,9 +139,9 @@ class Grouping:
                 if self._is_inner(op, value, inside):
                     while value.owner not in inside and isinstance(value.owner, FlowOp):
                         found.add(value.owner)
-                        if not value.owner.inputs:
+                        if not isinstance(value.owner, ShapeOp):
                             break
-                        value = value.owner.inputs[0]
+                        value = value.owner.x
         ordered = sorted(found, key=lambda op: self.position[op])
         return [op for op in ordered if isinstance(op, FlowOp)]
 
@@ -181,7 +181,7 @@ class Grouping:
         if not (isinstance(op, FlowOp) and op.name in COMPUTE_OPS and self._has_kernel(op)):
             self._own(Unit("library", [op]), op, reads)
             return
-        if isinstance(op, GroupedOuterOp) or op.plain.get("of_kernel"):
+        if isinstance(op, GroupedOuterOp) or (isinstance(op, ConvolutionOp) and op.of_kernel):
             self._own(Unit("outer", [op]), op, reads)
             return
         if isinstance(op, ContractOp | PackedContractOp | GroupedContractOp | ConvolutionOp):

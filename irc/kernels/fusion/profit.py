@@ -88,7 +88,7 @@ def describe(kind: str, ops: Sequence[FlowOp], outputs: Sequence[SSAValue]) -> s
         return "one op"
     saved = saved_bytes(ops, outputs)
     if kind == "matmul":
-        names = [op.plain["fn"] for op in compute if isinstance(op, PointwiseOp)]
+        names = [op.fn for op in compute if isinstance(op, PointwiseOp)]
         return f"{', '.join(names)} where the matmul leaves its result: {saved} bytes less to move"
     reductions = sum(isinstance(op, ReduceOp) for op in compute)
     text = f"{len(compute)} ops in one pass"

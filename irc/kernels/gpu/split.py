@@ -13,7 +13,8 @@ from math import prod
 
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
-from irc.dialects.flow import FlowOp, to_attribute, to_python
+from irc.dialects.attributes import to_attribute, to_python
+from irc.dialects.flow import FlowOp
 from irc.dialects.task import (
     BufferType,
     KernelBodyOp,
@@ -70,12 +71,12 @@ def _contract(kernel: KernelOp) -> KernelContractOp | None:
     if len(found) != 1 or _dtype(found[0]) not in ACCUMULATORS:
         return None
     loads = [value.owner for value in found[0].inputs]
-    plain = all(isinstance(load, LoadOp) and len(load.inputs) == 1 for load in loads)
+    plain = all(isinstance(load, LoadOp) and not load.indices for load in loads)
     return found[0] if plain else None
 
 
 def _dtype(contract: KernelContractOp) -> str:
-    kind = contract.inputs[0].type
+    kind = contract.a.type
     assert isinstance(kind, ValueType)
     return kind.dtype
 
@@ -111,7 +112,7 @@ def _products(
     )
     for load in dict.fromkeys(loads):
         assert isinstance(load, LoadOp)
-        *outer, inner = to_python(load.strides)
+        *outer, inner = load.strides
         made = load.clone(values)
         made.properties["strides"] = to_attribute((inner * (k // parts), *outer, inner))
         block.add_op(made)

@@ -10,7 +10,7 @@ from xdsl.dialects.builtin import DictionaryAttr
 
 from irc.dialects.attention import KernelAttentionOp
 from irc.dialects.attention_backward import KernelAttentionBackwardOp
-from irc.dialects.flow import to_attribute
+from irc.dialects.attributes import to_attribute
 from irc.dialects.mapping import TaskMapping, repeat, spatial
 from irc.dialects.mapping_attr import MappingAttr
 from irc.dialects.task import KernelContractOp, KernelOp, LoadOp, ValueType
@@ -50,7 +50,7 @@ def alternatives(kernel: KernelOp, target: str) -> list[dict[str, int]]:
     if contract is None or kernel.template.data != "matmul":
         kept = {k: v for k, v in kernel.tile_sizes.items() if k != "num_warps"}
         return [{**kept, "num_warps": warps} for warps in ROW_WARPS]
-    kind = contract.inputs[0].type
+    kind = contract.a.type
     assert isinstance(kind, ValueType)
     *batch, m, n = kernel.space_extents[: kernel.num_parallel]
     k = prod(kernel.space_extents[kernel.num_parallel :])
@@ -64,7 +64,7 @@ def _beside(kernel: KernelOp, contract: KernelContractOp) -> int:
     own = {value.owner for value in contract.inputs}
     loads = [op for op in kernel.body.block.ops if isinstance(op, LoadOp) and op not in own]
     tasks = [d for d in range(kernel.num_parallel) if kernel.space_extents[d] > 1]
-    return sum(all(op.plain["strides"][d] for d in tasks) for op in loads)
+    return sum(all(op.strides[d] for d in tasks) for op in loads)
 
 
 def with_tile(kernel: KernelOp, tile: Mapping[str, int]) -> KernelOp:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
-from irc.dialects.flow import ConstantOp, FlowOp, FusionOp, PointwiseOp, tensor
+from irc.dialects.flow import ConstantOp, ExternOp, FlowOp, FusionOp, PointwiseOp, ShapeOp, tensor
 from irc.kernels.along import is_along
 from irc.kernels.attention import is_attention
 from irc.kernels.attention_backward import gradients, is_attention_backward
@@ -17,7 +17,6 @@ from irc.kernels.holds import (
     CPU_OPS,
     FREE_OPS,
     LIBRARY_DTYPES,
-    SHAPE_OPS,
     has_kernel,
     require_static,
     shape_of,
@@ -68,7 +67,7 @@ class _Walk:
         self.places.at = op
         if isinstance(op, FusionOp):
             self._fusion(op)
-        elif isinstance(op, FlowOp) and op.name in SHAPE_OPS:
+        elif isinstance(op, ShapeOp):
             self._shape_op(op)
         elif isinstance(op, ConstantOp) and has_kernel(op):
             self.gone.append(op)  # a kernel holds its own; others get it where they first read it
@@ -104,7 +103,7 @@ class _Walk:
         literals = [
             v.owner for v in dict.fromkeys(op.inputs)
             if isinstance(op, PointwiseOp) and isinstance(v.owner, ConstantOp)
-            and has_kernel(v.owner) and len(v.owner.plain["value"]) == 1
+            and has_kernel(v.owner) and len(v.owner.value) == 1
         ]  # fmt: skip
         turn_images([op], {}, self.launcher)
         turned = _turned([op], {op.outputs[0]: op.outputs[0]})
@@ -134,7 +133,7 @@ class _Walk:
 
     def _recurrent(self, op: Operation) -> None:
         """Launch the kernel of a recurrent cell, and before it what packs the cell's weights."""
-        assert isinstance(op, FlowOp)
+        assert isinstance(op, ExternOp)
         packed = packed_cell(op)
         for each in packed.weights:
             self.rewrite(each)
@@ -173,16 +172,16 @@ class _Walk:
         made.erase()
         self.gone.append(op)
 
-    def _shape_op(self, op: FlowOp) -> None:
+    def _shape_op(self, op: ShapeOp) -> None:
         self.gone.append(op)
         shape = shape_of(op.outputs[0])
         for _ in range(2):
-            root, view = self.launcher.stored(op.inputs[0])
+            root, view = self.launcher.stored(op.x)
             found = view.apply(op.name, op.plain, shape)
-            if found is not None and not (found.strides is None and _is_library(op.inputs[0])):
+            if found is not None and not (found.strides is None and _is_library(op.x)):
                 self.places.views[op.outputs[0]] = (root, found)
                 return
-            self.launcher.copy(op.inputs[0], ())
+            self.launcher.copy(op.x, ())
         raise AssertionError(f"{op.name} of a contiguous value is a view")
 
     def _replace(self, op: FlowOp, results: Sequence[SSAValue]) -> None:

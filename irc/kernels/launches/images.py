@@ -7,7 +7,17 @@ from collections.abc import Mapping, Sequence
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Operation, SSAValue
 
-from irc.dialects.flow import FlowOp, PadOp, TransposeOp, carry, id_of, tensor
+from irc.dialects.flow import (
+    ConvolutionOp,
+    FlowOp,
+    PadOp,
+    ReshapeOp,
+    ShapeOp,
+    TransposeOp,
+    carry,
+    id_of,
+    tensor,
+)
 from irc.dialects.types import TensorType
 from irc.kernels.holds import shape_of
 from irc.kernels.launches.launcher import Launcher
@@ -21,19 +31,18 @@ from irc.kernels.orders import (
     taps_first,
 )
 
-MOVES = frozenset({"flow.reshape", "flow.transpose"})
-"""Shape ops that a kernel's gradient is written with."""
-
 
 def turn_images(
     ops: Sequence[FlowOp], arguments: Mapping[SSAValue, SSAValue], launcher: Launcher
 ) -> None:
     """Copy what convolutions read so that its channels lie side by side."""
     for op in ops:
-        if op.name == "flow.convolution" and op.plain.get("of_kernel"):
+        if not isinstance(op, ConvolutionOp):
+            continue
+        if op.of_kernel:
             _turn_factors(op, arguments, launcher)
-        elif op.name == "flow.convolution":
-            image, weight = (arguments.get(value, value) for value in op.inputs[:2])
+        else:
+            image, weight = (arguments.get(value, value) for value in (op.x, op.weight))
             if lines := reads_lines(op):
                 _surround(image, margins_of(op), launcher)
             if not has_channels_last(launcher.stored(image)[1]):
@@ -44,20 +53,22 @@ def turn_images(
                 launcher.copy(weight, channels_last(len(shape_of(weight))))
 
 
-def _turn_factors(op: FlowOp, arguments: Mapping[SSAValue, SSAValue], launcher: Launcher) -> None:
+def _turn_factors(
+    op: ConvolutionOp, arguments: Mapping[SSAValue, SSAValue], launcher: Launcher
+) -> None:
     """Copy image and gradient, whose dims have changed places, channels side by side."""
-    for value in (arguments.get(value, value) for value in op.inputs[:2]):
-        moved, origin = list[FlowOp](), value
-        while isinstance(origin.owner, FlowOp) and origin.owner.name in MOVES:
+    for value in (arguments.get(value, value) for value in (op.x, op.weight)):
+        moved, origin = list[ShapeOp](), value
+        while isinstance(origin.owner, ReshapeOp | TransposeOp):
             moved.append(origin.owner)
-            origin = origin.owner.inputs[0]
+            origin = origin.owner.x
             if len(shape_of(origin)) == len(shape_of(value)):
                 break
         if has_channels_last(launcher.stored(origin)[1]):
             continue
         launcher.copy(origin, channels_last(len(shape_of(origin))))
         for each in reversed(moved):
-            root, view = launcher.stored(each.inputs[0])
+            root, view = launcher.stored(each.x)
             found = view.apply(each.name, each.plain, shape_of(each.outputs[0]))
             assert found is not None, "dims that change places are a view"
             launcher.places.views[each.outputs[0]] = (root, found)

@@ -58,8 +58,8 @@ class KernelTable:
             return along_kernel(ops[0], source)
         if is_attention_backward(ops[0], self.target):
             return attention_backward_kernel(ops[0], source, orders, self.target)
-        if isinstance(ops[0], ExternOp) and ops[0].target.data == TARGET:
-            return recurrent_kernel(ops[0], source)
+        if isinstance(op := ops[0], ExternOp) and op.target == TARGET:
+            return recurrent_kernel(op, source)
         nest = nest_of(ops, outputs, source, orders)
         sources = [id_of(op) for op in ops if op.name in COMPUTE_OPS | FREE_OPS]
         made = lower(

@@ -80,9 +80,10 @@ class Product:
 
 def product_of(op: ContractOp, side: int) -> Product | None:
     """Read a contraction as a product whose weight is operand ``side``."""
-    if len(op.inputs) != 2 or 0 in (*shape_of(op.inputs[0]), *shape_of(op.inputs[1])):
+    if len(op.inputs) != 2 or 0 in (*shape_of(op.a), *shape_of(op.b)):
         return None
-    (spec, result) = parse_spec(op.plain["spec"])
+    x, w = (op.a, op.b) if side else (op.b, op.a)
+    (spec, result) = parse_spec(op.spec)
     letters_x, letters_w = spec[1 - side], spec[side]
     if any(c in letters_x and c in letters_w for c in result):
         return None
@@ -91,12 +92,12 @@ def product_of(op: ContractOp, side: int) -> Product | None:
         return None
     rows = [c for c in result if c in letters_x]
     columns = [c for c in result if c in letters_w]
-    shapes = (*shape_of(op.inputs[1 - side]), *shape_of(op.inputs[side]))
+    shapes = (*shape_of(x), *shape_of(w))
     sizes = dict(zip(letters_x + letters_w, shapes, strict=True))
     made = [*rows, *columns]
     return Product(
-        op.inputs[1 - side],
-        op.inputs[side],
+        x,
+        w,
         tuple(sizes[c] for c in rows),
         tuple(sizes[c] for c in columns),
         tuple(letters_x.index(c) for c in (*rows, *summed)),

@@ -77,7 +77,7 @@ class ChannelsLast:
             else:
                 return None
         kind = TensorType.of([shape[d] for d in LAST], tensor(op.outputs[0]).dtype)
-        made = b.op(PointwiseOp, operands, result=kind, fn=op.plain["fn"])
+        made = b.op(PointwiseOp, operands, result=kind, fn=op.fn)
         return self.turn(b, made)
 
 
@@ -85,11 +85,11 @@ def packed_convolution(
     b: FlowBuilder, op: ConvolutionOp, images: ChannelsLast, fixed: IsFixed
 ) -> SSAValue | None:
     """Append a convolution of dequantised bytes, channels last; None where it is none."""
-    if len(shape_of(op.inputs[0])) != 4:
+    if len(shape_of(op.x)) != 4:
         return None
     whole = tensor(op.outputs[0]).dtype == "f64"
     read = exact_float if whole else dequantized
-    x, w = read(op.inputs[0]), read(op.inputs[1])
+    x, w = read(op.x), read(op.weight)
     if x is None or w is None or not fixed(w.q) or {x.dtype, w.dtype} - set(BYTES):
         return None
     if _zero(w) != (128 if w.dtype == "u8" else 0) or (x.zero and not is_single(x.zero)):
@@ -110,7 +110,7 @@ def packed_convolution(
 def _scales_leave(op: ConvolutionOp, x: Integers, w: Integers) -> bool:
     """True where scales stay the same along what is summed."""
     summed = 1
-    for size in shape_of(op.inputs[1])[1:]:
+    for size in shape_of(op.weight)[1:]:
         summed *= size
     single = x.scale is not None and is_single(x.scale)
     return single and w.period(w.scale, (0, 1, 2, 3), 1) == summed
@@ -156,8 +156,8 @@ def _sums(
     b: FlowBuilder, op: ConvolutionOp, image: SSAValue, weight: SSAValue, zero: int
 ) -> SSAValue:
     """Convolve bytes about the zero point of the image: i32, channels last."""
-    groups, (count, *kernel, depth) = op.plain["groups"], shape_of(weight)
-    window = (*kernel, *op.plain["strides"], *op.plain["dilations"])
+    groups, (count, *kernel, depth) = op.groups, shape_of(weight)
+    window = (*kernel, *op.strides, *op.dilations)
     if groups == 1:
         found = _dense(b, _bordered(b, op, image, zero, -depth % QUAD), weight, window)
     elif depth == 1 and groups == count and kernel != [1, 1]:
@@ -174,7 +174,7 @@ def _sums(
 
 def _bordered(b: FlowBuilder, op: ConvolutionOp, image: SSAValue, zero: int, more: int) -> SSAValue:
     """Write zero points around the image, and ``more`` channels."""
-    low, high = (0, *op.plain["low"], 0), (0, *op.plain["high"], more)
+    low, high = (0, *op.low, 0), (0, *op.high, more)
     if not any((*low, *high)):
         return image
     return b.op(PadOp, [image], low=low, high=high, value=float(zero))
@@ -200,7 +200,7 @@ def _by_groups(
 
     A panel then has columns of whole groups, or a group whole panels.
     """
-    groups, (count, *kernel, depth) = op.plain["groups"], shape_of(weight)
+    groups, (count, *kernel, depth) = op.groups, shape_of(weight)
     own = count // groups
     run = round_up(own, LANES) if own > LANES else 1 << (own - 1).bit_length()
     every = round_up(groups * run, LANES) // run
@@ -209,7 +209,7 @@ def _by_groups(
     apart = b.reshape(weight, (groups, own, *kernel, depth))
     apart = pad_to(b, apart, (every, run, *kernel, quads))
     panels = quad_panels(b, b.reshape(apart, (every * run, *kernel, quads)))
-    window = (*kernel, *op.plain["strides"], *op.plain["dilations"])
+    window = (*kernel, *op.strides, *op.dilations)
     operands = [_bordered(b, op, image, zero, more), panels]
     found = b.op(PackedContractOp, operands, bits=8, window=window, groups=(every, depth))
     if run == own:
@@ -234,7 +234,7 @@ def _scaled(
         scale = b.reshape(scale, ())
     both = b.pointwise("mul", b.reshape(x.scale, ()), scale)
     y = b.pointwise("mul", b.cast(found, "f32"), both)
-    return b.pointwise("add", y, op.inputs[2]) if len(op.inputs) > 2 else y
+    return y if op.bias is None else b.pointwise("add", y, op.bias)
 
 
 def len_of(value: SSAValue) -> int:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from xdsl.ir import SSAValue
 
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import ConstantOp, FlowOp, PointwiseOp, tensor
+from irc.dialects.flow import ConcatOp, ConstantOp, FlowOp, PointwiseOp, ShapeOp, tensor
 from irc.dialects.types import ITEM_BYTES, TensorType, is_float
-from irc.kernels.holds import SHAPE_OPS, shape_of
+from irc.kernels.holds import shape_of
 from irc.kernels.view import View
 
 BYTES = ("u8", "i8")
@@ -87,9 +87,9 @@ class Integers:
     def _view(self, value: SSAValue) -> View | None:
         """How a value that is stretched to the product and led through the chain lies in memory."""
         before: list[FlowOp] = []
-        while isinstance(op := value.owner, FlowOp) and op.name in SHAPE_OPS:
+        while isinstance(op := value.owner, ShapeOp):
             before.append(op)
-            value = op.inputs[0]
+            value = op.x
         view: View | None = View.contiguous(shape_of(value))
         for op in reversed(before):
             view = view and view.apply(op.name, op.plain, shape_of(op.outputs[0]))
@@ -105,7 +105,7 @@ def dequantized(value: SSAValue) -> Integers | None:
     op = root.owner
     if not isinstance(op, PointwiseOp) or tensor(root).dtype != "f32":
         return None
-    if op.plain["fn"] == "mul":
+    if op.fn == "mul":
         for side, scale in (op.inputs, reversed(op.inputs)):
             if is_float(tensor(scale).dtype) and (found := _difference(side)) is not None:
                 return replace(found, scale=scale, shape=shape_of(root), chain=chain)
@@ -139,10 +139,10 @@ def _difference(value: SSAValue) -> Integers | None:
         inner = _difference(wide)
         return inner or Integers(wide, None, None, shape)
     op = value.owner
-    if isinstance(op, PointwiseOp) and op.plain["fn"] == "sub":
-        q = _widened(op.inputs[0])
+    if isinstance(op, PointwiseOp) and op.fn == "sub":
+        q = _widened(op.a)
         if q is not None and shape_of(q) == shape:
-            return Integers(q, _widened(op.inputs[1]) or op.inputs[1], None, shape)
+            return Integers(q, _widened(op.b) or op.b, None, shape)
         return None
     q = _widened(value)
     return None if q is None else Integers(q, None, None, shape)
@@ -159,15 +159,15 @@ def _widened(value: SSAValue) -> SSAValue | None:
 
 def _cast_of(value: SSAValue) -> SSAValue | None:
     op = value.owner
-    return op.inputs[0] if isinstance(op, PointwiseOp) and op.plain["fn"] == "cast" else None
+    return op.a if isinstance(op, PointwiseOp) and op.fn == "cast" else None
 
 
 def _past_shapes(value: SSAValue) -> tuple[SSAValue, tuple[FlowOp, ...]]:
     """Walk up shape ops (and casts to a wider float and back); first one first."""
     chain: list[FlowOp] = []
-    while isinstance(op := value.owner, FlowOp) and op.name in SHAPE_OPS:
+    while isinstance(op := value.owner, ShapeOp):
         chain.append(op)
-        value = op.inputs[0]
+        value = op.x
     return value, tuple(reversed(chain))
 
 
@@ -183,13 +183,9 @@ def literal(value: SSAValue | None) -> float | None:
     """Return the one number that a value is everywhere, seen through casts and shape ops."""
     while value is not None and isinstance(op := value.owner, FlowOp):
         if isinstance(op, ConstantOp):
-            numbers = op.plain["value"]
+            numbers = op.value
             return float(numbers[0]) if len(set(numbers)) == 1 else None
-        if op.name not in SHAPE_OPS and not (
-            op.name == "flow.pointwise" and op.plain["fn"] == "cast"
-        ):
-            return None
-        value = op.inputs[0]
+        value = op.x if isinstance(op, ShapeOp) else _cast_of(value)
     return None
 
 
@@ -203,20 +199,18 @@ def bits_of(value: SSAValue) -> int:
     kind = tensor(value)
     whole = {"u8": 8, "i8": 8, "i1": 1}.get(kind.dtype, 32)
     op = value.owner
-    if not isinstance(op, FlowOp):
-        return whole
-    if op.name in SHAPE_OPS or op.name == "flow.concat":
+    if isinstance(op, ShapeOp | ConcatOp):
         return max(map(bits_of, op.inputs))
-    if op.name != "flow.pointwise":
+    if not isinstance(op, PointwiseOp):
         return whole
-    match op.plain["fn"]:
+    match op.fn:
         case "cast":
-            return min(whole, bits_of(op.inputs[0]))
+            return min(whole, bits_of(op.a))
         case "bit_and":
             masks = [n for v in op.inputs if (n := literal(v)) is not None and n >= 0]
             return min([whole, *(int(n).bit_length() for n in masks)])
-        case "shift_right" if kind.dtype == "u8" and (count := literal(op.inputs[1])) is not None:
-            return max(0, bits_of(op.inputs[0]) - int(count))
+        case "shift_right" if kind.dtype == "u8" and (count := literal(op.b)) is not None:
+            return max(0, bits_of(op.a) - int(count))
         case _:
             return whole
 

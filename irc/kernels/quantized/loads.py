@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import FlowOp, tensor
+from irc.dialects.flow import PackedContractOp, tensor
 from irc.kernels.axes import Axes, axes_of
 from irc.kernels.holds import shape_of
 from irc.kernels.trace import GroupError, Node, Stored, Term, Trace, flat
@@ -24,17 +24,17 @@ QUAD = 4
 """Bytes that one lane of a dot-product instruction multiplies."""
 
 
-def packed_contract(walk: Trace, op: FlowOp) -> Term:
+def packed_contract(walk: Trace, op: PackedContractOp) -> Term:
     """Trace the op: the rule of :mod:`irc.kernels.rules`."""
-    if tensor(op.inputs[0]).dtype != "u8":
+    if tensor(op.x).dtype != "u8":
         return _floats(walk, op)
-    return _bytes(walk, op) if op.plain.get("window") is None else _window(walk, op)
+    return _bytes(walk, op) if op.window is None else _window(walk, op)
 
 
-def _floats(walk: Trace, op: FlowOp) -> Term:
+def _floats(walk: Trace, op: PackedContractOp) -> Term:
     x, w, *scales = op.inputs
     panels, groups = shape_of(w)[0], shape_of(scales[0])[1]
-    nibbles = NIBBLES if op.plain["bits"] == 4 else 1
+    nibbles = NIBBLES if op.bits == 4 else 1
     depth = shape_of(x)[1] // groups
     n, lane = axes_of(panels), axes_of(LANES)
     group, word, nibble = axes_of(groups), axes_of(depth // nibbles), axes_of(nibbles)
@@ -45,7 +45,7 @@ def _floats(walk: Trace, op: FlowOp) -> Term:
     if nibbles > 1:
         q = _nibble(walk, q, nibble)
     q = _cast(walk, q, "f32")
-    zero = _constant(walk, op.plain.get("zero", 0.0), "f32")
+    zero = _constant(walk, 0.0 if op.zero is None else op.zero, "f32")
     if len(scales) > 1:
         zero = _load(walk, scales[1], (n, group, lane))
     q = _apply(walk, "sub", q, zero)
@@ -53,8 +53,8 @@ def _floats(walk: Trace, op: FlowOp) -> Term:
     return _sum(walk, (left, weight), (rows.dims[0], (*n, *lane)), (*group, *word, *nibble), "f32")
 
 
-def _bytes(walk: Trace, op: FlowOp) -> Term:
-    x, w = op.inputs
+def _bytes(walk: Trace, op: PackedContractOp) -> Term:
+    x, w = op.x, op.weight
     n, quads, lane, byte = (axes_of(size) for size in shape_of(w))
     rows = walk.load(x, _together(walk, x))
     walk.unify(rows.dims[1], (*quads, *byte), op.name)
@@ -63,12 +63,12 @@ def _bytes(walk: Trace, op: FlowOp) -> Term:
     return _sum(walk, (left, right), (rows.dims[0], (*n, *lane)), (*quads, *byte), "i32")
 
 
-def _window(walk: Trace, op: FlowOp) -> Term:
+def _window(walk: Trace, op: PackedContractOp) -> Term:
     """A convolution: places by taps of the image, and by group where there are several."""
-    x, w = op.inputs
+    x, w = op.x, op.weight
     sizes, stored = shape_of(op.outputs[0]), _together(walk, x)
-    steps, window = stored[1].strides, op.plain["window"]
-    assert steps is not None
+    steps, window = stored[1].strides, op.window
+    assert steps is not None and window is not None
     image, down, along = (axes_of(size) for size in sizes[:3])
     taps = [axes_of(size) for size in window[:2]]
     moves = [
@@ -101,11 +101,11 @@ def _window(walk: Trace, op: FlowOp) -> Term:
 
 
 def _columns(
-    op: FlowOp, taps: Sequence[Axes]
+    op: PackedContractOp, taps: Sequence[Axes]
 ) -> tuple[Axes, tuple[Axes, ...], list[tuple[Axes, int]], Axes]:
     """Return the axes of columns, of the weight in its order, how x moves, and what is summed."""
-    panels, *_, quads, lanes, bytes_ = shape_of(op.inputs[1])
-    count, step = op.plain.get("groups", (1, 0))
+    panels, *_, quads, lanes, bytes_ = shape_of(op.weight)
+    count, step = op.groups or (1, 0)
     run = panels * lanes // count
     outer = count if run >= lanes else panels
     group, panel = axes_of(outer), axes_of(panels // outer)

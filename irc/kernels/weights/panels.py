@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from xdsl.ir import Block, SSAValue
 from xdsl.rewriter import Rewriter
 
-from irc.dialects.flow import FlowOp, loc_of, to_attribute, to_python
+from irc.dialects.attributes import to_attribute
+from irc.dialects.flow import FlowOp, loc_of
 from irc.dialects.mapping import TaskMapping, repeat, spatial
 from irc.dialects.task import (
     BufferType,
@@ -76,9 +77,9 @@ def weight_of(kernel: KernelOp, any_rows: bool = False) -> int | None:
         any_rows: the kernel is to serve other numbers of rows than its own, if that is above one.
     """
     load = _right_operand(kernel)
-    if load is None or load.blocks is not None or len(load.inputs) > 1:
+    if load is None or load.blocks is not None or load.indices:
         return None
-    space, strides = kernel.space_extents, to_python(load.strides)
+    space, strides = kernel.space_extents, load.strides
     m, n, k = (*space[kernel.num_parallel - 2 : kernel.num_parallel], space[-1])
     fits = len(space) == kernel.num_parallel + 1 and 0 not in space and n >= NARROW and k > 1
     if not fits or m <= (1 if any_rows else FEW_ROWS) or load.value.dtype not in PAIRED:
@@ -86,7 +87,7 @@ def weight_of(kernel: KernelOp, any_rows: bool = False) -> int | None:
     n_dim = kernel.num_parallel - 1
     if not (strides[n_dim] and strides[-1]) or strides[n_dim - 1]:
         return None
-    buffer = load.inputs[0]
+    buffer = load.buffer
     readers = [op for op in kernel.body.ops if buffer in op.operands]
     return kernel.position(buffer) if len(readers) == 1 else None
 
@@ -106,7 +107,7 @@ def packed(kernel: KernelOp, argument: int, *, any_rows: bool = False) -> Packed
     """
     load = _right_operand(kernel)
     assert load is not None
-    space, strides = kernel.space_extents, to_python(load.strides)
+    space, strides = kernel.space_extents, load.strides
     dtype = load.value.dtype
     pair, n_dim, k_dim = PAIRED[dtype], kernel.num_parallel - 1, len(space) - 1
     n, depth = space[n_dim], -(-space[k_dim] // pair)
@@ -152,7 +153,7 @@ def repacked(kernel: KernelOp, load: LoadOp, places: Places, mapping: TaskMappin
         places: where it is to lie.
         mapping: of the kernel that packs, over ``places.dims``.
     """
-    argument, number = kernel.position(load.inputs[0]), list(kernel.body.ops).index(load)
+    argument, number = kernel.position(load.buffer), list(kernel.body.ops).index(load)
     reader = kernel.clone()
     packed_type = BufferType.of(places.elements, load.value.dtype)
     Rewriter.replace_value_with_new_type(reader.args[argument], packed_type)
@@ -168,7 +169,7 @@ def _right_operand(kernel: KernelOp) -> LoadOp | None:
     """The load of B: the operand of the product that varies along n."""
     for op in kernel.body.block.ops:
         if isinstance(op, KernelContractOp):
-            owner = op.inputs[1].owner
+            owner = op.b.owner
             return owner if isinstance(owner, LoadOp) else None
     return None
 
@@ -177,13 +178,13 @@ def _writer(kernel: KernelOp, load: LoadOp, places: Places, mapping: TaskMapping
     """Build the kernel that copies a weight, over the dims that it varies along."""
     dims = places.dims
     space = tuple(kernel.space_extents[d] for d in dims)
-    strides, dtype = to_python(load.strides), load.value.dtype
+    strides, dtype = load.strides, load.value.dtype
     target = BufferType.of(places.elements, dtype)
-    block = Block(arg_types=[load.inputs[0].type, target])
+    block = Block(arg_types=[load.buffer.type, target])
     read = LoadOp.make(
         [block.args[0]],
         [ValueType.of(dtype, full=False)],
-        offset=to_python(load.offset),
+        offset=load.offset,
         strides=tuple(strides[d] for d in dims),
         loc=loc_of(load),
     )

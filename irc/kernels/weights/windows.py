@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from irc.dialects.flow import to_attribute, to_python
+from irc.dialects.attributes import to_attribute
 from irc.dialects.mapping import TaskMapping, repeat, spatial
 from irc.dialects.task import (
     KernelContractOp,
@@ -30,12 +30,12 @@ def packed_windows(kernel: KernelOp) -> Packed | None:
     """
     if kernel.template.data != TEMPLATE:
         return None
-    source = kernel.position(_weight(kernel).inputs[0])
+    source = kernel.position(_weight(kernel).buffer)
     if sum(kernel.args[source] in op.operands for op in kernel.body.ops) > 1:
         kernel = _apart(kernel)
     load = _weight(kernel)
     placed, blocks, total = _places(kernel, load)
-    strides, parallel = to_python(load.strides), kernel.num_parallel
+    strides, parallel = load.strides, kernel.num_parallel
     dims = tuple(d for d in range(len(placed)) if strides[d] or d >= parallel - 1)
     mapping = _by_panels(tuple(kernel.space_extents[d] for d in dims), dims.index(parallel - 1))
     made = repacked(kernel, load, Places(dims, tuple(placed), blocks, total), mapping)
@@ -46,14 +46,14 @@ def _apart(kernel: KernelOp) -> KernelOp:
     """Return a kernel whose weight is an argument of its own, after the other inputs."""
     made = kernel.clone()
     load, inputs = _weight(made), kernel.num_inputs.value.data
-    load.operands[0] = made.body.block.insert_arg(load.inputs[0].type, inputs)
+    load.operands[0] = made.body.block.insert_arg(load.buffer.type, inputs)
     made.properties["num_inputs"] = to_attribute(inputs + 1)
     return made
 
 
 def _weight(kernel: KernelOp) -> LoadOp:
     contract = next(op for op in kernel.body.ops if isinstance(op, KernelContractOp))
-    load = contract.inputs[1].owner
+    load = contract.b.owner
     assert isinstance(load, LoadOp)
     return load
 
@@ -61,7 +61,7 @@ def _weight(kernel: KernelOp) -> LoadOp:
 def _places(kernel: KernelOp, load: LoadOp) -> tuple[list[int], tuple[int, ...], int]:
     """Where an element of a weight lies when it is packed: strides, blocks, elements in all."""
     space, parallel = kernel.space_extents, kernel.num_parallel
-    n_dim, k_dim, strides = parallel - 1, len(space) - 1, to_python(load.strides)
+    n_dim, k_dim, strides = parallel - 1, len(space) - 1, load.strides
     pair = PAIRED.get(load.value.dtype, 1) if _has_runs(kernel) else 1
     columns = _columns(space[n_dim])
     placed, step = [0] * len(space), columns * pair
@@ -81,11 +81,11 @@ def _places(kernel: KernelOp, load: LoadOp) -> tuple[list[int], tuple[int, ...],
 def _has_runs(kernel: KernelOp) -> bool:
     """True where the image's channels lie side by side: pairs of them are loaded at once."""
     contract = next(op for op in kernel.body.ops if isinstance(op, KernelContractOp))
-    image, last = contract.inputs[0].owner, len(kernel.space_extents) - 1
+    image, last = contract.a.owner, len(kernel.space_extents) - 1
     assert isinstance(image, LoadOp)
-    rows = () if image.bounds is None else to_python(image.bounds)
+    rows = image.bounds or ()
     moves = any(strides[last] for _, _, strides in bound_rows(rows, last + 1))
-    return to_python(image.strides)[last] == 1 and not moves
+    return image.strides[last] == 1 and not moves
 
 
 def _columns(n: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, cast
 from xdsl.dialects.builtin import DictionaryAttr
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import to_attribute
+from irc.dialects.attributes import to_attribute
 from irc.dialects.mapping import TaskMapping, spatial
 from irc.dialects.mapping_attr import MappingAttr
 from irc.dialects.size import Dim

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from irc.dialects.flow import to_attribute
+from irc.dialects.attributes import to_attribute
 from irc.dialects.mapping import spatial
 from irc.dialects.size import Dim, symbol
 from irc.dialects.task import KernelOp

@@ -16,7 +16,8 @@ from xdsl.utils.exceptions import VerifyException
 from irc.backends.cpu import Features
 from irc.backends.cpu.emit import emit, info_of, run_time_sizes
 from irc.backends.cpu.recurrent import write
-from irc.dialects.flow import ExternOp, to_attribute
+from irc.dialects.attributes import to_attribute
+from irc.dialects.flow import ExternOp
 from irc.dialects.recurrent import RecurrentForm
 from irc.dialects.size import symbol
 from irc.dialects.task import KernelOp

@@ -14,7 +14,7 @@ from irc.backends.cpu.emit import run_time_sizes
 from irc.backends.cpu.features import AVX512
 from irc.backends.cpu.info import from_text, to_text
 from irc.backends.cpu.loops.rows import RowsWriter
-from irc.dialects.flow import to_attribute
+from irc.dialects.attributes import to_attribute
 from irc.dialects.size import Dim, Size, symbol, value_of
 from irc.dialects.task import BufferType, KernelOp
 from irc.dialects.task_sizes import bind_kernel

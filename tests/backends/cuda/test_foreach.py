@@ -32,7 +32,7 @@ def test_every_part_is_stepped(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_parts_of_one_number_each(dtype: str) -> None:
     kernel, parts = steps((1, 1, 1), dtype, "sm_90")
-    assert not any(any(op.strides.get_values()) for op in kernel.body.ops if isinstance(op, LoadOp))
+    assert not any(any(op.strides) for op in kernel.body.ops if isinstance(op, LoadOp))
     inputs = inputs_of(parts)
     assert_right(run_on_host(kernel, inputs), wanted(parts, inputs), dtype)
 

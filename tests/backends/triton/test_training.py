@@ -58,7 +58,7 @@ def _step() -> None:
 
         found = run_spmd(module, inputs, mesh_of(module), launch=launch)
     errors = [difference(a, b) for a, b in zip(found, wanted, strict=True)]
-    library = [op.target.data for op in module.walk() if isinstance(op, ExternOp)]
+    library = [op.target for op in module.walk() if isinstance(op, ExternOp)]
     templates = [kernel.template.data for kernel in kernels]
     print(json.dumps({"error": max(errors), "templates": templates, "library": library}))
 

@@ -169,7 +169,7 @@ LOOPS = (
 
 def layers(captured: Captured) -> list[ExternOp]:
     externs = [op for op in captured.program.module.walk() if isinstance(op, ExternOp)]
-    return [op for op in externs if op.target.data == "irc::experts"]
+    return [op for op in externs if op.target == "irc::experts"]
 
 
 def agrees(model: nn.Module, x: Tensor, mesh: str, count: int) -> None:
