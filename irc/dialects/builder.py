@@ -27,7 +27,7 @@ from irc.dialects.flow import (
 )
 from irc.dialects.size import Dim
 from irc.dialects.types import TensorType, number_in
-from irc.ops.infer import STATED, check_cast, infer
+from irc.ops.infer import STATED, check_cast
 
 Op = TypeVar("Op", bound=Operation)
 
@@ -62,7 +62,7 @@ class FlowBuilder:
             ShapeError: where operands do not fit.
         """
         if results is None:
-            inferred = infer(cls.name, attrs, [signature(value) for value in inputs])
+            inferred = cls.infer(attrs, [signature(value) for value in inputs])
             results = [TensorType.of(shape, dtype) for shape, dtype in inferred]
         if id is None:
             id = f"{self._prefix}{self._count}"

@@ -9,10 +9,10 @@ where types carry placements, and on level ``spmd``, where they are what one ran
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, StringAttr
-from xdsl.ir import Attribute, Block, Dialect, Operation, OpResult, Region, SSAValue
+from xdsl.ir import Attribute, Block, Operation, OpResult, Region, SSAValue
 from xdsl.irdl import (
     AnyAttr,
     IRDLOperation,
@@ -43,14 +43,14 @@ from irc.dialects.fields import (
     text_field,
 )
 from irc.dialects.types import (
-    OpaqueType,
     PlacementAttr,
-    ShapeAttr,
-    SizeAttr,
     TensorType,
     is_float,
 )
-from irc.ops.infer import STATED, ShapeError, check_cast, check_stated, infer
+from irc.ops.infer import STATED, Attrs, ShapeError, Signature, check_cast, check_stated, infer
+
+if TYPE_CHECKING:
+    from irc.ops.op_record import OpRecord
 
 Ints = DenseArrayBase
 FUNCTIONS: Mapping[str, tuple[str, ...]] = {
@@ -74,6 +74,8 @@ class FlowOp(IRDLOperation):
     inputs = var_operand_def(AnyAttr())
     outputs = var_result_def(AnyAttr())
     traits = traits_def(Pure())
+    RECORD: ClassVar[OpRecord | None] = None
+    """What irc knows of the op, where that stands beside it and not in the tables of irc.ops."""
 
     @classmethod
     def make(
@@ -97,6 +99,18 @@ class FlowOp(IRDLOperation):
             attributes=own,
         )
 
+    @classmethod
+    def infer(cls, attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
+        """Return the shapes and dtypes of the results.
+
+        Raises:
+            ShapeError: where operands disagree.
+            KeyError: for an op whose results are :data:`irc.ops.infer.STATED`.
+        """
+        if cls.RECORD is not None:
+            return cls.RECORD.infer(attrs, operands)
+        return infer(cls.name, attrs, operands)
+
     @property
     def plain(self) -> dict[str, Any]:
         """The op's own attributes as Python values (without ``loc`` and ``id``)."""
@@ -116,7 +130,7 @@ class FlowOp(IRDLOperation):
             if self.name in STATED:
                 check_stated(self.name, operands, results)
                 return
-            expected = infer(self.name, self.plain, operands)
+            expected = self.infer(self.plain, operands)
             if self.plain.get("fn") == "cast":
                 check_cast(operands[0][1], results[0][1])
                 expected = [(expected[0][0], results[0][1])]
@@ -492,27 +506,6 @@ class PoolOp(FlowOp):
 
 
 @flow_op
-class SortOp(FlowOp):
-    """Sorted values and their indices along ``dim``; stable."""
-
-    name = "flow.sort"
-    x = operand(0)
-    dim = integer_field()
-    descending = flag_field()
-
-
-@flow_op
-class TopKOp(FlowOp):
-    """The k largest (or smallest) values along ``dim``, in order, and their indices."""
-
-    name = "flow.top_k"
-    x = operand(0)
-    k = integer_field()
-    dim = integer_field()
-    largest = flag_field()
-
-
-@flow_op
 class RandomOp(FlowOp):
     """Counter-based random numbers: element i is a function of (seed, stream, i) alone.
 
@@ -616,15 +609,13 @@ class YieldOp(FlowOp):
             raise VerifyException("flow.yield gives other types than its flow.fusion")
 
 
-OPS: list[type[FlowOp]] = [
+CORE: list[type[FlowOp]] = [
     PointwiseOp, ConstantOp, IotaOp, ContractOp, PackedContractOp, GroupedContractOp,
     GroupedOuterOp, ReduceOp, ArgReduceOp, CumulativeOp, ReshapeOp, TransposeOp, BroadcastOp,
-    SliceOp, ConcatOp, PadOp, TakeOp, GatherOp, ScatterOp, ConvolutionOp, PoolOp, SortOp, TopKOp,
-    RandomOp, AttentionOp, ExternOp, FusionOp, YieldOp,
+    SliceOp, ConcatOp, PadOp, TakeOp, GatherOp, ScatterOp, ConvolutionOp, PoolOp, RandomOp,
+    AttentionOp, ExternOp, FusionOp, YieldOp,
 ]  # fmt: skip
-OP_BY_NAME: Mapping[str, type[FlowOp]] = {op.name: op for op in OPS}
-
-Flow = Dialect("flow", [*OPS], [TensorType, OpaqueType, ShapeAttr, SizeAttr])
+"""The ops that are defined here; :mod:`irc.dialects.flow_ops` has all."""
 
 
 def loc_of(op: Operation) -> str:

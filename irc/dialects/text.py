@@ -21,7 +21,7 @@ from irc.dialects.attention import KernelAttentionOp
 from irc.dialects.attention_backward import KernelAttentionBackwardOp
 from irc.dialects.comm import Comm
 from irc.dialects.dominance import verify_module
-from irc.dialects.flow import Flow
+from irc.dialects.flow_ops import Flow
 from irc.dialects.printer import text_of
 from irc.dialects.recurrent import KernelRecurrentOp
 from irc.dialects.sbp import Sbp

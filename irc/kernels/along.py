@@ -19,12 +19,11 @@ from irc.dialects.flow import (
     FlowOp,
     ScatterOp,
     ShapeOp,
-    SortOp,
-    TopKOp,
     id_of,
     loc_of,
     tensor,
 )
+from irc.dialects.searches import SortOp, TopKOp
 from irc.dialects.task import BufferType, KernelOp
 from irc.dialects.types import TensorType, is_float
 from irc.kernels.holds import LIBRARY_DTYPES, shape_of

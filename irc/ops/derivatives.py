@@ -39,8 +39,6 @@ DERIVATIVES: Mapping[str, Derivative] = {
     "flow.scatter": derivatives_layout.scatter,
     "flow.convolution": derivatives_window.convolution,
     "flow.pool": derivatives_extern.library,
-    "flow.sort": derivatives_layout.sort,
-    "flow.top_k": derivatives_layout.sort,
     "flow.attention": derivatives_attention.attention,
     "flow.extern": derivatives_extern.extern,
 }
@@ -66,9 +64,11 @@ def gradient(at: Adjoint, operand: int) -> SSAValue | None:
         NotDifferentiable: with the reason.
     """
     if at.op.name == "flow.extern" or not _is_of_library(at.op):
-        if at.op.name not in DERIVATIVES:
+        record = at.op.RECORD
+        written = DERIVATIVES.get(at.op.name) if record is None else record.derivative
+        if written is None:
             raise NotDifferentiable(f"{at.op.name} has no derivative")
-        return DERIVATIVES[at.op.name](at, operand)
+        return written(at, operand)
     # Of complex numbers torch knows the convention (the gradient of a product takes the conjugate).
     return derivatives_extern.library(at, operand)
 

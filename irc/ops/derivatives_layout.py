@@ -138,13 +138,6 @@ def gather(at: Adjoint, operand: int) -> SSAValue | None:
     return at.b.pointwise("where", here, at.g, at.b.scalar(0, x.dtype))
 
 
-def sort(at: Adjoint, operand: int) -> SSAValue | None:
-    """Send each sorted value's gradient back along its index; also of the k largest."""
-    if at.gradients[0] is None:
-        return None
-    return added_at(at, at.kind(0), at.attrs["dim"], at.op.outputs[1], at.g)
-
-
 def scatter(at: Adjoint, operand: int) -> SSAValue | None:
     """By function: what was written, added, multiplied or compared."""
     if operand == 1:

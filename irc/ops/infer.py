@@ -333,16 +333,6 @@ def _convolution(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]
     return [((x[0], w[0], *windows), dtype)]
 
 
-def _sort(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
-    return [operands[0], (operands[0][0], "i64")]
-
-
-def _top_k(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
-    (shape, dtype), dim = operands[0], attrs["dim"]
-    kept = (*shape[:dim], attrs["k"], *shape[dim + 1 :])
-    return [(kept, dtype), (kept, "i64")]
-
-
 def _attention(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
     (q, dtype), (k, _), (v, _) = operands[:3]
     keys_fit = q[-1] == k[-1] and equal_sizes(k[-2], v[-2]) and equal_shapes(q[:-3], k[:-3])
@@ -368,8 +358,6 @@ INFER: Mapping[str, Callable[[Attrs, Sequence[Signature]], list[Signature]]] = {
     "flow.gather": _gather,
     "flow.scatter": _scatter,
     "flow.convolution": _convolution,
-    "flow.sort": _sort,
-    "flow.top_k": _top_k,
     "flow.attention": _attention,
 }
 

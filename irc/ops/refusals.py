@@ -15,8 +15,6 @@ REASONS: Mapping[str, str] = {
     "only batch, groups and channels split",
     "flow.pool": "a window reads rows of the neighbouring ranks: irc exchanges no halos, so only "
     "the dims before the windows split",
-    "flow.sort": "the sorted dim has to be on one rank: the others split",
-    "flow.top_k": "shards of the searched dim have to be equal: ranks exchange what they find",
     "flow.arg_reduce": "shards of the searched dim have to be equal: ranks exchange what they find",
     "flow.cumulative": "shards of the dim have to be equal: ranks exchange what each comes to",
     "flow.attention": "every row needs all keys: rows of q split alone under a causal mask or by a "
@@ -31,6 +29,8 @@ REASONS: Mapping[str, str] = {
 
 def refusal(op: FlowOp) -> list[str]:
     """Return why splits of an op are refused, as far as its kind says."""
+    if op.RECORD is not None:
+        return [op.RECORD.refusal] if op.RECORD.refusal else []
     if op.name != "flow.extern":
         return [REASONS[op.name]] if op.name in REASONS else []
     target = op.plain["target"]

@@ -1,4 +1,6 @@
-"""The rule of every flow op: a function of its attributes and its operand and result shapes.
+"""The rules of flow ops: functions of attributes and of operand and result shapes.
+
+An op with a record (:mod:`irc.ops.op_record`) has its rule there.
 
 :func:`rule_of` gives the rule of one op. Data movement and windows have files of their own; what a
 rule cannot say (a table split along its rows) is in :mod:`irc.ops.strategies`.
@@ -60,6 +62,8 @@ def rule_of(op: FlowOp) -> Rule:
         KeyError: for ops that are not planned (fusion, yield).
     """
     operands, results = op_signatures(op)
+    if op.RECORD is not None:
+        return op.RECORD.rule(op.plain, operands, results)
     if op.name == "flow.extern" and (stated := _own_rule(op)):
         if isinstance(stated, str):
             return _stated(op, stated, operands, results)
@@ -165,17 +169,6 @@ def _cumulative(attrs: Attrs, operands: Sequence[Signature], results: Sequence[S
     return Rule((names,), (names,), whole=names[dim_of(attrs)], linear=linear)
 
 
-def _sort(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
-    names = letters(operands[0][0])
-    return Rule((names,), (names, names), whole=names[dim_of(attrs)])
-
-
-def _top_k(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
-    names, dim = letters(operands[0][0]), dim_of(attrs)
-    kept = (*names[:dim], (), *names[dim + 1 :])
-    return Rule((names,), (kept, kept), whole=names[dim])
-
-
 def _take(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
     (table, _), (indices, _), dim = operands[0], operands[1], dim_of(attrs)
     names = letters((*table, *indices))
@@ -251,8 +244,6 @@ RULES: Mapping[str, RuleFunction] = {
     "flow.scatter": _scatter,
     "flow.convolution": convolution_rule,
     "flow.pool": pool_rule,
-    "flow.sort": _sort,
-    "flow.top_k": _top_k,
     "flow.random": _opaque,
     "flow.attention": attention_rule,
     # Made after placements are chosen; before, the ops that it stands for have rules of their own.

@@ -52,7 +52,7 @@ StrategyFunction: TypeAlias = Callable[
 
 def strategies_of(op: FlowOp) -> list[Strategy]:
     """Return the strategies of an op, often none."""
-    make = STRATEGIES.get(op.name)
+    make = STRATEGIES.get(op.name) if op.RECORD is None else op.RECORD.strategies
     if op.name == "flow.extern":
         known = declaration(op.plain["target"])
         make = known.strategies if known else None
@@ -102,7 +102,7 @@ def _zeros(
     return []
 
 
-def _over_the_dim(name: str) -> StrategyFunction:
+def over_the_dim(name: str) -> StrategyFunction:
     """Split the dim that the op works along: ranks exchange what each found in its part."""
 
     def strategies(
@@ -202,7 +202,6 @@ STRATEGIES: Mapping[str, StrategyFunction] = {
     "flow.random": _offset_random,
     "flow.constant": _zeros,
     "flow.attention": _attention,
-    "flow.top_k": _over_the_dim("two-stage-top-k"),
-    "flow.arg_reduce": _over_the_dim("two-stage-arg"),
-    "flow.cumulative": _over_the_dim("scan-of-shards"),
+    "flow.arg_reduce": over_the_dim("two-stage-arg"),
+    "flow.cumulative": over_the_dim("scan-of-shards"),
 }

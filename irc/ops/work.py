@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, log2, prod
+from math import prod
 from operator import is_not, mul
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
@@ -190,7 +190,8 @@ def _flops(op: FlowOp, rule: Rule, sizes: Mapping[str, int], num_bytes: int) -> 
         call = call_of(op.plain, sizes, _item_bytes(op))
         stated = known.work("flops", call) if known else 0
         return stated or UNKNOWN_FLOPS * num_bytes // _item_bytes(op)
-    return FLOPS[op.name](op.plain, rule, sizes) if op.name in FLOPS else 0
+    formula = FLOPS.get(op.name) if op.RECORD is None else op.RECORD.flops
+    return formula(op.plain, rule, sizes) if formula else 0
 
 
 def _bytes(
@@ -273,11 +274,6 @@ def _pool(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int:
     return prod(attrs["window"]) * _space(attrs, rule, sizes)
 
 
-def _sort(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int:
-    length = prod(sizes[name] for name in rule.whole)
-    return _space(attrs, rule, sizes) * ceil(log2(max(length, 2)))
-
-
 def _attention(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int:
     """Both products and the softmax of every score; a causal mask is not taken to save half."""
     scores = prod(sizes[name] for name in rule.factors if name not in ("d", "e"))
@@ -295,8 +291,6 @@ FLOPS: Mapping[str, Formula] = {
     "flow.cumulative": _space,
     "flow.convolution": _convolution,
     "flow.pool": _pool,
-    "flow.sort": _sort,
-    "flow.top_k": _sort,
     "flow.attention": _attention,
 }
 """Ops that are not here only move data; library ops declare theirs, or are assumed."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import cast
 
-from irc.dialects.flow import OP_BY_NAME
+from irc.dialects.flow_ops import OP_BY_NAME
 from irc.dialects.types import ITEM_BYTES
 from irc.plan.json_text import corrupt
 from irc.plan.packing import scratch_sizes

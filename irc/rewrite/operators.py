@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from irc.dialects.flow import OP_BY_NAME, FlowOp, PointwiseOp, ReduceOp
+from irc.dialects.flow import FlowOp, PointwiseOp, ReduceOp
+from irc.dialects.flow_ops import OP_BY_NAME
 from irc.ops.functions import POINTWISE
 from irc.ops.infer import parse_spec
 

@@ -21,10 +21,10 @@ from irc.dialects.flow import (
     PointwiseOp,
     ReduceOp,
     ReshapeOp,
-    TopKOp,
     tensor,
 )
 from irc.dialects.items import integer_range
+from irc.dialects.searches import TopKOp
 from irc.dialects.types import TensorType, is_float, number_in
 from irc.ops.rules_naming import dim_of
 from irc.sharding.local_experts import EXPERTS_PROGRAMS

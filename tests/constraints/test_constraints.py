@@ -11,8 +11,9 @@ from irc.constraints.fusion import parse_fusion
 from irc.constraints.patterns import Pattern
 from irc.constraints.pins import constraint_text, parse_constraints, parse_pattern, pins_option
 from irc.dialects.builder import FlowBuilder, argument_attrs, arguments, entry, finish_function
-from irc.dialects.flow import ContractOp, FlowOp, SortOp, id_of, tensor
+from irc.dialects.flow import ContractOp, FlowOp, id_of, tensor
 from irc.dialects.placement import B, Mesh, Partial, Placement, Split
+from irc.dialects.searches import SortOp
 from irc.dialects.text import context
 from irc.dialects.types import TensorType
 from irc.errors import IrcError

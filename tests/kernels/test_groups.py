@@ -12,16 +12,8 @@ from xdsl.ir import Block, SSAValue
 
 import irc.kernels
 from irc.dialects.builder import FlowBuilder, finish_function
-from irc.dialects.flow import (
-    ContractOp,
-    FlowOp,
-    FusionOp,
-    PadOp,
-    SliceOp,
-    SortOp,
-    TransposeOp,
-    id_of,
-)
+from irc.dialects.flow import ContractOp, FlowOp, FusionOp, PadOp, SliceOp, TransposeOp, id_of
+from irc.dialects.searches import SortOp
 from irc.dialects.text import context
 from irc.dialects.types import TensorType
 from irc.errors import IrcError

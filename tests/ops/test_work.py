@@ -12,13 +12,12 @@ from irc.dialects.flow import (
     FlowOp,
     PointwiseOp,
     ReduceOp,
-    SortOp,
     TakeOp,
     TransposeOp,
 )
 from irc.dialects.placement import Mesh
+from irc.dialects.searches import SortOp
 from irc.dialects.types import TensorType
-from irc.ops.infer import infer
 from irc.ops.linear_loss import BACKWARD, arguments
 from irc.ops.work import bytes_moved, flops, local_bytes, local_flops
 from irc.sharding.signatures import signatures
@@ -29,9 +28,7 @@ MESH = Mesh.parse("data=2,tensor=4")
 def build(cls: type[FlowOp], *shapes: tuple[int, ...], **attrs: object) -> FlowOp:
     given = [(shape, "f32") for shape in shapes]
     block = Block(arg_types=[TensorType.of(*o) for o in given])
-    op = cls.make(
-        list(block.args), [TensorType.of(*r) for r in infer(cls.name, attrs, given)], **attrs
-    )
+    op = cls.make(list(block.args), [TensorType.of(*r) for r in cls.infer(attrs, given)], **attrs)
     block.add_op(op)
     return op
 

@@ -16,11 +16,11 @@ from irc.dialects.flow import (
     FlowOp,
     FusionOp,
     SliceOp,
-    SortOp,
     TakeOp,
     TransposeOp,
     tensor,
 )
+from irc.dialects.searches import SortOp
 from irc.dialects.text import context, load
 from irc.dialects.types import TensorType
 from irc.interpret.flow import run_function
@@ -63,7 +63,7 @@ def shown(op: FlowOp) -> str:
     inner = [o for o in op.body.block.ops if isinstance(o, FlowOp) and o.name != "flow.yield"]
     names = [o.plain.get("fn", o.name.removeprefix("flow.")) for o in inner]
     assert op.attributes["why"]
-    return f"{op.kind.data}: {' '.join(names)}"
+    return f"{op.kind}: {' '.join(names)}"
 
 
 def softmax(b: FlowBuilder, x: SSAValue, dim: int) -> SSAValue:
@@ -295,7 +295,7 @@ def test_a_transformer_block_is_six_kernels_and_attention() -> None:
     module = transformer(1)
     CanonicalizePass().apply(context(), module)
     FusePass().apply(context(), module)
-    kinds = [op.kind.data for op in module.walk() if isinstance(op, FusionOp)]
+    kinds = [op.kind for op in module.walk() if isinstance(op, FusionOp)]
     assert kinds == ["rows", "matmul", "matmul", "rows", "matmul", "matmul"]
 
 

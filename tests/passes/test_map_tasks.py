@@ -14,11 +14,11 @@ from irc.dialects.flow import (
     GatherOp,
     IotaOp,
     SliceOp,
-    SortOp,
     TakeOp,
     TransposeOp,
     tensor,
 )
+from irc.dialects.searches import SortOp
 from irc.dialects.task import KernelOp, LaunchOp, ViewOp
 from irc.dialects.text import context, dump, load
 from irc.dialects.types import TensorType

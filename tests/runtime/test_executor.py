@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from irc.dialects import flow
+from irc.dialects import flow, searches
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
 from irc.plan.schema import Kernels
@@ -68,7 +68,7 @@ def library_program() -> Task:
         flow.PointwiseOp, [top, t.view(b, (2, 3), (3, 1))], TensorType.of((2, 3)), fn="mul"
     )
     values, order = t.library(
-        flow.SortOp,
+        searches.SortOp,
         [c],
         TensorType.of((2, 3)),
         TensorType.of((2, 3), "i64"),

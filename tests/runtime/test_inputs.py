@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from irc.dialects import flow
+from irc.dialects import flow, searches
 from irc.dialects.placement import B, Placement, Split
 from irc.dialects.text import load
 from irc.dialects.types import TensorType
@@ -52,7 +52,7 @@ def plan_of_two_inputs():
     ids = t.argument("input", "ids", (50,), dtype="i64")
     x = t.argument("input", "x", (50,), dtype="bf16")
     (y,) = t.library(
-        flow.SortOp,
+        searches.SortOp,
         [ids],
         TensorType.of((50,), "i64"),
         TensorType.of((50,), "i64"),

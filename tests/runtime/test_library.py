@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from irc.dialects.flow import OP_BY_NAME
+from irc.dialects.flow_ops import OP_BY_NAME
 from irc.ops.functions import POINTWISE
 from irc.ops.infer import infer
 from irc.runtime import library

@@ -18,7 +18,6 @@ from irc.dialects.types import TensorType
 from irc.interpret.flow import run_op
 from irc.interpret.sharded import run_ranks
 from irc.ops.functions import POINTWISE
-from irc.ops.infer import infer
 from irc.runtime import library
 from irc.sharding.shards import chunk_lengths, combine, shard
 from irc.sharding.signatures import axis_signatures, signatures
@@ -31,7 +30,7 @@ def build(
     **attrs: object,
 ) -> FlowOp:
     block = Block(arg_types=[TensorType.of(*kind) for kind in kinds])
-    made = [result] if result else infer(cls.name, attrs, kinds)
+    made = [result] if result else cls.infer(attrs, kinds)
     op = cls.make(list(block.args), [TensorType.of(*kind) for kind in made], id="n0", **attrs)
     block.add_op(op)
     op.verify()

@@ -9,7 +9,8 @@ from typing import Any
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import ArgReduceOp, CumulativeOp, SortOp, TopKOp, tensor
+from irc.dialects.flow import ArgReduceOp, CumulativeOp, tensor
+from irc.dialects.searches import SortOp, TopKOp
 from irc.dialects.size import Dim
 from irc.dialects.types import is_float
 from irc.frontends.torch.lowering import (

@@ -26,10 +26,9 @@ from irc.dialects.flow import (
     FlowOp,
     ReshapeOp,
     ScatterOp,
-    SortOp,
-    TopKOp,
     tensor,
 )
+from irc.dialects.searches import SortOp, TopKOp
 from irc.dialects.task import KernelOp
 from irc.dialects.types import TensorType
 from irc.errors import IrcError

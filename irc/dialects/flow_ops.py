@@ -1,0 +1,16 @@
+"""All ops of level flow, and the dialect that they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from xdsl.ir import Dialect
+
+from irc.dialects.flow import CORE, FlowOp
+from irc.dialects.searches import SEARCHES
+from irc.dialects.types import OpaqueType, ShapeAttr, SizeAttr, TensorType
+
+OPS: tuple[type[FlowOp], ...] = (*CORE, *SEARCHES)
+OP_BY_NAME: Mapping[str, type[FlowOp]] = {op.name: op for op in OPS}
+
+Flow = Dialect("flow", [*OPS], [TensorType, OpaqueType, ShapeAttr, SizeAttr])
