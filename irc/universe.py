@@ -15,7 +15,7 @@ from irc.plugin import find_pass, pass_names
 
 DIALECTS: Mapping[str, str] = {
     "comm": "irc.dialects.comm:Comm",
-    "flow": "irc.dialects.flow:Flow",
+    "flow": "irc.dialects.flow_ops:Flow",
     "sbp": "irc.dialects.sbp:Sbp",
     "task": "irc.dialects.task:Task",
 }

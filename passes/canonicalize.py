@@ -20,6 +20,7 @@ from irc.dialects.flow import (
     ConstantOp,
     ExternOp,
     FlowOp,
+    FusionOp,
     IotaOp,
     PadOp,
     PointwiseOp,
@@ -114,7 +115,7 @@ def simplify(block: Block, *, keep_detached: bool = True) -> None:
             continue
         kept = keep_detached and isinstance(op, PointwiseOp) and op.fn == "detach"
         simple = op if kept else _rewritten(op)
-        if simple is not None and simple.name not in ("flow.extern", "flow.fusion"):
+        if simple is not None and not isinstance(simple, ExternOp | FusionOp):
             twin = seen.setdefault(_identity(simple), simple)
             if twin is not simple:
                 _replace(simple, list(twin.outputs))
@@ -128,7 +129,7 @@ def _rewritten(op: FlowOp) -> FlowOp | None:
     """Apply identities to an op until none holds; None where an older value took its place."""
     while not _is_pinned(op):
         found = next(
-            (f for f in (i(op) for i in (nothing, *IDENTITIES.get(op.name, ()))) if f is not None),
+            (f for f in (i(op) for i in (nothing, *IDENTITIES.get(type(op), ()))) if f is not None),
             None,
         )
         if found is None:
@@ -420,21 +421,21 @@ def window_within(op: PoolOp) -> Rewrite:
 POOL_ATTRIBUTES = ("fn", "window", "strides", "low", "high", "dilations", "count_padding")
 
 Identity: TypeAlias = Callable[[Any], Rewrite]
-IDENTITIES: Mapping[str, tuple[Identity, ...]] = {
-    "flow.pointwise": (
+IDENTITIES: Mapping[type[FlowOp], tuple[Identity, ...]] = {
+    PointwiseOp: (
         function_of_literals, copy_of_value, detached, square, function_of_neutral,
         cast_of_exact_cast, negative_of_negative, choice_by_literal, function_of_broadcast,
         same_dtype,
     ),
-    "flow.reshape": (same_type, view_of_literal, reshape_of_reshape),
-    "flow.transpose": (transpose_in_order, view_of_literal, transpose_of_transpose),
-    "flow.broadcast": (same_type, view_of_literal, broadcast_of_broadcast),
-    "flow.slice": (slice_of_all, view_of_literal),
-    "flow.reduce": (reduction_of_nothing, sum_of_literal),
-    "flow.take": (take_in_order,),
-    "flow.concat": (concat_of_one,),
-    "flow.pad": (pad_of_nothing,),
-    "flow.pool": (window_within,),
+    ReshapeOp: (same_type, view_of_literal, reshape_of_reshape),
+    TransposeOp: (transpose_in_order, view_of_literal, transpose_of_transpose),
+    BroadcastOp: (same_type, view_of_literal, broadcast_of_broadcast),
+    SliceOp: (slice_of_all, view_of_literal),
+    ReduceOp: (reduction_of_nothing, sum_of_literal),
+    TakeOp: (take_in_order,),
+    ConcatOp: (concat_of_one,),
+    PadOp: (pad_of_nothing,),
+    PoolOp: (window_within,),
 }  # fmt: skip
 
 

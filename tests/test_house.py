@@ -133,11 +133,13 @@ def touched(name: str) -> set[str]:
 
 EXEMPT = ("dialects", "ops", "passes", "backends")
 """Where ops are defined; the last two are links to the folders beside ``irc``."""
-UNNAMED = {".inputs[": 40, ".plain[": 0}
-"""Reads by a place or a key outside of irc/dialects and irc/ops: write a smaller number, no larger.
+UNNAMED = {".inputs[": 40, ".plain[": 0, '"flow.': 88}
+"""Reads by a place or a key, and names of ops as text, outside of irc/dialects and irc/ops: write a
+smaller number, no larger.
 
-None of them is of an op of the IR, which is read by its names (:mod:`irc.dialects.fields`): they
-are of a plan's actions, of ONNX nodes, of queues and local programs.
+No read is of an op of the IR, which is read by its names (:mod:`irc.dialects.fields`): they are of
+a plan's actions, of ONNX nodes, of queues and local programs. Names are in tables of what runs
+without the IR, and in sets of names.
 """
 
 
@@ -151,4 +153,4 @@ def test_ops_are_read_by_name(read: str) -> None:
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if read in line
     ]
-    assert len(places) == UNNAMED[read], places
+    assert len(places) <= UNNAMED[read], places

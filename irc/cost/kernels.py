@@ -18,7 +18,7 @@ from functools import lru_cache
 from math import ceil
 
 from irc.cluster.device import Device
-from irc.dialects.flow import FlowOp
+from irc.dialects.flow import ExternOp, FlowOp
 from irc.dialects.placement import Mesh
 from irc.dialects.types import TensorType
 from irc.ops.shapes import SHAPED, Attention, Product, shape_of
@@ -86,7 +86,7 @@ def computed_in(op: FlowOp) -> str:
         for values in (op.outputs, op.inputs)
     )
     dtype = next(iter((*made, *given)), "f32")
-    is_wider = op.name == "flow.extern" and dtype == "f32" and given and given[0] != dtype
+    is_wider = isinstance(op, ExternOp) and dtype == "f32" and given and given[0] != dtype
     return given[0] if is_wider and given[0] in ("f16", "bf16") else dtype
 
 

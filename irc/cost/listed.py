@@ -18,7 +18,7 @@ from irc.cluster.ports import COMPUTE, Ports
 from irc.cost.kernels import computed_in, op_work
 from irc.cost.roofline import roofline_s
 from irc.dialects.comm import CollectiveOp
-from irc.dialects.flow import FlowOp, PointwiseOp, ReduceOp, SliceOp, tensor
+from irc.dialects.flow import ConstantOp, FlowOp, PointwiseOp, ReduceOp, SliceOp, tensor
 from irc.dialects.types import ITEM_BYTES, TensorType
 from irc.ops.work import VIEWS
 from irc.schedule.blocks import tasks_of
@@ -49,7 +49,7 @@ def unfused_seconds(
         return known[key]
     if isinstance(op, SliceOp) and _is_sent_strided(op):
         return _kernel_s(device, 2 * _bytes(op.outputs[0]))
-    if op.name == "flow.constant" or op.name in VIEWS:
+    if isinstance(op, ConstantOp) or op.name in VIEWS:
         return 0.0
     return alone(op)
 

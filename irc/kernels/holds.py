@@ -7,7 +7,7 @@ from math import prod
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
-from irc.dialects.flow import FlowOp, GatherOp, tensor
+from irc.dialects.flow import ConcatOp, FlowOp, GatherOp, tensor
 from irc.dialects.size import Size
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
@@ -42,7 +42,7 @@ def has_kernel(op: Operation) -> bool:
         return False
     if any(tensor(v).dtype in LIBRARY_DTYPES or 0 in tensor(v).shape for v in values):
         return False
-    if op.name == "flow.concat" and len(op.operands) > FEW_PIECES:
+    if isinstance(op, ConcatOp) and len(op.operands) > FEW_PIECES:
         reads = prod(shape_of(op.results[0])) * len(op.operands)
         return len(op.operands) <= MAX_PIECES and reads <= MAX_READS
     if isinstance(op, GatherOp):

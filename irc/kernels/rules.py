@@ -10,15 +10,23 @@ from xdsl.ir import SSAValue
 from irc.dialects.flow import (
     ArgReduceOp,
     BroadcastOp,
+    ConcatOp,
     ConstantOp,
     ContractOp,
+    ConvolutionOp,
     FlowOp,
     GatherOp,
+    GroupedContractOp,
+    GroupedOuterOp,
     IotaOp,
+    PackedContractOp,
+    PadOp,
     PointwiseOp,
+    PoolOp,
     ReduceOp,
     ReshapeOp,
     ShapeOp,
+    SliceOp,
     TakeOp,
     TransposeOp,
     tensor,
@@ -26,7 +34,7 @@ from irc.dialects.flow import (
 from irc.kernels.arg_reduce import arg_reduce
 from irc.kernels.axes import Axes, Axis, axes_of, leaves
 from irc.kernels.grouped import grouped_contract, grouped_outer
-from irc.kernels.holds import SHAPE_OPS, shape_of
+from irc.kernels.holds import shape_of
 from irc.kernels.pieces import concat, pad
 from irc.kernels.quantized.loads import packed_contract
 from irc.kernels.trace import Dims, GroupError, Node, Stored, Term, Trace, flat
@@ -258,23 +266,23 @@ def _stretched(dims: Dims, old: Sequence[int], new: Sequence[int]) -> Dims:
 
 
 Rule: TypeAlias = Callable[[Trace, Any], Term | Stored]
-RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(SHAPE_OPS, _shape_op),
-    "flow.pointwise": _pointwise,
-    "flow.reduce": _reduce,
-    "flow.arg_reduce": _arg_reduce,
-    "flow.contract": _contract,
-    "flow.packed_contract": packed_contract,
-    "flow.grouped_contract": grouped_contract,
-    "flow.grouped_outer": grouped_outer,
-    "flow.constant": _constant,
-    "flow.iota": _iota,
-    "flow.take": _take,
-    "flow.gather": _gather,
-    "flow.convolution": convolution,
-    "flow.pool": pool,
-    "flow.concat": concat,
-    "flow.pad": pad,
+RULES: Mapping[type[FlowOp], Rule] = {
+    **dict.fromkeys((ReshapeOp, TransposeOp, BroadcastOp, SliceOp), _shape_op),
+    PointwiseOp: _pointwise,
+    ReduceOp: _reduce,
+    ArgReduceOp: _arg_reduce,
+    ContractOp: _contract,
+    PackedContractOp: packed_contract,
+    GroupedContractOp: grouped_contract,
+    GroupedOuterOp: grouped_outer,
+    ConstantOp: _constant,
+    IotaOp: _iota,
+    TakeOp: _take,
+    GatherOp: _gather,
+    ConvolutionOp: convolution,
+    PoolOp: pool,
+    ConcatOp: concat,
+    PadOp: pad,
 }
 
 
@@ -299,7 +307,7 @@ def trace(
     walk = Trace(source)
     for op in ops:
         walk.op = op
-        rule = RULES.get(op.name)
+        rule = RULES.get(type(op))
         if rule is None:
             raise GroupError(f"{op.name} is not part of kernels")
         walk.values[op.outputs[0]] = rule(walk, op)

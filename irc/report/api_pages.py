@@ -24,6 +24,7 @@ MODULES = (
     "irc.errors",
     "irc.plugin",
     "irc.dialects.flow",
+    "irc.dialects.searches",
     "irc.dialects.builder",
     "irc.backends",
     "irc.ops.custom",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from irc.dialects.builder import functions
-from irc.dialects.flow import FlowOp, FusionOp, id_of, loc_of
+from irc.dialects.flow import FlowOp, FusionOp, YieldOp, id_of, loc_of
 from irc.report.evidence import Evidence
 from irc.report.ops import label
 from irc.search.facts import call_counts
@@ -37,7 +37,7 @@ def fusion_groups(evidence: Evidence) -> list[Group]:
             tuple(
                 f"{id_of(inner)} {label(inner)}"
                 for inner in op.body.block.ops
-                if isinstance(inner, FlowOp) and inner.name != "flow.yield"
+                if isinstance(inner, FlowOp) and not isinstance(inner, YieldOp)
             ),
             _text(op, "why"),
             loc_of(op),

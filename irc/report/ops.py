@@ -13,7 +13,7 @@ from xdsl.ir import OpResult, SSAValue
 from irc.cluster.load import find_cluster
 from irc.cost.model import ClusterCost
 from irc.dialects.builder import functions
-from irc.dialects.flow import FlowOp, id_of, loc_of, tensor
+from irc.dialects.flow import ExternOp, FlowOp, id_of, loc_of, tensor
 from irc.dialects.placement import Placement
 from irc.dialects.sbp import BoxingOp
 from irc.dialects.types import TensorType
@@ -120,7 +120,7 @@ class Ops:
             sum((self.boxing_s(value) for value in op.inputs), 0.0),
             _flops(op),
             bool(self._mesh.axes) and _replicated_only(op),
-            tuple(assumed(op.plain)) if op.name == "flow.extern" else (),
+            tuple(assumed(op.plain)) if isinstance(op, ExternOp) else (),
             self._runner_up(op, priced),
         )
 

@@ -17,7 +17,7 @@ from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import SSAValue
 
 from irc.dialects.builder import arguments, functions
-from irc.dialects.flow import FlowOp, PointwiseOp, loc_of
+from irc.dialects.flow import FlowOp, PointwiseOp, ReshapeOp, loc_of
 from irc.dialects.placement import AxisPlacement, B, Broadcast, Partial, Split
 from irc.dialects.sbp import BoxingOp
 from irc.report.evidence import Evidence
@@ -216,10 +216,10 @@ class _InTorch:
     def _note(
         self, op: FlowOp, found: Sequence[AxisPlacement], names: Mapping[SSAValue, str]
     ) -> None:
-        if op.name == "flow.reshape":
+        if isinstance(op, ReshapeOp):
             self.reshapes[loc_of(op)] = None
         read = {names[v].rpartition(".")[0] for v in op.inputs if v in names}
-        if Split(1) in found and op.name == "flow.pointwise":
+        if Split(1) in found and isinstance(op, PointwiseOp):
             self.norms.update(dict.fromkeys(name for name in read if name))
 
     def _bias_of(self, op: FlowOp, names: Mapping[SSAValue, str]) -> SSAValue | None:

@@ -15,7 +15,16 @@ from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
 from irc.dialects.builder import arguments, results
-from irc.dialects.flow import ExternOp, FlowOp, id_of, phase_of, tensor
+from irc.dialects.flow import (
+    ConstantOp,
+    ExternOp,
+    FlowOp,
+    PointwiseOp,
+    ReduceOp,
+    id_of,
+    phase_of,
+    tensor,
+)
 from irc.dialects.placement import Placement
 from irc.dialects.types import TensorType
 from irc.kernels.attention import is_attention
@@ -376,11 +385,11 @@ def _is_joined(op: Operation) -> bool:
     if op.name not in JOINED:
         return False
     uses = [use.operation for result in op.results for use in result.uses]
-    small = op.name == "flow.constant" and len(op.results) == 1
+    small = isinstance(op, ConstantOp) and len(op.results) == 1
     return (
         bool(uses)
         and (len(uses) == 1 or small)
-        and all(use.name in ("flow.pointwise", "flow.reduce") for use in uses)
+        and all(isinstance(use, PointwiseOp | ReduceOp) for use in uses)
     )
 
 

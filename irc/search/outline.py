@@ -10,7 +10,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import CallOp
 
 from irc.dialects.builder import arguments, entry, functions
-from irc.dialects.flow import FlowOp
+from irc.dialects.flow import ContractOp, FlowOp
 from irc.dialects.types import ITEM_BYTES, TensorType
 from irc.ops.rule import RuleError
 from irc.ops.work import VIEWS, flops
@@ -53,7 +53,7 @@ def outline_of(
                 continue
             launches += counts[name]
             outputs = [v.type for v in op.outputs if isinstance(v.type, TensorType)]
-            if op.name == "flow.contract" and outputs:
+            if isinstance(op, ContractOp) and outputs:
                 largest = max(largest, float(num_bytes(outputs[0])))
             work[outputs[0].dtype if outputs else "f32"] += counts[name] * _flops(op)
     samples = _samples(module)
@@ -128,7 +128,7 @@ def _layers(module: ModuleOp, counts: Counter[str] | dict[str, int]) -> tuple[in
             results[op.callee.string_value()] = float(max(map(num_bytes, kinds), default=0))
     if not results:
         # Nothing is repeated: each product may be a layer of its own.
-        products = sum(op.name == "flow.contract" for op in entry(module).body.block.ops)
+        products = sum(isinstance(op, ContractOp) for op in entry(module).body.block.ops)
         return max(products, 1), 0.0
     name = max(results, key=lambda each: (counts[each], results[each]))
     return max(counts[name], 1), results[name]

@@ -23,7 +23,7 @@ from xdsl.ir import SSAValue
 
 from irc.cost.kernels import computed_in
 from irc.dialects.builder import arguments, entry, functions
-from irc.dialects.flow import ContractOp, FlowOp, tensor
+from irc.dialects.flow import ContractOp, FlowOp, RandomOp, tensor
 from irc.ops.derivatives import is_flat, is_smooth
 from irc.ops.infer import parse_spec
 from irc.ops.rule import RuleError
@@ -163,7 +163,7 @@ class _Products:
                     moving |= _chosen(op.results, flags[0])
                     active |= _chosen(op.results, flags[1])
                     continue
-                if op.name == "flow.random" or not moving.isdisjoint(op.operands):
+                if isinstance(op, RandomOp) or not moving.isdisjoint(op.operands):
                     moving.update(op.results)
                 is_even = isinstance(op, FlowOp) and is_flat(op)
                 if not is_even and not active.isdisjoint(op.operands):

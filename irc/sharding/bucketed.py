@@ -138,7 +138,7 @@ def _behind(
 
 def kind_of(op: CollectiveOp) -> tuple[str, str, str, str]:
     """Return what collectives of one bucket have in common: op, axis, reduction, dtype."""
-    return op.name, op.axis.data, str(op.plain.get("fn", "")), op.result_tensor.dtype
+    return op.name, op.axis, str(op.plain.get("fn", "")), op.result_tensor.dtype
 
 
 def priced_bytes(op: CollectiveOp) -> int:
@@ -168,7 +168,7 @@ def wait_late(block: Block) -> None:
 
 
 def _is_cast_of_awaited(op: Operation) -> bool:
-    is_cast = isinstance(op, PointwiseOp) and op.plain["fn"] == "cast"
+    is_cast = isinstance(op, PointwiseOp) and op.fn == "cast"
     return is_cast and isinstance(op.operands[0].owner, WaitOp)
 
 

@@ -20,6 +20,7 @@ from irc.dialects.flow import (
     ReshapeOp,
     ScatterOp,
     SliceOp,
+    TakeOp,
     tensor,
 )
 from irc.dialects.placement import Mesh
@@ -96,7 +97,7 @@ def _masked(local: Local) -> list[SSAValue]:
     safe = local.pointwise("where", mine, moved, local.scalar(0, kind.dtype))
     (found,) = local.same([table, safe], last=False)
     after = (1,) * (tensor(table).ndim - dim - 1)
-    if local.op.name == "flow.take" and after:
+    if isinstance(local.op, TakeOp) and after:
         mine = local.before(ReshapeOp, [mine], TensorType.of((*kind.shape, *after), "i1"))
     return local.last(PointwiseOp, [mine, found, local.scalar(0, tensor(found).dtype)], fn="where")
 

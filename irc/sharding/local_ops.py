@@ -56,9 +56,9 @@ def _convolution_attributes(op: ConvolutionOp, shapes: Sequence[tuple[int, ...]]
     return {"groups": shapes[0][1] // shapes[1][1]}
 
 
-LOCAL_ATTRIBUTES: Mapping[str, Callable[[Any, Sequence[tuple[int, ...]]], Attrs]] = {
-    "flow.slice": _slice_attributes,
-    "flow.convolution": _convolution_attributes,
+LOCAL_ATTRIBUTES: Mapping[type[FlowOp], Callable[[Any, Sequence[tuple[int, ...]]], Attrs]] = {
+    SliceOp: _slice_attributes,
+    ConvolutionOp: _convolution_attributes,
 }
 
 
@@ -91,7 +91,7 @@ class Local:
     def same(self, inputs: Sequence[SSAValue], *, last: bool = True) -> list[SSAValue]:
         """Emit the op itself on local operands."""
         properties = dict(self.op.properties)
-        adapt = LOCAL_ATTRIBUTES.get(self.op.name)
+        adapt = LOCAL_ATTRIBUTES.get(type(self.op))
         if adapt is not None:
             shapes = [tensor(value).static_shape() for value in inputs]
             changed = adapt(self.op, shapes)

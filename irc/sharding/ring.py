@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from xdsl.ir import SSAValue
 
 from irc.dialects.comm import PendingType, PermuteOp, RankIndexOp, WaitOp
-from irc.dialects.flow import ExternOp, IotaOp, ReshapeOp, TakeOp, tensor
+from irc.dialects.flow import AttentionOp, ExternOp, IotaOp, ReshapeOp, TakeOp, tensor
 from irc.dialects.types import TensorType
 from irc.ops.attention_ops import BACKWARD, Form, form_of
 from irc.ops.strategies import RING
@@ -40,7 +40,7 @@ class Call:
         """Read the op that a local program is for."""
         form = form_of(local.op.plain, len(local.inputs))
         count = 6 if local.op.plain.get("target") == BACKWARD else 3
-        if local.op.name == "flow.attention":
+        if isinstance(local.op, AttentionOp):
             form = replace(form, with_sums=False)
         masks = [] if form.mask is None else [local.inputs[form.mask]]
         return Call(form, local.inputs[:count], masks)

@@ -63,7 +63,7 @@ class Chooser:
             group: of a block.
             pieces: what is known of the block.
         """
-        ranks = self._cost.mesh.size(group.start.axis.data)
+        ranks = self._cost.mesh.size(group.start.axis)
         if self._degree:
             first = next(cuts_of(group, pieces, ranks, self._degree), None)
             return None if first is None else Choice(first)
@@ -94,7 +94,7 @@ class Chooser:
 
     def _is_long(self, start: CollectiveOp) -> bool:
         """Return whether a collective takes longer than to begin two, as its pieces have to."""
-        begun = self._cost.collective_seconds(collective_kind(start), 1, start.axis.data)
+        begun = self._cost.collective_seconds(collective_kind(start), 1, start.axis)
         return self._cost.start_seconds(start) > 2 * begun
 
     def _end(self, group: Group, pieces: Pieces, cut: Cut | None) -> float:

@@ -24,7 +24,16 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from irc.dialects.builder import finish_function
-from irc.dialects.flow import FlowOp, PointwiseOp, ReduceOp, id_of, loc_of, phase_of, tensor
+from irc.dialects.flow import (
+    FlowOp,
+    PointwiseOp,
+    ReduceOp,
+    ReshapeOp,
+    id_of,
+    loc_of,
+    phase_of,
+    tensor,
+)
 from irc.dialects.types import is_float
 from irc.errors import IrcError
 from irc.ops.derivative import PhaseBuilder
@@ -107,7 +116,7 @@ def _is_sum(op: FlowOp) -> bool:
     if isinstance(op, ReduceOp):
         # In a micro-batch of one sample, a sum over what it has is one number, too.
         return op.fn == "sum" and len(op.dims) == tensor(op.operands[0]).ndim
-    single = op.name == "flow.reshape" and _is_one(op.operands[0])
+    single = isinstance(op, ReshapeOp) and _is_one(op.operands[0])
     return single and not tensor(op.results[0]).shape and bool(tensor(op.operands[0]).shape)
 
 

@@ -30,7 +30,7 @@ from typing import TypeAlias, cast
 from xdsl.dialects.func import CallOp
 from xdsl.ir import Block, Operation, SSAValue
 
-from irc.dialects.flow import ContractOp, ExternOp, id_of, loc_of, tensor
+from irc.dialects.flow import ContractOp, ExternOp, RandomOp, id_of, loc_of, tensor
 from irc.entry_points import POLICIES as GROUP
 from irc.entry_points import Registered, broken, load, provider, registered
 from irc.errors import IrcError
@@ -114,7 +114,7 @@ def core(forward: Sequence[Operation], fixed: AbstractSet[SSAValue]) -> set[Oper
     made: set[Operation] = set()
     for op in forward:
         inner = op.name in SPREADS and all(value.owner in made for value in op.operands)
-        if inner or op.name in LITERALS or op.name == "flow.random":
+        if inner or op.name in LITERALS or isinstance(op, RandomOp):
             made.add(op)
     inside = set(forward)
     for op in reversed(forward):

@@ -11,6 +11,7 @@ from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from irc.dialects.builder import arguments, entry, functions
+from irc.dialects.flow import RandomOp
 from irc.errors import IrcError, did_you_mean
 from irc.training.entry import HELD, drop_uncalled, drop_unread, globs
 from irc.training.layer_policies import (
@@ -201,7 +202,7 @@ def held_arguments(module: ModuleOp) -> dict[str, set[int]]:
                 found[callee] = here if before is None else before & here
                 if found[callee] != before:
                     pending.append(callee)
-            elif op.name != "flow.random" and all(value in held for value in op.operands):
+            elif not isinstance(op, RandomOp) and all(value in held for value in op.operands):
                 held.update(op.results)
     for name in known:
         found.setdefault(name, set())

@@ -26,7 +26,7 @@ from xdsl.dialects.builtin import StringAttr
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Block, Operation, SSAValue
 
-from irc.dialects.flow import FlowOp, PointwiseOp, id_of, phase_of, tensor
+from irc.dialects.flow import FlowOp, PointwiseOp, RandomOp, id_of, phase_of, tensor
 from irc.dialects.types import ITEM_BYTES, TensorType
 from irc.ops.derivative import stamp
 
@@ -90,7 +90,7 @@ class Saving:
         self._fixed: set[SSAValue] = set(fixed)
         for op in self.forward:
             # What is drawn differs from call to call, though its seed is held anyway.
-            if op.name != "flow.random" and all(value in self._fixed for value in op.operands):
+            if not isinstance(op, RandomOp) and all(value in self._fixed for value in op.operands):
                 self._fixed.update(op.results)
         self._kept: set[SSAValue] = set()
         self._in_kernels: dict[Operation, bool] = {}

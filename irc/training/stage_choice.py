@@ -12,7 +12,7 @@ from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from irc.dialects.builder import arguments, functions, results
-from irc.dialects.flow import FlowOp, loc_of
+from irc.dialects.flow import ContractOp, ConvolutionOp, ExternOp, FlowOp, RandomOp, loc_of
 from irc.dialects.types import ITEM_BYTES, TensorType
 from irc.errors import IrcError
 from irc.ops.rule import RuleError
@@ -90,7 +90,7 @@ def everywhere(func: FuncOp) -> set[Operation]:
     }
     chosen: set[Operation] = set()
     for op in func.body.block.ops:
-        if isinstance(op, ReturnOp) or op.name in ("flow.random", "flow.extern"):
+        if isinstance(op, ReturnOp | RandomOp | ExternOp):
             continue
         if all(value in free for value in op.operands) and not _is_costly(op):
             free.update(op.results)
@@ -100,7 +100,7 @@ def everywhere(func: FuncOp) -> set[Operation]:
 
 def _is_costly(op: Operation) -> bool:
     # A whole block of inputs alone is work, not bookkeeping.
-    return isinstance(op, CallOp) or op.name in ("flow.contract", "flow.convolution")
+    return isinstance(op, CallOp | ContractOp | ConvolutionOp)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from xdsl.dialects.builtin import StringAttr
 from xdsl.dialects.func import CallOp, ReturnOp
 from xdsl.ir import Block, Operation, SSAValue
 
-from irc.dialects.flow import FlowOp, id_of, loc_of, tensor
+from irc.dialects.flow import FlowOp, RandomOp, id_of, loc_of, tensor
 from irc.errors import ErrorCollector, InternalError, IrcError
 from irc.ops.derivative import Adjoint, NotDifferentiable, Part, PhaseBuilder
 from irc.ops.derivatives import gradient, is_flat, is_smooth
@@ -57,7 +57,7 @@ class Sweep:
         if smooth and any(value in self.active for value in op.operands):
             self.active.update(value for value in op.results if is_smooth(value))
         # What is drawn changes from call to call, as inputs do.
-        drawn = op.name == "flow.random"
+        drawn = isinstance(op, RandomOp)
         if not drawn and all(value in self.fixed for value in op.operands):
             self.fixed.update(op.results)
 

@@ -28,6 +28,7 @@ from irc.dialects.flow import (
     ReduceOp,
     ShapeOp,
     SliceOp,
+    TakeOp,
 )
 from irc.kernels.fusion.profit import tensor_bytes, wasteful
 from irc.kernels.fusion.reasons import Reason
@@ -154,9 +155,9 @@ class Grouping:
         ):
             return False
         # A reduction of a literal varies along nothing; it reads the literal from memory.
-        if op.name == "flow.pointwise":
-            return source.name == "flow.constant" or not _is_sliced(value)
-        return op.name == "flow.take" and op.operands[1] is value and not _is_sliced(value)
+        if isinstance(op, PointwiseOp):
+            return isinstance(source, ConstantOp) or not _is_sliced(value)
+        return isinstance(op, TakeOp) and op.operands[1] is value and not _is_sliced(value)
 
     def outputs(self, ops: Sequence[FlowOp]) -> list[SSAValue]:
         """Return the values of a group that others read."""

@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
-from irc.dialects.flow import ConstantOp, ExternOp, FlowOp, FusionOp, PointwiseOp, ShapeOp, tensor
+from irc.dialects.flow import (
+    ConstantOp,
+    ConvolutionOp,
+    ExternOp,
+    FlowOp,
+    FusionOp,
+    PointwiseOp,
+    ShapeOp,
+    tensor,
+)
 from irc.kernels.along import is_along
 from irc.kernels.attention import is_attention
 from irc.kernels.attention_backward import gradients, is_attention_backward
@@ -44,7 +53,7 @@ def map_function(func: FuncOp, table: KernelTable) -> None:
         return
     require_static(func)
     walk = _Walk(table)
-    if any(each.name == "flow.convolution" for each in func.body.walk()):
+    if any(isinstance(each, ConvolutionOp) for each in func.body.walk()):
         # Images that are given channels last, of which the program sees the dims in their order.
         walk.places.spread.update(func.body.block.args)
     for op in list(func.body.block.ops):
