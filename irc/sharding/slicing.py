@@ -13,7 +13,7 @@ from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Attribute, Operation, OpResult, SSAValue
 
 from irc.dialects.builder import functions
-from irc.dialects.comm import CHUNK, CollectiveOp, PendingType
+from irc.dialects.comm import CHUNK, CollectiveOp, LocalChunkOp, PendingType
 from irc.dialects.flow import (
     BroadcastOp,
     ConcatOp,
@@ -135,11 +135,13 @@ class Slicing:
         if not cuts or op.regions or not isinstance(op, FlowOp):
             self._leave(op)
         elif isinstance(op, EXCHANGES):
-            if (cut := exchanged(op, cuts[0], self._ranks)) is not None:
-                self._exchange(op, cut)
-            else:
+            if (cut := exchanged(op, cuts[0], self._ranks)) is None:
                 self._stop(op, "it divides the samples of a batch among ranks, and not of slices")
                 self._leave(op)
+            elif isinstance(op, LocalChunkOp) and op.inputs[0] in self._batch:
+                self._divide(op, cut)
+            else:
+                self._exchange(op, cut)
         else:
             self._compute(op)
 
@@ -221,6 +223,13 @@ class Slicing:
         if isinstance(op, CollectiveOp):
             self._said.collectives.append(id_of(op).removesuffix(".start"))
         self._know(value, cut, [made.outputs[0] for made in each])
+
+    def _divide(self, op: LocalChunkOp, cut: Cut) -> None:
+        """Take a rank's part of a batch at once: slices of it are views, those of all are not."""
+        value = op.outputs[0]
+        self._lanes.put(op)
+        self._batch.add(value)
+        self._cuts[value], self._wholes[value] = cut, value
 
     def _know(self, value: SSAValue, cut: Cut, slices: list[SSAValue]) -> None:
         self._cuts[value] = cut

@@ -12,7 +12,14 @@ from xdsl.ir import Block, SSAValue
 
 import irc
 from irc.dialects.builder import FlowBuilder, argument_attrs, entry, finish_function
-from irc.dialects.comm import AllGatherOp, AllReduceOp, CollectiveOp, PendingType, WaitOp
+from irc.dialects.comm import (
+    AllGatherOp,
+    AllReduceOp,
+    CollectiveOp,
+    LocalChunkOp,
+    PendingType,
+    WaitOp,
+)
 from irc.dialects.dominance import verify_module
 from irc.dialects.flow import ContractOp, id_of, tensor
 from irc.dialects.placement import Mesh
@@ -205,3 +212,24 @@ def test_a_step_of_stages_says_why_it_is_not_sliced(tmp_path: Path) -> None:
             passes=["no-slice-batch", "slice-batch{ways=2}"], out=tmp_path / "plan",
         )  # fmt: skip
     assert error.value.code == "option-value"
+
+
+def test_a_rank_takes_its_part_of_a_batch_before_it_is_sliced() -> None:
+    # A slice of all samples has some of each rank's, which lie apart: that was a copy of each half.
+    block = Block(arg_types=[TensorType.of(shape, "f64") for shape in ((8, 4), (4, 4))])
+    b = FlowBuilder(block, "n")
+    b.loc = "m.py:1"
+    (own,) = b.ops(LocalChunkOp, [block.args[0]], results=[TensorType.of((2, 4), "f64")],
+                   axis="tensor", dim=0)  # fmt: skip
+    value = b.op(ContractOp, [own, block.args[1]], spec="bk,nk->bn")
+    func = finish_function("forward", block, [_moved(b, value, 0)])
+    func.arg_attrs = ArrayAttr([argument_attrs("input", "x"), argument_attrs("parameter", "w")])
+    module = ModuleOp([func], {"irc.mesh": StringAttr("tensor=4")})
+    inputs, mesh = random_inputs(module), mesh_of(module)
+    before = run_spmd(module, inputs, mesh, dtype=torch.float64)
+    run_passes(module, [SliceBatchPass(ways=2)])
+    after = run_spmd(module, inputs, mesh, dtype=torch.float64)
+    assert difference(after[0], before[0]) == 0
+    names = [op.name for op in entry(module).body.block.ops]
+    assert names.count("comm.local_chunk") == 1
+    assert names.count("flow.slice") == names.count("comm.all_gather") == 2
