@@ -138,7 +138,7 @@ class Slicing:
             if (cut := exchanged(op, cuts[0], self._ranks)) is None:
                 self._stop(op, "it divides the samples of a batch among ranks, and not of slices")
                 self._leave(op)
-            elif isinstance(op, LocalChunkOp) and op.inputs[0] in self._batch:
+            elif isinstance(op, LocalChunkOp) and op.x in self._batch:
                 self._divide(op, cut)
             else:
                 self._exchange(op, cut)
