@@ -43,6 +43,8 @@ SILENT = 8
 """How many times as long another machine may be silent."""
 INTERVAL_S = 1.0
 BEAT_S = 5.0
+ENDING_S = 20.0
+"""How long the end of a process waits for a look that has begun."""
 PREFIX = "irc/watch"
 LOST = f"{PREFIX}/lost"
 STUCK = f"{PREFIX}/stuck"
@@ -145,8 +147,9 @@ class Watch:
     def stop(self) -> None:
         """End, and leave word that this rank ends in order."""
         self._ended.set()
-        # A thread inside the store when the interpreter ends would abort the process.
-        self._thread.join(2 * INTERVAL_S)
+        # A thread inside the store when the interpreter ends would abort the process. On a machine
+        # where much else runs, a look at the store takes seconds.
+        self._thread.join(ENDING_S)
         if not self._thread.is_alive():
             with contextlib.suppress(RuntimeError):
                 self._store.set(f"{PREFIX}/done/{self._rank}", "1")
