@@ -43,6 +43,8 @@ SILENT = 8
 """How many times as long another machine may be silent."""
 INTERVAL_S = 1.0
 BEAT_S = 5.0
+SEEN_S = 10.0
+"""How long the end of a process may take, once its connections are closed."""
 ENDING_S = 20.0
 """How long the end of a process waits for a look that has begun."""
 PREFIX = "irc/watch"
@@ -373,10 +375,9 @@ def naming_lost_ranks() -> Generator[None]:
             raise first from error
         gone: list[str] = []
         # The end of a process is seen later than that of its connections.
-        for _ in range(20):
+        until = time.monotonic() + SEEN_S
+        while _watch is not None and not (gone := _watch.gone()) and time.monotonic() < until:
             time.sleep(0.1)
-            if _watch is None or (gone := _watch.gone()):
-                break
         raise IrcError(
             "rank-lost",
             "; ".join(gone) or "a rank of the run is gone, or does not answer",
