@@ -1,6 +1,5 @@
 """Nodes that checks of tensors are written with, in graphs of Dynamo."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

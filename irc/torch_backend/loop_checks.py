@@ -4,7 +4,6 @@
 body that runs for each row.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,6 +1,5 @@
 """Draws that torch refuses by the values of a tensor: those of ``torch.bernoulli``."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

@@ -5,7 +5,6 @@ by row, and has zeros between windows that leave gaps. What is written to a slic
 lies as before, with the numbers around the slice.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import sys
@@ -109,5 +108,7 @@ def _behind_the_last(node: Node) -> IrcError:
 
 
 def _memory(value: Any) -> int | None:
-    is_strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
-    return value.untyped_storage()._cdata if is_strided else None
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    storage: Any = value.untyped_storage()
+    return storage._cdata
