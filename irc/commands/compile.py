@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from irc.commands.byte_options import add_memory_option, bytes_option
 from irc.commands.code_options import add_import_option
 from irc.commands.progress import asked, progress
 from irc.errors import IrcError
@@ -50,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--backend", metavar="NAME", default="cpu", help="what writes the kernels (default: cpu)"
     )
     parser.add_argument("--cluster", metavar="NAME|FILE", help="the machines the plan is for")
+    add_memory_option(parser, "on a mesh what the cluster's have, less a margin; else none")
     parser.add_argument(
         "--size",
         metavar="NAME=N",
@@ -172,9 +174,8 @@ def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--stored-bytes",
-        metavar="N",
-        type=int,
-        help="the most that a device may hold all the time: parameters and states",
+        metavar="BYTES",
+        help="the most that a device may hold all the time, as 20GB: parameters and states",
     )
 
 
@@ -278,7 +279,7 @@ def _compile_program(args: argparse.Namespace) -> str:
     _refuse_of_modules(args, "programs in text form")
     if args.size or args.value:
         raise IrcError("option-value", "--size and --value are of ONNX files")
-    asked = ("mesh", "cluster", "passes", "rules", "pins")
+    asked = ("mesh", "cluster", "memory", "passes", "rules", "pins")
     is_asked = args.backend != "cpu" or any(getattr(args, name) for name in asked)
     import_all(args.imports)
     options = Options(
@@ -288,6 +289,7 @@ def _compile_program(args: argparse.Namespace) -> str:
         passes=tuple(args.passes),
         rules=tuple(args.rules),
         pins=called_pins(args.pins),
+        memory_bytes=bytes_option("--memory", args.memory),
     )
     return compile_text(
         args.model,
@@ -339,6 +341,7 @@ def _compile_file(args: argparse.Namespace) -> str:
         passes=args.passes,
         rules=args.rules,
         pins=args.pins,
+        memory_bytes=bytes_option("--memory", args.memory),
         force=args.force,
         native=args.native,
         to=args.to,
@@ -355,6 +358,8 @@ def _compile_module(args: argparse.Namespace) -> str:
             "option-value",
             "--size and --value are of ONNX files; a module has its example arguments",
         )
+    memory_bytes = bytes_option("--memory", args.memory)
+    stored_bytes = bytes_option("--stored-bytes", args.stored_bytes)
     example = named_example(args.model)
     if args.lr is not None and args.train is None:
         raise IrcError(
@@ -382,6 +387,7 @@ def _compile_module(args: argparse.Namespace) -> str:
         passes=args.passes,
         rules=args.rules,
         pins=args.pins,
+        memory_bytes=memory_bytes,
         force=args.force,
         native=args.native,
         optimizer=optimizer,
@@ -392,7 +398,7 @@ def _compile_module(args: argparse.Namespace) -> str:
         stages=args.stages or "",
         offload=args.offload or "",
         recompute=args.recompute,
-        stored_bytes=args.stored_bytes,
+        stored_bytes=stored_bytes,
         precision=args.precision,
         layout=args.layout or "",
         to=args.to,

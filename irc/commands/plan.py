@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from irc.commands.byte_options import add_memory_option, bytes_option
 from irc.commands.compile import ADAMW, is_named_object, refuse_bare_file
 from irc.errors import IrcError
 
@@ -71,8 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--price", metavar="MONEY", type=float, help="of one device for an hour, in your money "
         "(default: price_per_hour of the cluster's file): the table then has the money of a step "
         "and of a billion tokens")  # fmt: skip
-    add("--memory", metavar="BYTES", help="the most that a device may hold, as 40GB (default: what "
-        "the cluster's have, less a margin)")  # fmt: skip
+    add_memory_option(parser, "what the cluster's have, less a margin")
     add("--time-limit", metavar="S", type=float, help="begin no further plan after so many seconds")
     add(
         "--most",
@@ -201,7 +201,7 @@ def _of_file(args: argparse.Namespace, asked: Asked) -> _Result:
         "backend": args.backend,
         "cluster": args.cluster,
         "sizes": parse_sizes(args.size),
-        "memory_bytes": _memory(args.memory),
+        "memory_bytes": bytes_option("--memory", args.memory),
     }
     outcome, outline = searched_file(args.model, asked, **shared)
     found = planned(
@@ -260,7 +260,7 @@ def _of_module(args: argparse.Namespace, asked: Asked) -> _Result:
         "loss": None if args.loss is None else named_loss(args.loss),
         "precision": args.precision,
         "pins": args.pins,
-        "memory_bytes": _memory(args.memory),
+        "memory_bytes": bytes_option("--memory", args.memory),
     }
     called = example.module, example.args, example.kwargs
     asked = _with_pinned(asked, args, _first(example.args, example.kwargs))
@@ -332,27 +332,6 @@ def _note(args: argparse.Namespace) -> str:
     from irc.report.kernels_for import kernels_note
 
     return kernels_note(args.backend, _cluster(args))
-
-
-def _memory(text: str | None) -> int | None:
-    from irc.commands.schedule_simulate import UNITS
-
-    if text is None:
-        return None
-    unit = next(u for u in sorted(UNITS, key=len, reverse=True) if text.strip().endswith(u))
-    try:
-        number = float(text.strip().removesuffix(unit))
-    except ValueError:
-        number = 0.0
-    num_bytes = number * UNITS[unit]
-    if not 1.0 <= num_bytes < float("inf"):
-        raise IrcError(
-            "option-value",
-            f"--memory {text} cannot be",
-            because="it is a number, and one of "
-            f"{', '.join(filter(None, UNITS))} or nothing for bytes: one byte or more",
-        )
-    return int(num_bytes)
 
 
 def _at_least_one(option: str, number: int | None) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from irc.commands.byte_options import UNITS, shown_bytes, split_unit
 from irc.commands.json_output import print_json
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 TAKES = ("mesh", "link", "saved", "weights", "arena", "message", "slots", "reduce", "update",
          "norm", "slow", "trace")  # fmt: skip
 """The options that only this action has."""
-
-UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -190,21 +189,13 @@ def _classes(found: Simulation) -> str:
     return "all columns alike" if count == 1 else f"{count} classes of columns"
 
 
-def shown_bytes(size: float) -> str:
-    """Return bytes in the unit that suits them."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000 * UNITS[unit]:
-            return f"{size / UNITS[unit]:.4g} {unit}"
-    return f"{size / UNITS['TB']:.4g} TB"
-
-
 def _bytes(args: argparse.Namespace, name: str) -> float:
     text = str(getattr(args, name) or "0").strip()
-    unit = next(u for u in sorted(UNITS, key=len, reverse=True) if text.endswith(u))
-    number = _number(text.removesuffix(unit))
+    digits, unit = split_unit(text)
+    number = _number(digits)
     if number is None:
         raise _bad(f"--{name}", text, f"it is a number and one of {', '.join(filter(None, UNITS))}")
-    return number * UNITS[unit]
+    return number * unit
 
 
 def _time(args: argparse.Namespace, name: str) -> float:

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _one(args: argparse.Namespace) -> int:
     from irc.cluster.load import THIS_HOST, find_cluster
-    from irc.commands.schedule_simulate import shown_bytes
+    from irc.commands.byte_options import shown_bytes
     from irc.plan.load import load_plan
     from irc.simulate.call_trace import call_trace
     from irc.simulate.plan import Contention, predict

@@ -194,6 +194,8 @@ def _planned(region: Region, traced: OpenProgram, options: Options) -> OpenExpor
     except InternalError as error:
         return str(error)
     except IrcError as error:
+        if error.code == "sharding-infeasible":  # of a budget: op by op it would not be kept to
+            raise
         return "; ".join([error.message, *error.because])
 
 
