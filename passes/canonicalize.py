@@ -29,11 +29,11 @@ from irc.dialects.flow import (
     ReshapeOp,
     ShapeOp,
     SliceOp,
-    TakeOp,
     TransposeOp,
     carry,
     tensor,
 )
+from irc.dialects.indexing import TakeOp
 from irc.dialects.types import TensorType, is_complex, is_float, number_in
 from irc.kernels.holds import LIBRARY_DTYPES, is_unread
 from irc.ops.fold import fold_pointwise, fold_shape

@@ -142,4 +142,4 @@ def _fixed_arguments(func: FuncOp) -> set[SSAValue]:
 
 def _is_function(step: Operation) -> bool:
     """True for a step that gives the same results whenever it is given the same operands."""
-    return not isinstance(step, CollectiveOp | WaitOp | CopyOp) and step.name not in IMPURE
+    return not isinstance(step, (CollectiveOp, WaitOp, CopyOp, *IMPURE))

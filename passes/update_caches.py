@@ -10,7 +10,8 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
 from irc.dialects.builder import arguments, entry
-from irc.dialects.flow import ScatterOp, tensor
+from irc.dialects.flow import tensor
+from irc.dialects.indexing import ScatterOp
 from irc.plan.memories import INTO, decide, returned
 
 

@@ -133,7 +133,7 @@ def touched(name: str) -> set[str]:
 
 EXEMPT = ("dialects", "ops", "passes", "backends")
 """Where ops are defined; the last two are links to the folders beside ``irc``."""
-UNNAMED = {".inputs[": 40, ".plain[": 0, '"flow.': 88}
+UNNAMED = {".inputs[": 40, ".plain[": 0, '"flow.': 52}
 """Reads by a place or a key, and names of ops as text, outside of irc/dialects and irc/ops: write a
 smaller number, no larger.
 

@@ -29,7 +29,8 @@ from irc.constraints.pins import (
     place,
 )
 from irc.dialects.builder import arguments, entry, functions
-from irc.dialects.flow import ContractOp, FlowOp, TakeOp, id_of, phase_of, tensor
+from irc.dialects.flow import ContractOp, FlowOp, id_of, phase_of, tensor
+from irc.dialects.indexing import TakeOp
 from irc.dialects.placement import Mesh, Partial, Split
 from irc.dialects.types import TensorType
 from irc.errors import IrcError, did_you_mean

@@ -13,14 +13,13 @@ from xdsl.dialects.builtin import StringAttr
 
 from irc.cost.listed import BY_ELEMENT, around, unfused_seconds
 from irc.cost.model import ClusterCost
-from irc.dialects.flow import FlowOp
+from irc.dialects.flow import AttentionOp, FlowOp, ShapeOp
 from irc.ops.attention_ops import ATTENTION, BACKWARD
 from irc.ops.linear_loss import BACKWARD as LOSS_BACKWARD
-from irc.ops.work import VIEWS
 
 MOST = 16
 """So many clusters and meshes are remembered; then all are forgotten."""
-BY_PLACE = frozenset({"flow.attention", "flow.slice"})
+BY_PLACE = (AttentionOp, ShapeOp)
 """Ops whose price depends on what is around them; of library ops, these targets."""
 TARGETS_BY_PLACE = frozenset({ATTENTION, BACKWARD, LOSS_BACKWARD})
 
@@ -55,7 +54,7 @@ class Prices:
 
     def alone(self, op: FlowOp) -> float:
         """Return the seconds of an op that is a kernel or a collective by itself."""
-        if op.name in BY_PLACE or op.name in VIEWS or _target(op) in TARGETS_BY_PLACE:
+        if isinstance(op, BY_PLACE) or _target(op) in TARGETS_BY_PLACE:
             return self._cost.local_seconds(op)
         kinds = tuple(value.type for value in (*op.operands, *op.results))
         form = (op.name, len(op.operands), tuple(op.properties.items()), kinds)

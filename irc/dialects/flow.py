@@ -55,9 +55,6 @@ if TYPE_CHECKING:
 Ints = DenseArrayBase
 FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "flow.reduce": ("sum", "max", "min", "prod", "any", "all"),
-    "flow.arg_reduce": ("max", "min"),
-    "flow.cumulative": ("sum", "prod", "max", "min"),
-    "flow.scatter": ("set", "sum", "prod", "max", "min"),
     "flow.pool": ("max", "avg"),
 }
 """What ``fn`` of an op may be; the table of pointwise functions is :mod:`irc.ops.functions`."""
@@ -111,14 +108,18 @@ class FlowOp(IRDLOperation):
             return cls.RECORD.infer(attrs, operands)
         return infer(cls.name, attrs, operands)
 
+    def _functions(self) -> tuple[str, ...]:
+        """What ``fn`` may be; empty where the op has none, or a table of its own says so."""
+        return FUNCTIONS.get(self.name, ()) if self.RECORD is None else self.RECORD.fns
+
     @property
     def plain(self) -> dict[str, Any]:
         """The op's own attributes as Python values (without ``loc`` and ``id``)."""
         return {name: to_python(attr) for name, attr in self.properties.items()}
 
     def verify_(self) -> None:
-        known, fn = FUNCTIONS.get(self.name), self.properties.get("fn")
-        if known is not None and isinstance(fn, StringAttr) and fn.data not in known:
+        known, fn = self._functions(), self.properties.get("fn")
+        if known and isinstance(fn, StringAttr) and fn.data not in known:
             raise VerifyException(f"{self.name} has no fn '{fn.data}'; it is {', '.join(known)}")
         if not all(isinstance(v.type, TensorType) for v in (*self.inputs, *self.outputs)):
             if self.name == "flow.extern":
@@ -153,6 +154,11 @@ def flow_op(cls: type[OpOfFlow]) -> type[OpOfFlow]:
     for name, values in (("inputs", property(_inputs)), ("outputs", property(_outputs))):
         setattr(defined, name, values)
     return defined
+
+
+def names_of(*ops: type[FlowOp]) -> frozenset[str]:
+    """Return the names of ops, for sets of them."""
+    return frozenset(op.name for op in ops)
 
 
 def _inputs(op: FlowOp) -> Sequence[SSAValue]:
@@ -338,29 +344,6 @@ class ReduceOp(FlowOp):
     keep_dims = flag_field()
 
 
-@flow_op
-class ArgReduceOp(FlowOp):
-    """The index of the first largest (``max``) or smallest (``min``) element along ``dim``."""
-
-    name = "flow.arg_reduce"
-    x = operand(0)
-    fn = text_field()
-    dim = integer_field()
-    keep_dims = flag_field()
-
-
-@flow_op
-class CumulativeOp(FlowOp):
-    """Running sum, prod, max or min along ``dim``; ``exclusive`` starts at the neutral element."""
-
-    name = "flow.cumulative"
-    x = operand(0)
-    fn = text_field()
-    dim = integer_field()
-    exclusive = flag_field()
-    reverse = flag_field()
-
-
 class ShapeOp(FlowOp):
     """Base of the ops that give the elements of x another shape: a view, where it can be."""
 
@@ -431,41 +414,6 @@ class PadOp(FlowOp):
 CUT = "cut"
 """The attribute of a slice to a size that a trace names. Where that happens to be the whole dim, at
 some sizes, the slice is kept, so that plans for all sizes have the same steps."""
-
-
-@flow_op
-class TakeOp(FlowOp):
-    """``result[a.., i.., b..] = table[a.., indices[i..], b..]``, the index at ``dim``: embedding.
-
-    Indices count from 0 and lie inside the table.
-    """
-
-    name = "flow.take"
-    table = operand(0)
-    index = operand(1)
-    dim = integer_field()
-
-
-@flow_op
-class GatherOp(FlowOp):
-    """torch.gather: ``result[.., i, ..] = x[.., index[.., i, ..], ..]`` along ``dim``."""
-
-    name = "flow.gather"
-    x = operand(0)
-    index = operand(1)
-    dim = integer_field()
-
-
-@flow_op
-class ScatterOp(FlowOp):
-    """torch.scatter of (x, index, source) along ``dim``; ``fn`` is set, sum, prod, max or min."""
-
-    name = "flow.scatter"
-    x = operand(0)
-    index = operand(1)
-    source = operand(2)
-    dim = integer_field()
-    fn = text_field()
 
 
 @flow_op
@@ -611,8 +559,8 @@ class YieldOp(FlowOp):
 
 CORE: list[type[FlowOp]] = [
     PointwiseOp, ConstantOp, IotaOp, ContractOp, PackedContractOp, GroupedContractOp,
-    GroupedOuterOp, ReduceOp, ArgReduceOp, CumulativeOp, ReshapeOp, TransposeOp, BroadcastOp,
-    SliceOp, ConcatOp, PadOp, TakeOp, GatherOp, ScatterOp, ConvolutionOp, PoolOp, RandomOp,
+    GroupedOuterOp, ReduceOp, ReshapeOp, TransposeOp, BroadcastOp,
+    SliceOp, ConcatOp, PadOp, ConvolutionOp, PoolOp, RandomOp,
     AttentionOp, ExternOp, FusionOp, YieldOp,
 ]  # fmt: skip
 """The ops that are defined here; :mod:`irc.dialects.flow_ops` has all."""

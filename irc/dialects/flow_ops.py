@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from xdsl.ir import Dialect
 
 from irc.dialects.flow import CORE, FlowOp
+from irc.dialects.indexing import INDEXING
+from irc.dialects.scans import SCANS
 from irc.dialects.searches import SEARCHES
 from irc.dialects.types import OpaqueType, ShapeAttr, SizeAttr, TensorType
 
-OPS: tuple[type[FlowOp], ...] = (*CORE, *SEARCHES)
+OPS: tuple[type[FlowOp], ...] = (*CORE, *INDEXING, *SCANS, *SEARCHES)
 OP_BY_NAME: Mapping[str, type[FlowOp]] = {op.name: op for op in OPS}
 
 Flow = Dialect("flow", [*OPS], [TensorType, OpaqueType, ShapeAttr, SizeAttr])

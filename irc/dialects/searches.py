@@ -1,4 +1,4 @@
-"""Ops of level flow that order what lies along a dim: each with its record beside it."""
+"""Ops of level flow that order or search what lies along a dim: each with its record beside it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import ClassVar
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.fields import flag_field, integer_field, operand
+from irc.dialects.fields import flag_field, integer_field, operand, text_field
 from irc.dialects.flow import FlowOp, flow_op
+from irc.dialects.indexing import added_at
 from irc.ops.derivative import Adjoint
-from irc.ops.derivatives_layout import added_at
-from irc.ops.infer import Attrs, Signature
+from irc.ops.infer import Attrs, ShapeError, Signature
 from irc.ops.op_record import OpRecord
-from irc.ops.rule import Rule
+from irc.ops.rule import Rule, TensorTerm
 from irc.ops.rules_naming import dim_of, letters
 from irc.ops.strategies import over_the_dim
 
@@ -89,4 +89,42 @@ class TopKOp(FlowOp):
     )
 
 
-SEARCHES: tuple[type[FlowOp], ...] = (SortOp, TopKOp)
+def _place(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
+    shape, dim = operands[0][0], attrs["dim"]
+    if not 0 <= dim < len(shape):
+        raise ShapeError(f"dim {dim} of {len(shape)} dims is searched")
+    kept = (1,) if attrs["keep_dims"] else ()
+    return [((*shape[:dim], *kept, *shape[dim + 1 :]), "i64")]
+
+
+def _place_rule(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
+    names, dim = letters(operands[0][0]), dim_of(attrs)
+    middle: TensorTerm = ((),) if attrs["keep_dims"] else ()
+    return Rule((names,), ((*names[:dim], *middle, *names[dim + 1 :]),), whole=names[dim])
+
+
+def _elements(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int:
+    return prod(sizes[name] for name in rule.factors)
+
+
+@flow_op
+class ArgReduceOp(FlowOp):
+    """The index of the first largest (``max``) or smallest (``min``) element along ``dim``."""
+
+    name = "flow.arg_reduce"
+    x = operand(0)
+    fn = text_field()
+    dim = integer_field()
+    keep_dims = flag_field()
+    RECORD: ClassVar[OpRecord | None] = OpRecord(
+        infer=_place,
+        rule=_place_rule,
+        flops=_elements,
+        strategies=over_the_dim("two-stage-arg"),
+        refusal="shards of the searched dim have to be equal: ranks exchange what they find",
+        fns=("max", "min"),
+        is_flat=True,
+    )
+
+
+SEARCHES: tuple[type[FlowOp], ...] = (SortOp, TopKOp, ArgReduceOp)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from irc.dialects.along import AlongForm, KernelAlongOp, Place
+from irc.dialects.indexing import ScatterOp
+from irc.dialects.scans import CumulativeOp
 from irc.interpret.role_memory import RoleMemory
 from irc.runtime import library
 from irc.runtime.index_bounds import index_outside
@@ -78,7 +80,7 @@ class _Rows:
         attrs = {
             "fn": form.mode, "dim": 1, "exclusive": form.exclusive, "reverse": form.reverse,
         }  # fmt: skip
-        return library.run("flow.cumulative", attrs, [x], [])
+        return library.run(CumulativeOp.name, attrs, [x], [])
 
     def _sort(self) -> list[torch.Tensor]:
         import torch
@@ -102,7 +104,7 @@ class _Rows:
                 " writes to"
             )
         attrs = {"fn": form.mode, "dim": 1}
-        return library.run("flow.scatter", attrs, [x, index, source], [])[0]
+        return library.run(ScatterOp.name, attrs, [x, index, source], [])[0]
 
     def _address(self, place: Place) -> torch.Tensor:
         """[tasks, count] of element numbers."""

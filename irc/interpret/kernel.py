@@ -11,6 +11,7 @@ from xdsl.ir import SSAValue
 from irc.dialects.along import KernelAlongOp
 from irc.dialects.attention import KernelAttentionOp
 from irc.dialects.attention_backward import KernelAttentionBackwardOp
+from irc.dialects.flow import PointwiseOp, ReduceOp
 from irc.dialects.recurrent import KernelRecurrentOp
 from irc.dialects.task import (
     IndexOp,
@@ -236,12 +237,12 @@ class _State:
         if op.fn == "cast" and self.dtype is None:
             # A cast is a rounding point, also to a half type that is then held in float32.
             return given[0].to(dtypes()[kind.dtype])
-        return library.run("flow.pointwise", op.plain, given, [((), kind.dtype)])[0]
+        return library.run(PointwiseOp.name, op.plain, given, [((), kind.dtype)])[0]
 
     def _reduce(self, op: KernelReduceOp, kind: ValueType) -> torch.Tensor:
         value = self.values[op.x].expand(len(self.tasks), len(self.points))
         attrs = {"fn": op.fn, "dims": (1,), "keep_dims": True}
-        return library.run("flow.reduce", attrs, [value], [((), kind.dtype)])[0]
+        return library.run(ReduceOp.name, attrs, [value], [((), kind.dtype)])[0]
 
     def _contract(self, op: KernelContractOp, kind: ValueType) -> torch.Tensor:
         (a, of_a), (b, of_b) = (self._rows(value) for value in op.inputs)

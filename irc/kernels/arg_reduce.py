@@ -8,7 +8,7 @@ position where ``x`` is no number is found instead.
 
 from __future__ import annotations
 
-from irc.dialects.flow import ArgReduceOp
+from irc.dialects.searches import ArgReduceOp
 from irc.dialects.types import is_float
 from irc.kernels.axes import Axes
 from irc.kernels.trace import Node, Term, Trace

@@ -58,7 +58,7 @@ def grouped_outer(
 def expert_derivative(b: FlowBuilder, op: ExternOp, fixed: IsFixed) -> list[SSAValue] | None:
     """Append the derivative of a call; None for one of another op."""
     name, attrs, count, given, wanted = json.loads(op.arguments)
-    if name != "flow.extern" or given != [0] or not fits(op):
+    if name != ExternOp.name or given != [0] or not fits(op):
         return None
     positional, keywords = json.loads(attrs["arguments"])
     if attrs["target"] in GROUPED_MM and not keywords and count == 3:

@@ -12,7 +12,8 @@ from math import prod
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Block, SSAValue
 
-from irc.dialects.flow import FlowOp, GatherOp, PointwiseOp, carry, id_of, tensor
+from irc.dialects.flow import FlowOp, PointwiseOp, carry, id_of, tensor
+from irc.dialects.indexing import GatherOp
 from irc.dialects.types import TensorType
 from irc.kernels.holds import shape_of
 

@@ -7,24 +7,46 @@ from math import prod
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
-from irc.dialects.flow import ConcatOp, FlowOp, GatherOp, tensor
+from irc.dialects.flow import (
+    BroadcastOp,
+    ConcatOp,
+    ConstantOp,
+    ContractOp,
+    ConvolutionOp,
+    FlowOp,
+    GroupedContractOp,
+    GroupedOuterOp,
+    IotaOp,
+    PackedContractOp,
+    PadOp,
+    PointwiseOp,
+    PoolOp,
+    ReduceOp,
+    ReshapeOp,
+    SliceOp,
+    TransposeOp,
+    names_of,
+    tensor,
+)
+from irc.dialects.indexing import GatherOp, TakeOp
+from irc.dialects.searches import ArgReduceOp
 from irc.dialects.size import Size
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
 
-SHAPE_OPS = frozenset({"flow.reshape", "flow.transpose", "flow.broadcast", "flow.slice"})
-WINDOW_OPS = frozenset({"flow.convolution", "flow.pool"})
+SHAPE_OPS = names_of(ReshapeOp, TransposeOp, BroadcastOp, SliceOp)
+WINDOW_OPS = names_of(ConvolutionOp, PoolOp)
 """Kernels on the CPU; on a GPU a library has them."""
-PIECE_OPS = frozenset({"flow.concat", "flow.pad"})
+PIECE_OPS = names_of(ConcatOp, PadOp)
 CPU_OPS = WINDOW_OPS | PIECE_OPS
 """Kernels on the CPU alone: they load within bounds."""
 FEW_PIECES, MAX_PIECES, MAX_READS = 4, 64, 1 << 18
 """Pieces of a concat that a kernel selects among, each point reading all: few, or of few points."""
-COMPUTE_OPS = CPU_OPS | {
-    "flow.pointwise", "flow.reduce", "flow.contract", "flow.packed_contract", "flow.take",
-    "flow.gather", "flow.grouped_contract", "flow.grouped_outer", "flow.arg_reduce",
-}  # fmt: skip
-FREE_OPS = frozenset({"flow.constant", "flow.iota"})
+COMPUTE_OPS = CPU_OPS | names_of(
+    PointwiseOp, ReduceOp, ContractOp, PackedContractOp, TakeOp, GatherOp, GroupedContractOp,
+    GroupedOuterOp, ArgReduceOp,
+)  # fmt: skip
+FREE_OPS = names_of(ConstantOp, IotaOp)
 LIBRARY_DTYPES = frozenset({
     "c32", "c64", "c128", "u16", "u32", "u64", "f8e4m3fn", "f8e4m3fnuz", "f8e5m2", "f8e5m2fnuz",
     "f8e8m0fnu",

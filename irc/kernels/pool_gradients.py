@@ -23,7 +23,7 @@ from typing import Any
 from xdsl.ir import SSAValue
 
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import ExternOp, IotaOp, PadOp, SliceOp, tensor
+from irc.dialects.flow import ExternOp, IotaOp, PadOp, PoolOp, SliceOp, tensor
 from irc.dialects.types import TensorType, is_float
 from irc.kernels.holds import shape_of
 from irc.kernels.transposed import Phase, cut, interleaved, phase_of
@@ -127,7 +127,7 @@ def _is_plain(op: ExternOp) -> bool:
 def pool_derivative(b: FlowBuilder, op: ExternOp) -> list[SSAValue] | None:
     """Append the derivative of ``flow.pool`` (`irc.ops.derivatives_extern`); None for others."""
     name, attrs, count, given, wanted = json.loads(op.arguments)
-    if name != "flow.pool" or (count, given, wanted) != (1, [0], [0]) or not _is_plain(op):
+    if name != PoolOp.name or (count, given, wanted) != (1, [0], [0]) or not _is_plain(op):
         return None
     x, g = op.inputs
     ndim = len(attrs["window"])

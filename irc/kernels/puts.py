@@ -15,7 +15,8 @@ from typing import cast
 from xdsl.ir import SSAValue
 
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import ExternOp, ScatterOp, TransposeOp, tensor
+from irc.dialects.flow import ExternOp, TransposeOp, tensor
+from irc.dialects.indexing import ScatterOp
 from irc.kernels.holds import LIBRARY_DTYPES, shape_of
 from irc.ops.infer import broadcast_shapes
 

@@ -8,14 +8,12 @@ from typing import Any, TypeAlias
 from xdsl.ir import SSAValue
 
 from irc.dialects.flow import (
-    ArgReduceOp,
     BroadcastOp,
     ConcatOp,
     ConstantOp,
     ContractOp,
     ConvolutionOp,
     FlowOp,
-    GatherOp,
     GroupedContractOp,
     GroupedOuterOp,
     IotaOp,
@@ -27,10 +25,11 @@ from irc.dialects.flow import (
     ReshapeOp,
     ShapeOp,
     SliceOp,
-    TakeOp,
     TransposeOp,
     tensor,
 )
+from irc.dialects.indexing import GatherOp, TakeOp
+from irc.dialects.searches import ArgReduceOp
 from irc.kernels.arg_reduce import arg_reduce
 from irc.kernels.axes import Axes, Axis, axes_of, leaves
 from irc.kernels.grouped import grouped_contract, grouped_outer

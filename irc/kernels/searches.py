@@ -19,7 +19,8 @@ from typing import Any, cast
 from xdsl.ir import SSAValue
 
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import ExternOp, GatherOp, TakeOp, tensor
+from irc.dialects.flow import ExternOp, tensor
+from irc.dialects.indexing import GatherOp, TakeOp
 from irc.kernels.holds import LIBRARY_DTYPES, shape_of
 
 SEARCHES = frozenset(

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, TypeAlias
 
+from irc.dialects.flow import BroadcastOp, ReshapeOp, SliceOp, TransposeOp
 from irc.ops.infer import broadcast_shapes
 
 Factor: TypeAlias = tuple[int, int]
@@ -147,13 +148,13 @@ class View:
     def apply(self, name: str, attrs: dict[str, Any], shape: Sequence[int]) -> View | None:
         """Apply a shape op of flow (reshape, transpose, broadcast, slice), giving ``shape``."""
         match name:
-            case "flow.reshape":
+            case ReshapeOp.name:
                 return self.reshape(shape)
-            case "flow.transpose":
+            case TransposeOp.name:
                 return self.transpose(attrs["perm"])
-            case "flow.broadcast":
+            case BroadcastOp.name:
                 return self.broadcast(shape)
-            case "flow.slice":
+            case SliceOp.name:
                 return self.slice(attrs["starts"], attrs["stops"], attrs["steps"])
             case _:
                 raise ValueError(f"{name} is not a shape op")

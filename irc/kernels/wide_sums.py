@@ -8,7 +8,8 @@ from typing import Any
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import FlowOp, PointwiseOp, ScatterOp, carry, id_of, tensor
+from irc.dialects.flow import FlowOp, PointwiseOp, carry, id_of, tensor
+from irc.dialects.indexing import ScatterOp
 from irc.dialects.types import TensorType
 from irc.kernels.along import literal_of
 from irc.kernels.holds import shape_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from irc.dialects.indexing import ScatterOp
 from irc.errors import IrcError
 from irc.plan import native
 from irc.plan.native import View
@@ -117,6 +118,6 @@ def _library(plan: Plan, action: Library) -> native.Library:
         tuple(_view(plan, i) for i in action.outputs),
         tuple(plan.root(i) in plan.read for i in action.outputs),
         action.attrs,
-        action.op == "flow.scatter" and action.outputs == action.inputs[:1],
+        action.op == ScatterOp.name and action.outputs == action.inputs[:1],
         action.loc,
     )

@@ -90,9 +90,7 @@ class Native:
     def needs(self) -> frozenset[str]:
         """The ops that torch runs."""
         steps = () if self._made is None else self._made.program.library
-        return frozenset(
-            str(step.attrs["target"]) if step.op == "flow.extern" else step.op for step in steps
-        )
+        return frozenset(step.called for step in steps)
 
     @property
     def weight_bytes(self) -> int:

@@ -27,28 +27,26 @@ DERIVATIVES: Mapping[str, Derivative] = {
     "flow.pointwise": derivatives_pointwise.pointwise,
     "flow.contract": derivatives_reduce.contract,
     "flow.reduce": derivatives_reduce.reduce,
-    "flow.cumulative": derivatives_reduce.cumulative,
     "flow.reshape": derivatives_layout.reshape,
     "flow.transpose": derivatives_layout.transpose,
     "flow.broadcast": derivatives_layout.broadcast,
     "flow.slice": derivatives_layout.slice_,
     "flow.concat": derivatives_layout.concat,
     "flow.pad": derivatives_layout.pad,
-    "flow.take": derivatives_layout.take,
-    "flow.gather": derivatives_layout.gather,
-    "flow.scatter": derivatives_layout.scatter,
     "flow.convolution": derivatives_window.convolution,
     "flow.pool": derivatives_extern.library,
     "flow.attention": derivatives_attention.attention,
     "flow.extern": derivatives_extern.extern,
 }
 
-FLAT = frozenset({"flow.constant", "flow.iota", "flow.arg_reduce", "flow.random"})
-"""Ops through which no gradient goes."""
+FLAT = frozenset({"flow.constant", "flow.iota", "flow.random"})
+"""Ops through which no gradient goes, of those without a record."""
 
 
 def is_flat(op: FlowOp) -> bool:
     """True for an op whose results do not change with small changes of its operands."""
+    if op.RECORD is not None and op.RECORD.is_flat:
+        return True
     return op.name in FLAT or op.plain.get("fn") in derivatives_pointwise.FLAT
 
 

@@ -212,15 +212,6 @@ def _reduce(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
     return [(tuple(kept), "i1" if attrs["fn"] in ("any", "all") else dtype)]
 
 
-def _arg_reduce(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
-    reduced = _reduce({**attrs, "dims": (attrs["dim"],)}, operands)
-    return [(reduced[0][0], "i64")]
-
-
-def _same(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
-    return [operands[0]]
-
-
 def _transpose(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
     shape, dtype = operands[0]
     perm: Sequence[int] = attrs["perm"]
@@ -277,24 +268,6 @@ def _pad(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
     ]
 
 
-def _take(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
-    (table, dtype), (indices, _), dim = operands[0], operands[1], attrs["dim"]
-    return [((*table[:dim], *indices, *table[dim + 1 :]), dtype)]
-
-
-def _gather(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
-    (table, dtype), (indices, _) = operands
-    check_within(indices, table, attrs["dim"])
-    return [(indices, dtype)]
-
-
-def _scatter(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
-    (table, _), (indices, _), (updates, _) = operands
-    check_within(indices, table, attrs["dim"])
-    check_within(indices, updates, None)
-    return [operands[0]]
-
-
 def is_multiple(size: Dim, groups: int) -> bool:
     """True unless a number of channels does not come out even in groups."""
     return groups > 0 and (isinstance(size, Size) or size % groups == 0)
@@ -348,15 +321,10 @@ INFER: Mapping[str, Callable[[Attrs, Sequence[Signature]], list[Signature]]] = {
     "flow.grouped_contract": _grouped_contract,
     "flow.grouped_outer": _grouped_outer,
     "flow.reduce": _reduce,
-    "flow.arg_reduce": _arg_reduce,
-    "flow.cumulative": _same,
     "flow.transpose": _transpose,
     "flow.slice": _slice,
     "flow.concat": _concat,
     "flow.pad": _pad,
-    "flow.take": _take,
-    "flow.gather": _gather,
-    "flow.scatter": _scatter,
     "flow.convolution": _convolution,
     "flow.attention": _attention,
 }

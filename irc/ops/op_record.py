@@ -31,6 +31,9 @@ class OpRecord:
         derivative: the gradient of an operand, by its number; None for one that has none.
         strategies: ways to split it that the rule cannot say.
         refusal: in one sentence, which dims stay whole and why; empty where none does.
+        fns: what the op's ``fn`` may be; empty: it has none.
+        looks_up: it reads of its first operand only what it gives.
+        is_flat: no gradient goes through it: its results do not change with small changes of x.
     """
 
     infer: Callable[[Attrs, Sequence[Signature]], list[Signature]]
@@ -39,3 +42,6 @@ class OpRecord:
     derivative: Callable[[Adjoint, int], SSAValue | None] | None = None
     strategies: StrategyFunction | None = None
     refusal: str = ""
+    fns: tuple[str, ...] = ()
+    looks_up: bool = False
+    is_flat: bool = False

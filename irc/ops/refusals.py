@@ -15,8 +15,6 @@ REASONS: Mapping[str, str] = {
     "only batch, groups and channels split",
     "flow.pool": "a window reads rows of the neighbouring ranks: irc exchanges no halos, so only "
     "the dims before the windows split",
-    "flow.arg_reduce": "shards of the searched dim have to be equal: ranks exchange what they find",
-    "flow.cumulative": "shards of the dim have to be equal: ranks exchange what each comes to",
     "flow.attention": "every row needs all keys: rows of q split alone under a causal mask or by a "
     "rule, and q, k and v together in a ring where shards are equal",
     "flow.reshape": "only the leading factor of a merged dim is contiguous on a rank",

@@ -157,51 +157,6 @@ def _reduce(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signa
     )
 
 
-def _arg_reduce(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
-    names, dim = letters(operands[0][0]), dim_of(attrs)
-    middle: TensorTerm = ((),) if attrs["keep_dims"] else ()
-    return Rule((names,), ((*names[:dim], *middle, *names[dim + 1 :]),), whole=names[dim])
-
-
-def _cumulative(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
-    names = letters(operands[0][0])
-    linear = ((0,),) if attrs["fn"] == "sum" else ()
-    return Rule((names,), (names,), whole=names[dim_of(attrs)], linear=linear)
-
-
-def _take(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
-    (table, _), (indices, _), dim = operands[0], operands[1], dim_of(attrs)
-    names = letters((*table, *indices))
-    rows, columns = names[: len(table)], names[len(table) :]
-    return Rule(
-        ((*rows[:dim], (), *rows[dim + 1 :]), columns),
-        ((*rows[:dim], *columns, *rows[dim + 1 :]),),
-        linear=((0,),),
-        monotone=((0,),),
-    )
-
-
-def _gather(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
-    (x, _), (index, _), dim = operands[0], operands[1], dim_of(attrs)
-    # Where the index is shorter than x, its shard would meet another part of x.
-    free = [i for i in range(len(x)) if i != dim and x[i] == index[i]]
-    names = letters(index)
-    names = tuple(name if i == dim or i in free else () for i, name in enumerate(names))
-    source = tuple(name if i in free else () for i, name in enumerate(names))
-    return Rule((source, names), (names,), linear=((0,),), monotone=((0,),))
-
-
-def _scatter(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
-    (x, _), (index, _), (source, _) = operands[:3]
-    dim = dim_of(attrs)
-    names = tuple(
-        name if i != dim and x[i] == index[i] == source[i] else ()
-        for i, name in enumerate(letters(x))
-    )
-    linear = ((0, 2),) if attrs["fn"] in ("set", "sum") else ()
-    return Rule((names, names, names), (names,), linear=linear)
-
-
 def _constant(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
     names = letters(results[0][0])
     splat = len(attrs["value"]) == 1
@@ -231,17 +186,12 @@ RULES: Mapping[str, RuleFunction] = {
     "flow.iota": _iota,
     "flow.contract": _contract,
     "flow.reduce": _reduce,
-    "flow.arg_reduce": _arg_reduce,
-    "flow.cumulative": _cumulative,
     "flow.reshape": reshape_rule,
     "flow.transpose": transpose_rule,
     "flow.broadcast": broadcast_rule,
     "flow.slice": slice_rule,
     "flow.concat": concat_rule,
     "flow.pad": pad_rule,
-    "flow.take": _take,
-    "flow.gather": _gather,
-    "flow.scatter": _scatter,
     "flow.convolution": convolution_rule,
     "flow.pool": pool_rule,
     "flow.random": _opaque,

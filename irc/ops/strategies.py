@@ -59,20 +59,6 @@ def strategies_of(op: FlowOp) -> list[Strategy]:
     return make(op.plain, *op_signatures(op)) if make else []
 
 
-def _masked(name: str) -> StrategyFunction:
-    """Split the table along the indexed dim: each rank gives its own rows and zeros elsewhere."""
-
-    def strategies(
-        attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]
-    ) -> list[Strategy]:
-        (table, dtype), dim = operands[0], dim_of(attrs)
-        if dtype == "i1" or table[dim] == 1:
-            return []
-        return [Strategy(name, (Split(dim), B), (Partial("sum"),), table[dim])]
-
-    return strategies
-
-
 def _offset_iota(
     attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]
 ) -> list[Strategy]:
@@ -117,23 +103,6 @@ def over_the_dim(name: str) -> StrategyFunction:
         return [Strategy(name, (split,), (made,) * len(results), shape[dim], even=True)]
 
     return strategies
-
-
-def _scatter(
-    attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]
-) -> list[Strategy]:
-    """Split the table along the written dim (each rank writes its own rows), or what is added."""
-    (table, dtype), (index, _), dim = operands[0], operands[1], dim_of(attrs)
-    found: list[Strategy] = []
-    if table[dim] != 1:
-        rows = Split(dim)
-        found.append(Strategy("masked-scatter", (rows, B, B), (rows,), table[dim]))
-    if attrs["fn"] == "sum" and index[dim] != 1 and dtype != "i1":
-        part, updates = Partial("sum"), Split(dim)
-        found.append(
-            Strategy(AS_IT_IS, (part, updates, updates), (part,), index[dim], split="updates")
-        )
-    return found
 
 
 RING = "ring"
@@ -195,13 +164,8 @@ def _attention(
 
 
 STRATEGIES: Mapping[str, StrategyFunction] = {
-    "flow.take": _masked("masked-take"),
-    "flow.gather": _masked("masked-gather"),
-    "flow.scatter": _scatter,
     "flow.iota": _offset_iota,
     "flow.random": _offset_random,
     "flow.constant": _zeros,
     "flow.attention": _attention,
-    "flow.arg_reduce": over_the_dim("two-stage-arg"),
-    "flow.cumulative": over_the_dim("scan-of-shards"),
 }

@@ -57,9 +57,6 @@ Formula: TypeAlias = Callable[[Attrs, Rule, Mapping[str, int]], int]
 VIEWS = frozenset({"flow.reshape", "flow.transpose", "flow.slice", "flow.broadcast"})
 """Ops that kernels fold into their loads: they move nothing."""
 
-LOOKUPS = frozenset({"flow.take", "flow.gather"})
-"""Ops that read of their first operand only what they give."""
-
 UNKNOWN_FLOPS = 10
 """Assumed per element read or written, of a library op that does not say: it is not free."""
 
@@ -74,13 +71,13 @@ def flops(op: FlowOp) -> int:
         RuleError: where a size is still symbolic.
     """
     rule, sizes = factors(op)
-    return _flops(op, rule, sizes, _bytes(op.name, *_whole_sizes(op)))
+    return _flops(op, rule, sizes, _bytes(op, *_whole_sizes(op)))
 
 
 def local_flops(op: FlowOp, signature: Sharded, mesh: Mesh) -> int:
     """Return the arithmetic operations of the busiest rank (the first: chunks are ceil-sized)."""
     rule, local = local_factors(op, signature, mesh)
-    return _flops(op, rule, local, _bytes(op.name, *_local_sizes(op, signature, mesh)))
+    return _flops(op, rule, local, _bytes(op, *_local_sizes(op, signature, mesh)))
 
 
 def factors(op: FlowOp) -> tuple[Rule, dict[str, int]]:
@@ -142,7 +139,7 @@ def bytes_moved(op: FlowOp) -> int:
     """Return the bytes that the whole op reads and writes; views move none."""
     if declared := _declared_bytes(op, lambda: factors(op)[1]):
         return declared
-    return _bytes(op.name, *_whole_sizes(op))
+    return _bytes(op, *_whole_sizes(op))
 
 
 def local_bytes(op: FlowOp, signature: Sharded, mesh: Mesh, traffic: Traffic | None = None) -> int:
@@ -156,7 +153,7 @@ def local_bytes(op: FlowOp, signature: Sharded, mesh: Mesh, traffic: Traffic | N
     """
     if declared := _declared_bytes(op, lambda: local_factors(op, signature, mesh)[1]):
         return declared
-    return _bytes(op.name, *_local_sizes(op, signature, mesh), traffic)
+    return _bytes(op, *_local_sizes(op, signature, mesh), traffic)
 
 
 def _declared_bytes(op: FlowOp, sizes: Callable[[], Mapping[str, int]]) -> int:
@@ -195,15 +192,20 @@ def _flops(op: FlowOp, rule: Rule, sizes: Mapping[str, int], num_bytes: int) -> 
 
 
 def _bytes(
-    name: str, reads: Sequence[int], writes: Sequence[int], traffic: Traffic | None = None
+    op: FlowOp, reads: Sequence[int], writes: Sequence[int], traffic: Traffic | None = None
 ) -> int:
-    if name in VIEWS:
+    if op.name in VIEWS:
         return 0
-    if name in LOOKUPS:
+    if looks_up(op):
         reads = [sum(writes), *reads[1:]]
     if traffic is None:
         return sum(reads) + sum(writes)
     return int(sum(map(mul, (*reads, *writes), (*traffic.reads, *traffic.writes))))
+
+
+def looks_up(op: FlowOp) -> bool:
+    """True for an op that reads of its first operand only what it gives."""
+    return op.RECORD is not None and op.RECORD.looks_up
 
 
 def _size(signature: Signature) -> int:
@@ -287,8 +289,6 @@ FLOPS: Mapping[str, Formula] = {
     "flow.grouped_contract": _grouped_contract,
     "flow.grouped_outer": _grouped_outer,
     "flow.reduce": _space,
-    "flow.arg_reduce": _space,
-    "flow.cumulative": _space,
     "flow.convolution": _convolution,
     "flow.pool": _pool,
     "flow.attention": _attention,

@@ -127,6 +127,11 @@ class Library:
     in_place: bool = False
     loc: str = "unknown"
 
+    @property
+    def called(self) -> str:
+        """The name of what is called: of an op without a form in flow, the library's."""
+        return str(self.attrs["target"]) if self.op == "flow.extern" else self.op
+
 
 NativeStep: TypeAlias = Segment | Copy | Library
 

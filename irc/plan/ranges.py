@@ -13,11 +13,22 @@ from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import SSAValue
 
 from irc.dialects.builder import arguments, entry, functions
-from irc.dialects.flow import FusionOp, GatherOp, PointwiseOp, ScatterOp, TakeOp, tensor
+from irc.dialects.flow import (
+    BroadcastOp,
+    ConcatOp,
+    FusionOp,
+    PointwiseOp,
+    ReshapeOp,
+    SliceOp,
+    TransposeOp,
+    names_of,
+    tensor,
+)
+from irc.dialects.indexing import GatherOp, ScatterOp, TakeOp
 from irc.dialects.types import TensorType
 
 KEEPING = frozenset({
-    "flow.reshape", "flow.transpose", "flow.slice", "flow.concat", "flow.broadcast", "sbp.boxing",
+    *names_of(ReshapeOp, TransposeOp, SliceOp, ConcatOp, BroadcastOp), "sbp.boxing",
     "comm.local_chunk", "comm.all_gather", "comm.all_to_all", "comm.permute", "comm.wait",
     "comm.dispatch_rows", "task.view",
 })  # fmt: skip

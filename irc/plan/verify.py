@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import cast
 
+from irc.dialects.flow import FusionOp, YieldOp, names_of
 from irc.dialects.flow_ops import OP_BY_NAME
+from irc.dialects.indexing import ScatterOp
 from irc.dialects.types import ITEM_BYTES
 from irc.plan.json_text import corrupt
 from irc.plan.packing import scratch_sizes
@@ -30,7 +32,7 @@ from irc.plan.schema import (
     placement_of,
 )
 
-LIBRARY_OPS = frozenset(OP_BY_NAME) - {"flow.fusion", "flow.yield"} | {
+LIBRARY_OPS = frozenset(OP_BY_NAME) - names_of(FusionOp, YieldOp) | {
     "comm.local_chunk",
     "comm.rank_index",
 }
@@ -208,7 +210,7 @@ class _Replay:
 
     def _is_in_place(self, action: Library) -> bool:
         """True for a scatter that writes into what the caller holds, which it reads."""
-        in_place = action.op == "flow.scatter" and len(action.inputs) == 3
+        in_place = action.op == ScatterOp.name and len(action.inputs) == 3
         if not in_place or action.outputs != action.inputs[:1]:
             return False
         index = _natural(action.inputs[0])

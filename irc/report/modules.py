@@ -15,7 +15,8 @@ from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import OpResult, SSAValue
 
 from irc.dialects.builder import arguments, functions
-from irc.dialects.flow import ContractOp, FlowOp, TakeOp
+from irc.dialects.flow import ContractOp, FlowOp
+from irc.dialects.indexing import TakeOp
 from irc.dialects.placement import AxisPlacement, B, Split
 from irc.dialects.sbp import BoxingOp
 from irc.dialects.types import TensorType

@@ -28,10 +28,7 @@ def native_lines(
     """
     kinds = [f"{code.name} {size_text(len(codes[code.file]))}" for code in program.codes]
     parts = [*kinds, f"weights {size_text(weight_bytes)}", f"hash {digest[:16]}"]
-    counts = Counter(
-        str(step.attrs["target"]) if step.op == "flow.extern" else step.op
-        for step in program.library
-    )
+    counts = Counter(step.called for step in program.library)
     ops = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
     needs = f"torch runs {ops}" if ops else "numpy alone"
     if given is not None:

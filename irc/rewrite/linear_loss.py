@@ -22,7 +22,6 @@ from irc.dialects.flow import (
     ContractOp,
     ExternOp,
     FlowOp,
-    GatherOp,
     PointwiseOp,
     ReduceOp,
     ReshapeOp,
@@ -32,6 +31,7 @@ from irc.dialects.flow import (
     loc_of,
     tensor,
 )
+from irc.dialects.indexing import GatherOp
 from irc.dialects.size import Size
 from irc.dialects.types import ITEM_BYTES, TensorType, is_float
 from irc.kernels.linear_loss import saved_bytes

@@ -19,8 +19,10 @@ from irc.dialects.flow import (
     ConstantOp,
     ExternOp,
     FlowOp,
+    IotaOp,
     PointwiseOp,
     ReduceOp,
+    ShapeOp,
     id_of,
     phase_of,
     tensor,
@@ -30,7 +32,6 @@ from irc.dialects.types import TensorType
 from irc.kernels.attention import is_attention
 from irc.kernels.attention_backward import is_attention_backward
 from irc.kernels.holds import has_kernel
-from irc.ops.work import VIEWS
 from irc.search.liveness import Liveness, Reads, Span, Timeline
 from irc.search.problem import Port
 from irc.sharding.spaces import num_bytes
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from irc.search.graph import Graph
     from irc.sharding.boxing import LocalShape
 
-JOINED = frozenset({"flow.pointwise", "flow.constant", "flow.iota"})
+JOINED = (PointwiseOp, ConstantOp, IotaOp)
 """Ops that a kernel computes where it reads them."""
 
 SCORES_BYTES = 5 * 4 << 18
@@ -380,9 +381,9 @@ class _Walk:
 
 def _is_joined(op: Operation) -> bool:
     """True for what holds nothing: a view, or a part of a later kernel."""
-    if op.name in VIEWS:
+    if isinstance(op, ShapeOp):
         return True
-    if op.name not in JOINED:
+    if not isinstance(op, JOINED):
         return False
     uses = [use.operation for result in op.results for use in result.uses]
     small = isinstance(op, ConstantOp) and len(op.results) == 1
@@ -395,7 +396,7 @@ def _is_joined(op: Operation) -> bool:
 
 def _in_library(op: Operation) -> bool:
     """True for an op whose result the library allocates, and which is then copied to its place."""
-    if not isinstance(op, FlowOp) or op.name in VIEWS:
+    if not isinstance(op, FlowOp) or isinstance(op, ShapeOp):
         return False
     return not has_kernel(op) and not _streams(op)
 
@@ -418,7 +419,7 @@ def _in_blocks(op: Operation) -> bool:
 
 def _shown(value: SSAValue) -> SSAValue:
     """Return what a view shows."""
-    while isinstance(value.owner, Operation) and value.owner.name in VIEWS:
+    while isinstance(value.owner, ShapeOp):
         value = value.owner.operands[0]
     return value
 

@@ -11,13 +11,21 @@ from collections.abc import Sequence
 from xdsl.dialects.builtin import ModuleOp
 
 from irc.dialects.builder import functions
-from irc.dialects.flow import FlowOp, loc_of, phase_of
+from irc.dialects.flow import (
+    AttentionOp,
+    ContractOp,
+    ConvolutionOp,
+    ExternOp,
+    FlowOp,
+    loc_of,
+    phase_of,
+)
 from irc.dialects.placement import B, Mesh
 from irc.dialects.types import TensorType
 from irc.ops.work import flops
 from irc.sharding.signatures import axis_signatures
 
-HEAVY = frozenset({"flow.attention", "flow.contract", "flow.convolution", "flow.extern"})
+HEAVY = (AttentionOp, ContractOp, ConvolutionOp, ExternOp)
 """Ops that layouts are there to divide."""
 SMALL = 0.01
 """What has less than this part of all work is not worth a word."""
@@ -41,7 +49,7 @@ def whole_work(module: ModuleOp, mesh: Mesh, axes: Sequence[str], layout: str) -
         op
         for func in functions(module).values()
         for op in func.body.block.ops
-        if isinstance(op, FlowOp) and op.name in HEAVY and phase_of(op) in ("", "forward")
+        if isinstance(op, HEAVY) and phase_of(op) in ("", "forward")
     ]
     work = {op: flops(op) for op in heavy}
     least = SMALL * sum(work.values())

@@ -114,7 +114,7 @@ def _arguments(op: ExternOp) -> Sequence[int] | None:
     if op.target != VJP:
         return None
     name, call, _, _, wanted = json.loads(op.arguments)
-    return wanted if name == "flow.extern" and call["target"] == EXPERTS else None
+    return wanted if name == ExternOp.name and call["target"] == EXPERTS else None
 
 
 def _dispatch(rows: SSAValue) -> Exchange | None:

@@ -12,19 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from xdsl.ir import SSAValue
 
 from irc.dialects.comm import AllGatherOp
-from irc.dialects.flow import (
-    ArgReduceOp,
-    BroadcastOp,
-    ConstantOp,
-    CumulativeOp,
-    GatherOp,
-    PointwiseOp,
-    ReduceOp,
-    ReshapeOp,
-    tensor,
-)
+from irc.dialects.flow import BroadcastOp, ConstantOp, PointwiseOp, ReduceOp, ReshapeOp, tensor
+from irc.dialects.indexing import GatherOp
 from irc.dialects.items import integer_range
-from irc.dialects.searches import TopKOp
+from irc.dialects.scans import CumulativeOp
+from irc.dialects.searches import ArgReduceOp, TopKOp
 from irc.dialects.types import TensorType, is_float, number_in
 from irc.ops.rules_naming import dim_of
 from irc.sharding.local_experts import EXPERTS_PROGRAMS

@@ -55,7 +55,7 @@ def _gradients(local: Local) -> list[SSAValue]:
     assert isinstance(op, ExternOp)
     *_, wanted = json.loads(op.arguments)
     call = {"target": GROUPED_ROWS, "arguments": CALL}
-    arguments = json.dumps(["flow.extern", call, 4, [0], wanted])
+    arguments = json.dumps([ExternOp.name, call, 4, [0], wanted])
     return local.last(ExternOp, given, target="irc::vjp", arguments=arguments)
 
 

@@ -22,18 +22,17 @@ from irc.dialects.flow import (
     BroadcastOp,
     ContractOp,
     FlowOp,
-    GatherOp,
     PadOp,
     PointwiseOp,
     ReduceOp,
     ReshapeOp,
     SliceOp,
-    TakeOp,
     TransposeOp,
     id_of,
     loc_of,
     tensor,
 )
+from irc.dialects.indexing import GatherOp, TakeOp
 from irc.dialects.types import TensorType
 from irc.ops.derivatives_softmax import find_softmax
 from irc.ops.infer import parse_spec

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from xdsl.ir import SSAValue
 
 from irc.dialects.comm import PendingType, PermuteOp, RankIndexOp, WaitOp
-from irc.dialects.flow import AttentionOp, ExternOp, IotaOp, ReshapeOp, TakeOp, tensor
+from irc.dialects.flow import AttentionOp, ExternOp, IotaOp, ReshapeOp, tensor
+from irc.dialects.indexing import TakeOp
 from irc.dialects.types import TensorType
 from irc.ops.attention_ops import BACKWARD, Form, form_of
 from irc.ops.strategies import RING

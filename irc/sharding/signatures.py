@@ -15,7 +15,7 @@ from math import prod
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import FlowOp, tensor
+from irc.dialects.flow import AttentionOp, ConvolutionOp, ExternOp, FlowOp, PoolOp, names_of, tensor
 from irc.dialects.placement import AxisPlacement, B, Broadcast, Mesh, Partial, Placement, Split
 from irc.dialects.types import TensorType
 from irc.ops.rule import Rule, TensorTerm, static
@@ -26,7 +26,7 @@ from irc.sharding.shards import chunk_lengths, local_shape
 RULE = AS_IT_IS
 """The strategy name of a signature whose local program is the op itself, as by its rule."""
 
-NEVER_EMPTY = frozenset({"flow.convolution", "flow.pool", "flow.attention", "flow.extern"})
+NEVER_EMPTY = names_of(ConvolutionOp, PoolOp, AttentionOp, ExternOp)
 """Libraries refuse empty batches here."""
 
 

@@ -16,7 +16,7 @@ from irc.dialects.flow import FlowOp, PointwiseOp, ShapeOp
 from irc.kernels.fusion.groups import anchor, is_literal
 from irc.kernels.fusion.profit import tensor_bytes
 from irc.kernels.holds import SHAPE_OPS
-from irc.ops.work import LOOKUPS, Traffic
+from irc.ops.work import Traffic, looks_up
 from irc.search.candidates import part_read
 from irc.search.graph import Graph
 from irc.search.problem import Choice
@@ -121,11 +121,13 @@ class Kernels:
 def _is_looked_up(op: FlowOp) -> bool:
     """Return whether elements of an op's result are looked up, so that only those are computed."""
     readers = [use for value in op.outputs for use in _readers(value)]
-    return (
-        isinstance(op, PointwiseOp)
-        and bool(readers)
-        and all(use.operation.name in LOOKUPS and use.index == 0 for use in readers)
-    )
+    return isinstance(op, PointwiseOp) and bool(readers) and all(map(_looks_up, readers))
+
+
+def _looks_up(use: Use) -> bool:
+    """Return whether of the value that is read so only elements are read."""
+    reader = use.operation
+    return isinstance(reader, FlowOp) and looks_up(reader) and use.index == 0
 
 
 def _is_kept(value: SSAValue, inside: set[object]) -> bool:

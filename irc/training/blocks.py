@@ -15,14 +15,25 @@ from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 
 from irc.dialects.builder import cloned, finish_function
-from irc.dialects.flow import PointwiseOp, carry, id_of, loc_of, tensor
+from irc.dialects.flow import (
+    BroadcastOp,
+    ConstantOp,
+    IotaOp,
+    PointwiseOp,
+    ReshapeOp,
+    TransposeOp,
+    carry,
+    id_of,
+    loc_of,
+    tensor,
+)
 from irc.dialects.types import ITEM_BYTES
 from irc.errors import ErrorCollector
 from irc.training.pairs import FORWARD
 from irc.training.sweep import Gradients, Sweep
 
-VIEWS = frozenset({"flow.reshape", "flow.transpose", "flow.broadcast"})
-FREE = frozenset({"flow.constant", "flow.iota"})
+FREE = (ConstantOp, IotaOp, ReshapeOp, TransposeOp, BroadcastOp)
+"""Literals and views: they are made again rather than kept."""
 
 
 @dataclass(frozen=True)
@@ -256,7 +267,7 @@ def _needed(ops: Sequence[Operation], returned: Sequence[SSAValue]) -> list[Oper
 
 def _is_cheap(op: Operation) -> bool:
     """True for literals and views, and for casts whose source is no larger than their result."""
-    if op.name in FREE or op.name in VIEWS:
+    if isinstance(op, FREE):
         return True
     if not (isinstance(op, PointwiseOp) and op.fn == "cast"):
         return False

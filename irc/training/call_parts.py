@@ -16,12 +16,12 @@ from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 
 from irc.dialects.builder import entry, finish_function, functions
 from irc.dialects.flow import id_of, noted_placement, noted_placements, phase_of
-from irc.training.blocks import FREE, VIEWS
+from irc.training.blocks import FREE
 
 
 def is_cheap(op: Operation) -> bool:
     """True for what is made again rather than kept: literals and views."""
-    return op.name in FREE or op.name in VIEWS
+    return isinstance(op, FREE)
 
 
 def closure(values: Iterable[SSAValue]) -> set[Operation]:

@@ -22,16 +22,15 @@ from irc.dialects.flow import (
     ConstantOp,
     ContractOp,
     FlowOp,
-    GatherOp,
     PadOp,
     PointwiseOp,
     ReduceOp,
     ReshapeOp,
     SliceOp,
-    TakeOp,
     TransposeOp,
     tensor,
 )
+from irc.dialects.indexing import GatherOp, TakeOp
 from irc.program import Program
 
 Degree: TypeAlias = "float | None"

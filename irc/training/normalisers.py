@@ -25,10 +25,12 @@ from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 
 from irc.dialects.builder import finish_function
 from irc.dialects.flow import (
+    BroadcastOp,
     FlowOp,
     PointwiseOp,
     ReduceOp,
     ReshapeOp,
+    TransposeOp,
     id_of,
     loc_of,
     phase_of,
@@ -43,7 +45,7 @@ LIKE = frozenset({"add", "sub", "maximum", "minimum"})
 ANSWERS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor",
                      "logical_not", "sign", "is_nan", "is_inf"})  # fmt: skip
 ROOTS = {"reciprocal": Fraction(-1), "sqrt": Fraction(1, 2), "rsqrt": Fraction(-1, 2)}
-MOVES = frozenset({"flow.reshape", "flow.broadcast", "flow.transpose"})
+MOVES = (ReshapeOp, BroadcastOp, TransposeOp)
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ def _power(op: FlowOp, powers: Mapping[SSAValue, Fraction]) -> Fraction:
     known = [p for p in given if p is not None]
     fn = op.fn if isinstance(op, PointwiseOp) else op.name
     numbers = [p or Fraction(0) for p in given]
-    if fn in SAME or fn in MOVES:
+    if fn in SAME or isinstance(op, MOVES):
         return known[0]
     if fn in ROOTS:
         return known[0] * ROOTS[fn]

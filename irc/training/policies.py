@@ -30,13 +30,23 @@ from typing import TypeAlias, cast
 from xdsl.dialects.func import CallOp
 from xdsl.ir import Block, Operation, SSAValue
 
-from irc.dialects.flow import ContractOp, ExternOp, RandomOp, id_of, loc_of, tensor
+from irc.dialects.flow import (
+    ContractOp,
+    ExternOp,
+    PointwiseOp,
+    RandomOp,
+    ReduceOp,
+    ShapeOp,
+    id_of,
+    loc_of,
+    tensor,
+)
 from irc.entry_points import POLICIES as GROUP
 from irc.entry_points import Registered, broken, load, provider, registered
 from irc.errors import IrcError
 from irc.installed import warn_of_disabled
 from irc.ops.derivatives_extern import DRAWS
-from irc.training.saving import LITERALS, UNBOUND, VIEWS, num_bytes
+from irc.training.saving import LITERALS, UNBOUND, num_bytes
 
 EVERY_SECOND = "every-second-matmul"
 
@@ -49,7 +59,7 @@ TAKEN = frozenset((*POLICIES, "auto"))
 Policy: TypeAlias = Callable[[Sequence[Operation], AbstractSet[SSAValue]], Iterable[Operation]]
 """Of the forward ops of a body, in order, and of what is fixed there: those that may run again."""
 
-SPREADS = frozenset({"flow.pointwise", "flow.reduce", *VIEWS})
+SPREADS = (PointwiseOp, ReduceOp, ShapeOp)
 """Ops through which the core of attention goes on."""
 
 
@@ -108,13 +118,13 @@ def core(forward: Sequence[Operation], fixed: AbstractSet[SSAValue]) -> set[Oper
     found: set[Operation] = set()
     for op in forward:
         grows = isinstance(op, ContractOp) and _outgrows(op, fixed)
-        inner = op.name in SPREADS and any(value.owner in found for value in op.operands)
+        inner = isinstance(op, SPREADS) and any(value.owner in found for value in op.operands)
         if grows or inner:
             found.add(op)
     made: set[Operation] = set()
     for op in forward:
-        inner = op.name in SPREADS and all(value.owner in made for value in op.operands)
-        if inner or op.name in LITERALS or isinstance(op, RandomOp):
+        inner = isinstance(op, SPREADS) and all(value.owner in made for value in op.operands)
+        if inner or isinstance(op, (*LITERALS, RandomOp)):
             made.add(op)
     inside = set(forward)
     for op in reversed(forward):
@@ -178,7 +188,7 @@ def stretches(forward: Sequence[Operation], fixed: AbstractSet[SSAValue]) -> set
     """
     alive = _alive(forward, fixed)
     made = [sum(num_bytes(v) for v in op.results if v not in fixed) for op in forward]
-    heavy = sum(1 for op in forward if op.name not in SPREADS and op.name not in LITERALS)
+    heavy = sum(1 for op in forward if not isinstance(op, (*SPREADS, *LITERALS)))
     count = max(1, isqrt(heavy))
     places: list[int] = []
     total, running = sum(made), 0
@@ -209,6 +219,6 @@ def _alive(forward: Sequence[Operation], fixed: AbstractSet[SSAValue]) -> list[s
 
 def _shown(value: SSAValue) -> SSAValue:
     """Return the value that a view shows."""
-    while isinstance(value.owner, Operation) and value.owner.name in VIEWS:
+    while isinstance(value.owner, ShapeOp):
         value = value.owner.operands[0]
     return value

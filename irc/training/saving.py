@@ -26,16 +26,26 @@ from xdsl.dialects.builtin import StringAttr
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Block, Operation, SSAValue
 
-from irc.dialects.flow import FlowOp, PointwiseOp, RandomOp, id_of, phase_of, tensor
+from irc.dialects.flow import (
+    ConstantOp,
+    FlowOp,
+    IotaOp,
+    PointwiseOp,
+    RandomOp,
+    ReduceOp,
+    ShapeOp,
+    id_of,
+    phase_of,
+    tensor,
+)
 from irc.dialects.types import ITEM_BYTES, TensorType
 from irc.ops.derivative import stamp
 
 Graph: TypeAlias = Any
 """A networkx.DiGraph, which has no types to speak of."""
 
-VIEWS = frozenset({"flow.reshape", "flow.transpose", "flow.broadcast", "flow.slice"})
-LITERALS = frozenset({"flow.constant", "flow.iota"})
-KERNELS = frozenset({"flow.pointwise", "flow.reduce"})
+LITERALS = (ConstantOp, IotaOp)
+KERNELS = (PointwiseOp, ReduceOp)
 """Ops whose kernels compute pointwise operands on the way."""
 
 UNBOUND = 128
@@ -113,8 +123,8 @@ class Saving:
 
     def _reads_in_kernel(self, op: Operation) -> bool:
         """True for an op whose kernel computes pointwise operands, itself or as a view in one."""
-        if op.name not in VIEWS:
-            return op.name in KERNELS
+        if not isinstance(op, ShapeOp):
+            return isinstance(op, KERNELS)
         users = [use.operation for value in op.results for use in value.uses]
         return all(self._in_kernels.get(user, False) for user in users)
 
@@ -133,7 +143,7 @@ class Saving:
 
     def _is_free(self, op: Operation) -> bool:
         """True for an op that costs nothing to run again, whoever reads it."""
-        if op.name in VIEWS or op.name in LITERALS:
+        if isinstance(op, (ShapeOp, *LITERALS)):
             return True
         if not isinstance(op, PointwiseOp):
             return False
@@ -176,7 +186,7 @@ class Saving:
     def _add_bytes(self, graph: Graph, value: SSAValue) -> None:
         """Join the two nodes of a value; a view is never saved, but what it shows."""
         op, ends = value.owner, ((value, "in"), (value, "out"))
-        if isinstance(op, Operation) and op.name in VIEWS and value not in self._kept:
+        if isinstance(op, ShapeOp) and value not in self._kept:
             graph.add_edge(*ends)
         else:
             graph.add_edge(*ends, capacity=0 if value in self._held else num_bytes(value))

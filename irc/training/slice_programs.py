@@ -18,16 +18,8 @@ from irc.dialects.builder import (
     functions,
     results,
 )
-from irc.dialects.flow import (
-    ConcatOp,
-    ContractOp,
-    IotaOp,
-    SliceOp,
-    TakeOp,
-    TransposeOp,
-    loc_of,
-    tensor,
-)
+from irc.dialects.flow import ConcatOp, ContractOp, IotaOp, SliceOp, TransposeOp, loc_of, tensor
+from irc.dialects.indexing import TakeOp
 from irc.dialects.types import TensorType
 from irc.ops.linear_loss import LOSS, accumulating, operand_roles
 from irc.training.head import Mean, loss_of, mean_of, weight_chain

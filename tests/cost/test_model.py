@@ -8,7 +8,8 @@ from xdsl.ir import Block
 from irc.cluster.presets import PRESETS
 from irc.cost.model import ClusterCost
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import ContractOp, FlowOp, TakeOp, TransposeOp
+from irc.dialects.flow import ContractOp, FlowOp, TransposeOp
+from irc.dialects.indexing import TakeOp
 from irc.dialects.placement import B, Mesh, Partial, Placement, Split
 from irc.dialects.types import TensorType
 from irc.sharding.signatures import find_signature, signatures

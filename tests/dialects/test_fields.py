@@ -7,7 +7,8 @@ from xdsl.ir import Block
 from xdsl.utils.exceptions import VerifyException
 
 from irc.dialects.comm import AllReduceOp, PendingType
-from irc.dialects.flow import ConvolutionOp, GatherOp, PointwiseOp, ReduceOp, TransposeOp
+from irc.dialects.flow import ConvolutionOp, PointwiseOp, ReduceOp, TransposeOp
+from irc.dialects.indexing import GatherOp
 from irc.dialects.size import symbol
 from irc.dialects.task import BufferType, KernelConstantOp, LoadOp, ValueType
 from irc.dialects.types import TensorType

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, SSAValue
 
-from irc.dialects import flow
+from irc.dialects import flow, indexing, scans, searches
 from irc.dialects.builder import FlowBuilder, argument_attrs, finish_function
 from irc.dialects.flow import tensor
 from irc.dialects.types import TensorType
@@ -46,11 +46,11 @@ class FlowMeaning:
         return self.b.reduce(fn, x, dims, keep_dims=keep)
 
     def arg_reduce(self, fn: str, x: SSAValue, dim: int) -> SSAValue:
-        return self.b.op(flow.ArgReduceOp, [x], fn=fn, dim=dim, keep_dims=False)
+        return self.b.op(searches.ArgReduceOp, [x], fn=fn, dim=dim, keep_dims=False)
 
     def cumulative(self, fn: str, x: SSAValue, dim: int) -> SSAValue:
         attrs = {"exclusive": False, "reverse": False}
-        return self.b.op(flow.CumulativeOp, [x], fn=fn, dim=dim, **attrs)
+        return self.b.op(scans.CumulativeOp, [x], fn=fn, dim=dim, **attrs)
 
     def contract(self, spec: str, a: SSAValue, b: SSAValue) -> SSAValue:
         return self.b.op(flow.ContractOp, [a, b], spec=spec)
@@ -77,15 +77,15 @@ class FlowMeaning:
         return self.b.op(flow.PadOp, [x], low=tuple(low), high=tuple(high), value=float(value))
 
     def take(self, table: SSAValue, index: SSAValue, dim: int) -> SSAValue:
-        return self.b.op(flow.TakeOp, [table, index], dim=dim)
+        return self.b.op(indexing.TakeOp, [table, index], dim=dim)
 
     def gather(self, x: SSAValue, index: SSAValue, dim: int) -> SSAValue:
-        return self.b.op(flow.GatherOp, [x, index], dim=dim)
+        return self.b.op(indexing.GatherOp, [x, index], dim=dim)
 
     def scatter(
         self, x: SSAValue, index: SSAValue, source: SSAValue, dim: int, fn: str
     ) -> SSAValue:
-        return self.b.op(flow.ScatterOp, [x, index, source], dim=dim, fn=fn)
+        return self.b.op(indexing.ScatterOp, [x, index, source], dim=dim, fn=fn)
 
     def attention(
         self, q: SSAValue, k: SSAValue, v: SSAValue, mask: Any, causal: bool, scale: float

@@ -15,10 +15,10 @@ from irc.dialects.flow import (
     IotaOp,
     ReshapeOp,
     SliceOp,
-    TakeOp,
     TransposeOp,
     tensor,
 )
+from irc.dialects.indexing import TakeOp
 from irc.dialects.placement import Mesh, Placement
 from irc.dialects.text import context, dump, load
 from irc.dialects.types import TensorType

@@ -5,7 +5,8 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, SSAValue
 
 from irc.dialects.builder import FlowBuilder, finish_function
-from irc.dialects.flow import FusionOp, GatherOp, tensor
+from irc.dialects.flow import FusionOp, tensor
+from irc.dialects.indexing import GatherOp
 from irc.dialects.text import context
 from irc.dialects.types import TensorType
 from irc.interpret.flow import run_function

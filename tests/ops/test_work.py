@@ -12,9 +12,9 @@ from irc.dialects.flow import (
     FlowOp,
     PointwiseOp,
     ReduceOp,
-    TakeOp,
     TransposeOp,
 )
+from irc.dialects.indexing import TakeOp
 from irc.dialects.placement import Mesh
 from irc.dialects.searches import SortOp
 from irc.dialects.types import TensorType

@@ -21,7 +21,8 @@ from irc.dialects.builder import (
     finish_function,
     functions,
 )
-from irc.dialects.flow import AttentionOp, ContractOp, FlowOp, TakeOp, TransposeOp, id_of, tensor
+from irc.dialects.flow import AttentionOp, ContractOp, FlowOp, TransposeOp, id_of, tensor
+from irc.dialects.indexing import TakeOp
 from irc.dialects.placement import Placement
 from irc.dialects.sbp import BoxingOp
 from irc.dialects.text import context, dump, load

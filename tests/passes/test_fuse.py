@@ -16,10 +16,10 @@ from irc.dialects.flow import (
     FlowOp,
     FusionOp,
     SliceOp,
-    TakeOp,
     TransposeOp,
     tensor,
 )
+from irc.dialects.indexing import TakeOp
 from irc.dialects.searches import SortOp
 from irc.dialects.text import context, load
 from irc.dialects.types import TensorType

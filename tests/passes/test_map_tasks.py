@@ -8,16 +8,8 @@ from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
 from xdsl.ir import Block, SSAValue
 
 from irc.dialects.builder import FlowBuilder, finish_function
-from irc.dialects.flow import (
-    AttentionOp,
-    ContractOp,
-    GatherOp,
-    IotaOp,
-    SliceOp,
-    TakeOp,
-    TransposeOp,
-    tensor,
-)
+from irc.dialects.flow import AttentionOp, ContractOp, IotaOp, SliceOp, TransposeOp, tensor
+from irc.dialects.indexing import GatherOp, TakeOp
 from irc.dialects.searches import SortOp
 from irc.dialects.task import KernelOp, LaunchOp, ViewOp
 from irc.dialects.text import context, dump, load

@@ -13,11 +13,11 @@ from irc.dialects.flow import (
     IotaOp,
     PointwiseOp,
     SliceOp,
-    TakeOp,
     id_of,
     loc_of,
     tensor,
 )
+from irc.dialects.indexing import TakeOp
 from irc.dialects.placement import B, Mesh, Placement, Split
 from irc.dialects.types import OpaqueType, TensorType
 from irc.ops.attention_ops import Form, form_of

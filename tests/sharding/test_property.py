@@ -18,7 +18,7 @@ import pytest
 import torch
 from xdsl.ir import Block, SSAValue
 
-from irc.dialects import flow, flow_ops, searches
+from irc.dialects import flow, flow_ops, indexing, scans, searches
 from irc.dialects.flow import FlowOp, tensor
 from irc.dialects.placement import Broadcast, Mesh, Partial, Placement, Split
 from irc.dialects.types import TensorType
@@ -148,10 +148,10 @@ def cases(n: int, m: int) -> list[Case]:
             Case(reduce, (((n, m), "i1"),), {"fn": fn, "dims": (1,), "keep_dims": False})
             for fn in ("any", "all")
         ),
-        Case(flow.ArgReduceOp, f((n, m)), {"fn": "max", "dim": 1, "keep_dims": False}),
-        Case(flow.ArgReduceOp, f((n, m)), {"fn": "min", "dim": 0, "keep_dims": True}),
+        Case(searches.ArgReduceOp, f((n, m)), {"fn": "max", "dim": 1, "keep_dims": False}),
+        Case(searches.ArgReduceOp, f((n, m)), {"fn": "min", "dim": 0, "keep_dims": True}),
         *(
-            Case(flow.CumulativeOp, f((n, m)), {"fn": fn, "dim": 1, "exclusive": False, "reverse": r})
+            Case(scans.CumulativeOp, f((n, m)), {"fn": fn, "dim": 1, "exclusive": False, "reverse": r})
             for fn, r in (("sum", False), ("sum", True), ("prod", False), ("max", False))
         ),
         Case(flow.ReshapeOp, f((n, 3 * m)), {}, f((n, 3, m))),
@@ -167,19 +167,19 @@ def cases(n: int, m: int) -> list[Case]:
             for low, high, value in ((1, 2, 0.0), (1, 0, 3.0), (-1, 0, 3.0))
         ),
         Case(flow.ConcatOp, f((n, 2, m), (n, 3, m), (n, 1, m)), {"dim": 1}),
-        Case(flow.TakeOp, (((n, m), "f32"), ((m, 2), i64)), {"dim": 0}, below=n),
-        Case(flow.TakeOp, (((2, n, m), "f32"), ((m,), "i32")), {"dim": 1}, below=n),
-        Case(flow.GatherOp, (((n, m), "f32"), ((n, 3), i64)), {"dim": 1}, below=m),
-        Case(flow.GatherOp, (((n, m), "f32"), ((2, m), i64)), {"dim": 0}, below=n),
-        Case(flow.GatherOp, (((2 * n, m), "f32"), ((n, m), i64)), {"dim": 1}, below=m),
-        Case(flow.ScatterOp, (((n, m), "f32"), ((n, 3), i64), ((n, 3), "f32")), {"dim": 1, "fn": "sum"}, below=m),
-        Case(flow.ScatterOp, (((n, m), "f32"), ((n, 1), i64), ((n, 1), "f32")), {"dim": 1, "fn": "set"}, below=m),
-        Case(flow.ScatterOp, (((m, n), "f32"), ((2, n), i64), ((2, n), "f32")), {"dim": 0, "fn": "max"}, below=m),
+        Case(indexing.TakeOp, (((n, m), "f32"), ((m, 2), i64)), {"dim": 0}, below=n),
+        Case(indexing.TakeOp, (((2, n, m), "f32"), ((m,), "i32")), {"dim": 1}, below=n),
+        Case(indexing.GatherOp, (((n, m), "f32"), ((n, 3), i64)), {"dim": 1}, below=m),
+        Case(indexing.GatherOp, (((n, m), "f32"), ((2, m), i64)), {"dim": 0}, below=n),
+        Case(indexing.GatherOp, (((2 * n, m), "f32"), ((n, m), i64)), {"dim": 1}, below=m),
+        Case(indexing.ScatterOp, (((n, m), "f32"), ((n, 3), i64), ((n, 3), "f32")), {"dim": 1, "fn": "sum"}, below=m),
+        Case(indexing.ScatterOp, (((n, m), "f32"), ((n, 1), i64), ((n, 1), "f32")), {"dim": 1, "fn": "set"}, below=m),
+        Case(indexing.ScatterOp, (((m, n), "f32"), ((2, n), i64), ((2, n), "f32")), {"dim": 0, "fn": "max"}, below=m),
         *(
-            Case(flow.ScatterOp, (((n, 2), kind), ((n, 2), i64), ((n, 2), kind)), {"dim": 0, "fn": fn}, below=n)
+            Case(indexing.ScatterOp, (((n, 2), kind), ((n, 2), i64), ((n, 2), kind)), {"dim": 0, "fn": fn}, below=n)
             for kind, fn in (("f32", "sum"), ("i64", "sum"), ("f32", "prod"), ("f32", "max"), ("i1", "set"))
         ),
-        Case(flow.ScatterOp, (((m, n), "f32"), ((2, n), "i64"), ((2, n), "f32")), {"dim": 0, "fn": "sum"}, below=m),
+        Case(indexing.ScatterOp, (((m, n), "f32"), ((2, n), "i64"), ((2, n), "f32")), {"dim": 0, "fn": "sum"}, below=m),
         Case(flow.ConstantOp, (), {"value": (0,)}, (((n, m), i64),)),
         Case(flow.ConstantOp, (), {"value": (0.0,)}, (((n,), "f32"),)),
         Case(flow.RandomOp, (((), i64),), {"distribution": "uniform", "stream": 1}, f((n, 2, m))),
@@ -198,9 +198,9 @@ def cases(n: int, m: int) -> list[Case]:
         # More than a shard has; equal numbers, of which the first counts; what a shard adds up to.
         Case(searches.TopKOp, f((n, m)), {"k": 5, "dim": 1, "largest": False}),
         Case(searches.TopKOp, (((n, m), i64),), {"k": 3, "dim": 0, "largest": True}, below=3),
-        Case(flow.ArgReduceOp, (((n, m), i64),), {"fn": "max", "dim": 0, "keep_dims": False}, below=3),
+        Case(searches.ArgReduceOp, (((n, m), i64),), {"fn": "max", "dim": 0, "keep_dims": False}, below=3),
         *(
-            Case(flow.CumulativeOp, (((n, m), kind),), {"fn": fn, "dim": 0, "exclusive": exclusive, "reverse": reverse}, below=5)
+            Case(scans.CumulativeOp, (((n, m), kind),), {"fn": fn, "dim": 0, "exclusive": exclusive, "reverse": reverse}, below=5)
             for kind, fn, exclusive, reverse in (("f32", "sum", True, True), (i64, "sum", True, False), (i64, "min", False, True), ("f32", "max", True, False))
         ),
         Case(flow.RandomOp, (((), i64),), {"distribution": "normal", "stream": 3}, f((n, m))),
@@ -403,7 +403,7 @@ WRONG: list[tuple[str, Case, str]] = [
     ("function of a partial sum", Case(flow.PointwiseOp, f((N, M)), attrs(fn="relu")), "(a b) -> (a b) linear(0)"),
     ("product of two partial sums", Case(flow.PointwiseOp, f((N, M), (M,)), attrs(fn="mul")), "(a b, b) -> (a b) linear(0 1)"),
     ("falling function of a maximum", Case(flow.PointwiseOp, f((N, M)), attrs(fn="neg")), "(a b) -> (a b) monotone(0)"),
-    ("running sum split", Case(flow.CumulativeOp, f((N, M)), attrs(fn="sum", dim=1, exclusive=False, reverse=False)), "(a b) -> (a b)"),
+    ("running sum split", Case(scans.CumulativeOp, f((N, M)), attrs(fn="sum", dim=1, exclusive=False, reverse=False)), "(a b) -> (a b)"),
     ("sort split", Case(searches.SortOp, f((N, M)), attrs(dim=1, descending=False)), "(a b) -> (a b, a b)"),
     ("maximum summed", Case(flow.ReduceOp, f((N, M)), attrs(fn="max", dims=(1,), keep_dims=False)), "(a b) -> (a) sum(b)"),
     ("pad with ones added", Case(flow.PadOp, f((N, M)), attrs(low=(0, 1), high=(0, 0), value=1.0)), "(a 1) -> (a 1) linear(0)"),
@@ -413,7 +413,7 @@ WRONG: list[tuple[str, Case, str]] = [
      "(g s d, g t d, g t e) -> (g s e) sum(t d) whole(t d e)"),
     ("query heads of other groups", Case(flow.AttentionOp, f((N, 5, 4), (M, 5, 4), (M, 5, 4)), attrs(is_causal=False, scale=1.0)),
      "([r g] s d, g t d, g t e) -> ([r g] s e) sum(t d) whole(t d e s) size(g=6)"),
-    ("rows written by two ranks", Case(flow.ScatterOp, (((N, M), "f32"), ((N, 2), "i64"), ((N, 2), "f32")), attrs(dim=1, fn="sum"), below=M),
+    ("rows written by two ranks", Case(indexing.ScatterOp, (((N, M), "f32"), ((N, 2), "i64"), ((N, 2), "f32")), attrs(dim=1, fn="sum"), below=M),
      "(a 1, a b, a b) -> (a 1) sum(b)"),
     ("random numbers drawn twice", Case(flow.RandomOp, (((), "i64"),), attrs(distribution="normal", stream=0), f((N, M))), "(.) -> (a b)"),
     ("softmax split", Case(flow.ExternOp, f((N, M)), attrs(target="aten::softmax.int", arguments='[[{"operand": 0}, -1], {}]'), f((N, M))),
@@ -443,14 +443,14 @@ def test_a_partial_one_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 PLANTED: list[tuple[str, Case]] = [
-    ("masked-scatter", Case(flow.ScatterOp, (((N, M), "f32"), ((4, M), "i64"), ((4, M), "f32")), attrs(dim=0, fn="max"), below=N)),
+    ("masked-scatter", Case(indexing.ScatterOp, (((N, M), "f32"), ((4, M), "i64"), ((4, M), "f32")), attrs(dim=0, fn="max"), below=N)),
     ("offset-random", Case(flow.RandomOp, (((), "i64"),), attrs(distribution="normal", stream=0), f((N, M)))),
     ("own-experts", Case(flow.ExternOp, experts(N, M), attrs(target="irc::experts", arguments=EXPERTS % M), f((N, 3)))),
     ("offset-iota", Case(flow.IotaOp, (), attrs(dim=0), f((N, M)))),
     ("travelling-tokens", Case(flow.ExternOp, experts(N, M), attrs(target="irc::experts", arguments=EXPERTS % M), f((N, 3)))),
     ("two-stage-top-k", Case(searches.TopKOp, f((N, M)), attrs(k=2, dim=0, largest=True))),
-    ("two-stage-arg", Case(flow.ArgReduceOp, f((N, M)), attrs(fn="max", dim=0, keep_dims=False))),
-    ("scan-of-shards", Case(flow.CumulativeOp, f((N, M)), attrs(fn="sum", dim=0, exclusive=False, reverse=False))),
+    ("two-stage-arg", Case(searches.ArgReduceOp, f((N, M)), attrs(fn="max", dim=0, keep_dims=False))),
+    ("scan-of-shards", Case(scans.CumulativeOp, f((N, M)), attrs(fn="sum", dim=0, exclusive=False, reverse=False))),
     ("causal-rows", Case(flow.AttentionOp, f((2, N, 4), (2, N, 4), (2, N, 4)), attrs(is_causal=True, scale=1.0))),
 ]  # fmt: skip
 
@@ -501,7 +501,7 @@ def test_a_swapped_order_of_application_is_caught() -> None:
 
 def test_a_masked_take_with_axes_in_the_wrong_order_is_caught() -> None:
     mesh = Mesh.parse("data=3,tensor=2")
-    case = Case(flow.TakeOp, (((N, M), "f32"), ((N,), "i64")), {"dim": 0})
+    case = Case(indexing.TakeOp, (((N, M), "f32"), ((N,), "i64")), {"dim": 0})
     op, whole = case.build(), [case.inputs()[0], torch.arange(N)]
     right = next(s for s in signatures(op, mesh) if len(s.operands[0].split_axes(0)) == 2)
     assert right.strategy == ("masked-take", "masked-take")

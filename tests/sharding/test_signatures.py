@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from xdsl.ir import Block
 
-from irc.dialects.flow import ContractOp, FlowOp, PointwiseOp, ReduceOp, ReshapeOp, TakeOp
+from irc.dialects.flow import ContractOp, FlowOp, PointwiseOp, ReduceOp, ReshapeOp
+from irc.dialects.indexing import TakeOp
 from irc.dialects.placement import B, Mesh, Partial, Placement, Split
 from irc.dialects.size import symbol
 from irc.dialects.types import TensorType

@@ -8,7 +8,7 @@ from math import isfinite
 import numpy as np
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import GatherOp, ScatterOp, TakeOp
+from irc.dialects.indexing import GatherOp, ScatterOp, TakeOp
 from irc.dialects.searches import TopKOp
 from irc.dialects.size import Dim, decided, divide, is_traced, product
 from irc.errors import IrcError

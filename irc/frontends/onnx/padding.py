@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import PadOp, TakeOp, tensor
+from irc.dialects.flow import PadOp, tensor
+from irc.dialects.indexing import TakeOp
 from irc.dialects.size import Dim, Size, decided, is_traced
 from irc.errors import IrcError
 from irc.frontends.onnx.elementwise import Converter, scalar

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import ArgReduceOp, CumulativeOp, PoolOp, ReduceOp, tensor
+from irc.dialects.flow import PoolOp, ReduceOp, tensor
+from irc.dialects.scans import CumulativeOp
+from irc.dialects.searches import ArgReduceOp
 from irc.dialects.size import product
 from irc.dialects.types import TensorType, is_float
 from irc.frontends.onnx.elementwise import Converter, scalar, widen

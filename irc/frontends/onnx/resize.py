@@ -13,7 +13,8 @@ from math import inf
 import numpy as np
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import ContractOp, TakeOp, tensor
+from irc.dialects.flow import ContractOp, tensor
+from irc.dialects.indexing import TakeOp
 from irc.dialects.size import Dim, Size, decided, divide
 from irc.dialects.types import is_float
 from irc.errors import IrcError

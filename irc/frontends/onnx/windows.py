@@ -75,7 +75,7 @@ def convert_lp_pool(node: Node) -> SSAValue:
 
 def convert_max_unpool(node: Node) -> SSAValue:
     """Write the maxima back to their places; all else is zero."""
-    from irc.dialects.flow import ScatterOp
+    from irc.dialects.indexing import ScatterOp
 
     kernel = [int(k) for k in node.attr("kernel_shape")]
     n, shape = len(kernel), static(node.shape())

@@ -8,7 +8,8 @@ from typing import Any
 from xdsl.ir import SSAValue
 
 from irc.dialects.attributes import to_attribute
-from irc.dialects.flow import GatherOp, ScatterOp, TakeOp, tensor
+from irc.dialects.flow import tensor
+from irc.dialects.indexing import GatherOp, ScatterOp, TakeOp
 from irc.dialects.size import Dim, product
 from irc.frontends.torch.lowering import Lowering, Operand, broadcast_shapes, dim_of, lowers
 from irc.frontends.torch.shapes import iota, permuted

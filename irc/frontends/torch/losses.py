@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import GatherOp, TakeOp, tensor
+from irc.dialects.flow import tensor
+from irc.dialects.indexing import GatherOp, TakeOp
 from irc.dialects.size import Dim
 from irc.frontends.torch.lowering import Lowering, count, lowers
 from irc.frontends.torch.reductions import log_softmax_of, total

@@ -16,7 +16,8 @@ import torch
 from torch.fx import GraphModule, Node
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import ScatterOp, TakeOp, tensor
+from irc.dialects.flow import tensor
+from irc.dialects.indexing import ScatterOp, TakeOp
 from irc.errors import IrcError
 from irc.frontends.torch.lowering import Lowering
 from irc.frontends.torch.shapes import iota, joined, permuted, sliced

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import PadOp, TakeOp, tensor
+from irc.dialects.flow import PadOp, tensor
+from irc.dialects.indexing import TakeOp
 from irc.dialects.size import Dim, Size
 from irc.dialects.types import number_in
 from irc.frontends.torch.lowering import Lowering, lowers, number

@@ -9,8 +9,9 @@ from typing import Any
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import ArgReduceOp, CumulativeOp, tensor
-from irc.dialects.searches import SortOp, TopKOp
+from irc.dialects.flow import tensor
+from irc.dialects.scans import CumulativeOp
+from irc.dialects.searches import ArgReduceOp, SortOp, TopKOp
 from irc.dialects.size import Dim
 from irc.dialects.types import is_float
 from irc.frontends.torch.lowering import (

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import AttentionOp, IotaOp, SliceOp, TakeOp, TransposeOp, tensor
+from irc.dialects.flow import AttentionOp, IotaOp, SliceOp, TransposeOp, tensor
+from irc.dialects.indexing import TakeOp
 from irc.dialects.types import TensorType
 from irc.frontends.torch.lowering import Lowering, lowers, number
 

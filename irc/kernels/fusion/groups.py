@@ -28,8 +28,8 @@ from irc.dialects.flow import (
     ReduceOp,
     ShapeOp,
     SliceOp,
-    TakeOp,
 )
+from irc.dialects.indexing import TakeOp
 from irc.kernels.fusion.profit import tensor_bytes, wasteful
 from irc.kernels.fusion.reasons import Reason
 from irc.kernels.fusion.unions import (

@@ -11,11 +11,12 @@ from xdsl.dialects.func import CallOp
 from xdsl.ir import Operation, SSAValue
 
 from irc.dialects.builder import arguments, functions, results
-from irc.dialects.flow import FlowOp
+from irc.dialects.comm import RankIndexOp
+from irc.dialects.flow import ExternOp, FlowOp, RandomOp
 
 CONSTANT_ROLES = ("parameter", "buffer", "constant")
 """Roles of arguments that stay from call to call, unless the program says what they become."""
-IMPURE = frozenset({"flow.random", "flow.extern", "comm.rank_index"})
+IMPURE = (RandomOp, ExternOp, RankIndexOp)
 """Ops that are not functions of their operands, or of which that is not known."""
 
 
@@ -66,7 +67,7 @@ class Fixed:
 
 
 def _is_pure(op: Operation) -> bool:
-    return op.name not in IMPURE and not op.name.startswith("comm.")
+    return not isinstance(op, IMPURE) and not op.name.startswith("comm.")
 
 
 def _caller(call: CallOp) -> str:

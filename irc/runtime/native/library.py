@@ -17,14 +17,14 @@ def check_torch(steps: Sequence[Library]) -> None:
     Raises:
         IrcError: ``package-missing``, naming the ops.
     """
-    onnx = [step for step in steps if name_of(step).startswith("onnx::")]
+    onnx = [step for step in steps if step.called.startswith("onnx::")]
     for package, those in (("torch", steps), ("ml_dtypes", onnx)):
         if those and not _is_there(package):
-            names = sorted({name_of(step) for step in those})
+            names = sorted({step.called for step in those})
             raise IrcError(
                 "package-missing",
                 f"the program has {len(those)} steps that {package} runs: {', '.join(names[:12])}",
-                because=[f"{name_of(step)} at {step.loc}" for step in those[:4]],
+                because=[f"{step.called} at {step.loc}" for step in those[:4]],
                 help=f"pip install {package}",
             )
 
@@ -36,11 +36,6 @@ def _is_there(package: str) -> bool:
         return find_spec(package) is not None
     except ImportError:  # what stands in the way of imports says no in its own way
         return False
-
-
-def name_of(step: Library) -> str:
-    """Return the name of what is called."""
-    return str(step.attrs["target"]) if step.op == "flow.extern" else step.op
 
 
 def tensor(address: int, view: View) -> Any:

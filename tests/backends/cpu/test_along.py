@@ -18,16 +18,9 @@ from irc.backends.cpu.indexing.lanes import LanesWriter
 from irc.backends.cpu.indexing.scan import ScanWriter
 from irc.backends.cpu.indexing.scatter import ScatterWriter
 from irc.backends.cpu.vector.builder import Builder, Operand, Type, constant
-from irc.dialects.flow import (
-    BroadcastOp,
-    ConstantOp,
-    CumulativeOp,
-    ExternOp,
-    FlowOp,
-    ReshapeOp,
-    ScatterOp,
-    tensor,
-)
+from irc.dialects.flow import BroadcastOp, ConstantOp, ExternOp, FlowOp, ReshapeOp, tensor
+from irc.dialects.indexing import ScatterOp
+from irc.dialects.scans import CumulativeOp
 from irc.dialects.searches import SortOp, TopKOp
 from irc.dialects.task import KernelOp
 from irc.dialects.types import TensorType
