@@ -271,18 +271,18 @@ def _compile(target: object, *, options: Options, disable: bool) -> Any:
     from torch import nn
     from torch.export import ExportedProgram
 
-    from irc.calls import compiled
+    from irc.calls.compiled_class import compiled_class, compiled_instance
     from irc.calls.function import CompiledFunction
 
     if disable:
         return target
     match target:
         case type() if issubclass(target, nn.Module):
-            return compiled.compiled_class(target, options)
+            return compiled_class(target, options)
         case nn.Module():
-            return compiled.compiled_instance(target, options)
+            return compiled_instance(target, options)
         case ExportedProgram():
-            return compiled.compiled_instance(target.module(), options)
+            return compiled_instance(target.module(), options)
         case Callable():
             return CompiledFunction(cast("Callable[..., Any]", target), options)
         case _:

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 import irc
 import irc.calls.compiled
-from irc.calls.compiled import Dispatcher, dispatcher_of
+import irc.calls.dispatcher
+from irc.calls.compiled import dispatcher_of
+from irc.calls.dispatcher import Dispatcher
 from irc.calls.recompiles import RecompileWarning
 from irc.errors import IrcError
 
@@ -196,7 +198,7 @@ def test_another_kind_of_call_says_why(second: Tensor, says: str) -> None:
 def test_a_size_that_varies_freely_is_told_and_then_runs_eagerly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(irc.calls.compiled, "MAX_VERSIONS", 3)
+    monkeypatch.setattr(irc.calls.dispatcher, "MAX_VERSIONS", 3)
     double = irc.compile(lambda x: x * 2)
     for rows in (1, 2):
         double(torch.randn(rows, 7))

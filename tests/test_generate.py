@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import irc
-import irc.calls.compiled
+import irc.calls.dispatcher
 from irc.calls.compiled import dispatcher_of, statistics
 from irc.calls.recompiles import RecompileWarning
 from irc.errors import IrcError
@@ -68,7 +68,7 @@ def test_beams_reorder_a_static_cache() -> None:
 
 
 def test_a_growing_cache_is_told_and_ends_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(irc.calls.compiled, "MAX_VERSIONS", 4)
+    monkeypatch.setattr(irc.calls.dispatcher, "MAX_VERSIONS", 4)
     model = llama()
     fast, ids = irc.compile(model), prompt(1, 7)
     with warnings.catch_warnings(record=True) as told:

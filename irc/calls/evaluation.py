@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from irc.calls.compiled import MAX_VERSIONS, TRACING
+from irc.calls.recompiles import MAX_VERSIONS
+from irc.calls.tracing import TRACING
 from irc.calls.constants import name_constants
 from irc.calls.noted import Watch, line_of, note_graph, noted_plan
 from irc.calls.version import Version

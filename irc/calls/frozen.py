@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from irc.calls.compiled import TRACING, dispatcher_of, original
+from irc.calls.compiled import dispatcher_of, original
+from irc.calls.tracing import TRACING
 from irc.calls.version import Version
 from irc.errors import IrcError
 

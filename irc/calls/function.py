@@ -8,7 +8,9 @@ from functools import update_wrapper
 from types import MethodType
 from typing import Any
 
-from irc.calls.compiled import Dispatcher, is_traced, shown
+from irc.calls.compiled import shown
+from irc.calls.dispatcher import Dispatcher
+from irc.calls.tracing import is_traced
 from irc.pipeline import Options
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from irc.calls.compiled import MAX_VERSIONS
+from irc.calls.recompiles import MAX_VERSIONS
 from irc.calls.feeding import Feeding
 from irc.calls.noted_stages import note_stages
 from irc.calls.step import TrainingStep

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from irc.calls.compiled import MAX_VERSIONS, TRACING
+from irc.calls.recompiles import MAX_VERSIONS
+from irc.calls.tracing import TRACING
 from irc.calls.constants import name_constants
 from irc.calls.feeding import Feeding
 from irc.calls.noted import Watch, kind_of, note_graph, noting

@@ -91,7 +91,7 @@ INDUCTOR = (
 )
 IRC = (
     "irc.backends.cpu",
-    "irc.calls.compiled",
+    "irc.calls.compiled_class",
     "irc.passes.canonicalize",
     "irc.passes.fuse",
     "irc.passes.map_tasks",

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import irc
+import irc.calls.dispatcher
 from irc.calls.compiled import dispatcher_of, statistics
 from irc.calls.recompiles import RecompileWarning
 from irc.errors import IrcError
@@ -81,7 +82,7 @@ def caches_of_others() -> dict[str, Any]:
         whole = irc.whole(mine)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            irc.calls.compiled.MAX_VERSIONS = 2
+            irc.calls.dispatcher.MAX_VERSIONS = 2
             grows, grown = DynamicCache(config=model.config), DynamicCache(config=model.config)
             for _ in range(3):
                 last = fast(input_ids=ids, past_key_values=grows).logits

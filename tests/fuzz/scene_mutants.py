@@ -146,7 +146,7 @@ SCENE_MUTANTS = (
     SceneMutant("complex: numbers cut to whole ones", "irc.dialects.builder", "number_in", _whole),
     SceneMutant("alias: a view of a result is a copy", "irc.frontends.torch.result_memory",
                 "owner", _apart, "way-dynamo"),
-    SceneMutant("hooks: a module's own run twice", "irc.calls.compiled", "capture",
+    SceneMutant("hooks: a module's own run twice", "irc.calls.dispatcher", "capture",
                 _always_hooks, "way-compile"),
     SceneMutant("strides: results lie row by row", "irc.frontends.torch.result_memory", "_turned",
                 _unturned),
