@@ -18,7 +18,7 @@ from irc.plan.weights import local_slices
 from irc.runtime.agreement import fail_together
 from irc.runtime.held import is_held, part_of, placement_of
 from irc.runtime.join import own_rank
-from irc.runtime.training_state import canonical_names
+from irc.runtime.module_tensors import canonical_names
 from irc.runtime.weight_files import INDEX, WeightFiles, WeightFilesStart
 from irc.runtime.weight_writing import write_weight_files
 

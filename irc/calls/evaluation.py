@@ -27,7 +27,7 @@ from irc.runtime.call_agreement import Call
 from irc.runtime.parts import Parts
 from irc.runtime.ranks import WEIGHTS, Ranks
 from irc.runtime.same_program import marks_of
-from irc.runtime.training_state import shaped
+from irc.runtime.module_tensors import shaped
 
 
 class Evaluation:

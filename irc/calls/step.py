@@ -48,7 +48,7 @@ from irc.runtime.join import join_processes, own_rank, shared_plan
 from irc.runtime.loss_scale import LossScale
 from irc.runtime.same_program import marks_of
 from irc.runtime.torch_optimizer import rates_tensor
-from irc.runtime.training_state import shaped
+from irc.runtime.module_tensors import shaped
 from irc.training.recipe import Recipe
 
 

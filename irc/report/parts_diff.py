@@ -9,7 +9,7 @@ from pathlib import Path
 from irc.plan.parts import PartsPlan
 from irc.plan.parts_files import load_parts
 from irc.report.diff import Transition, lie_alike, transition_lines, transitions
-from irc.report.parts import (
+from irc.report.parts_facts import (
     ChannelTraffic,
     PartFacts,
     PartsFactsReport,

@@ -16,7 +16,8 @@ from irc.errors import IrcError
 from irc.plan import json_text
 from irc.plan.parts import PIPE, PartsPlan
 from irc.plan.schema import Buffer, placement_of
-from irc.report.parts import held_buffers, layer_of
+from irc.report.layer_names import layer_of
+from irc.report.parts_facts import held_buffers
 from irc.search.configurations import NOTHING, Configuration
 from irc.search.write_stated import settings
 from irc.training.layer_policies import LAYER

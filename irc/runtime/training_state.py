@@ -8,7 +8,6 @@ the module's parameters are on the meta device.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -24,10 +23,12 @@ from irc.runtime.agreement import agree_on_weights
 from irc.runtime.eager_optimizer import CLASS, EagerOptimizer
 from irc.runtime.eager_states import keeps_alike
 from irc.runtime.initialisers import Init, InitialStart
+from irc.runtime.module_tensors import Shown, canonical_names, make_room, release
 from irc.runtime.parts import Parts
 from irc.runtime.replicas import Copies
 from irc.runtime.spread_parts import SpreadParts
 from irc.runtime.starts import CheckpointStart, Start
+from irc.runtime.state_checks import check_names, check_shape, mismatch, no_value
 from irc.runtime.stored import StoredState
 from irc.runtime.torch_optimizer import CLASSES, STEP, from_torch, state_name, to_torch
 from irc.runtime.weight_files import WeightFilesStart
@@ -88,7 +89,7 @@ class TrainingState:
         self._first = canonical_names(module)
         self._pending = {SEED: torch.tensor(seed, dtype=torch.int64)}
         self.step = 0
-        self._shown: list[tuple[dict[str, Any], str, Any]] = []
+        self._shown = Shown(module, self._first)
         initial = InitialStart(module, self._first, seed, init)
         self.starts: list[Start] = [initial] if initial.names else []
 
@@ -106,7 +107,7 @@ class TrainingState:
             names = {n: empty[n] for n in start.names if n in empty}
             values |= dict(start.wholes(names))
             start.leave_out(names)
-        _make_room(self._module)
+        make_room(self._module)
         held = dict(self._module.named_parameters()) | dict(self._module.named_buffers())
         with torch.no_grad():
             for name, value in values.items():
@@ -169,30 +170,12 @@ class TrainingState:
 
     def show(self) -> None:
         """Let the module hold its values, whole, until :meth:`hide`; every rank calls it."""
-        if self._shown or not self.parts.roles:
-            return
-        own = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
-        wholes = {name: self.parts.whole(name) for name in self.parts.names if name in own}
-        made: dict[str, nn.Parameter] = {}
-        for path, child in self._module.named_modules():
-            for key, value in child._parameters.items():
-                name = self._first.get(f"{path}.{key}" if path else key, "")
-                if value is None or not value.is_meta or (whole := wholes.get(name)) is None:
-                    continue
-                if name not in made:
-                    made[name] = nn.Parameter(whole, requires_grad=value.requires_grad)
-                self._shown.append((child._parameters, key, value))
-                child._parameters[key] = made[name]
-        with torch.no_grad():
-            for name, whole in wholes.items():
-                if whole is not None and name not in made and not own[name].is_meta:
-                    own[name].copy_(whole)
+        if self.parts.roles:
+            self._shown.show(self.parts)
 
     def hide(self) -> None:
         """Put parameters that the module was shown back on the meta device."""
-        for slots, key, value in self._shown:
-            slots[key] = value
-        self._shown.clear()
+        self._shown.hide()
 
     def _held(self) -> set[str]:
         return {name for start in self.starts for name in start.names if self.parts.holds(name)}
@@ -274,7 +257,7 @@ class TrainingState:
             elif name in self.parts.roles:
                 continue  # another stage's
             elif isinstance(value, torch.Tensor) and value.is_meta:
-                raise _no_value(key)
+                raise no_value(key)
             else:
                 model[key] = value.clone() if isinstance(value, torch.Tensor) else value
         seed = held.get(SEED, self._pending.get(SEED, 0))
@@ -309,7 +292,7 @@ class TrainingState:
         if wanted and len(lacking) == len(wanted) and numbers.get(COUNT) == 0:
             wanted, lacking = {}, []  # it was saved before the first step
         if wanted and len(lacking) == len(wanted):
-            raise _mismatch(
+            raise mismatch(
                 f"'{checkpoint.path}' has no states of {self.recipe.kind}",
                 "load the parameters alone: step.load(folder, optimizer=False)",
             )
@@ -367,7 +350,7 @@ class TrainingState:
                if isinstance(v, torch.Tensor) and self._first.get(n, n) == n}  # fmt: skip
         for name, value in own.items():
             if value.is_meta and name not in self.parts.roles:
-                raise _no_value(name)
+                raise no_value(name)
 
         def whole(name: str) -> torch.Tensor | None:
             if name in self.parts.roles:
@@ -409,7 +392,7 @@ class TrainingState:
     def _check_class(self, name: object) -> None:
         """Refuse states of an optimiser of another class than the compiled one's."""
         if not keeps_alike(name, self._class_name):
-            raise _mismatch(
+            raise mismatch(
                 f"the state is of {name}, and the step computes {self._class_name}",
                 "load the parameters alone: step.load(folder, optimizer=False)",
             )
@@ -419,7 +402,7 @@ class TrainingState:
             parameter, _, moment = key.removeprefix(STATE).rpartition(".")
             expected = () if name == STEP else self._states_of(parameter)[moment]
             if checkpoint.shapes.get(key, expected) != expected:
-                raise _mismatch(
+                raise mismatch(
                     f"'{key}' is {list(checkpoint.shapes[key])}; the step has {list(expected)}", ""
                 )
 
@@ -431,7 +414,7 @@ class TrainingState:
         """
         for key in state:
             if key not in KEYS:
-                raise _mismatch(f"a state has no '{key}'", did_you_mean(key, KEYS))
+                raise mismatch(f"a state has no '{key}'", did_you_mean(key, KEYS))
         model: Mapping[str, Any] = state.get("model", {})
         if "model" in state:
             self._check_model(model)
@@ -493,12 +476,12 @@ class TrainingState:
             place = self._first.get(name, name)
             is_elsewhere = place in self.parts.roles and not self.parts.holds(place)
             if name not in model and not is_elsewhere:
-                raise _mismatch(f"the state lacks '{name}'", "give the module's whole state_dict")
+                raise mismatch(f"the state lacks '{name}'", "give the module's whole state_dict")
         for name, value in model.items():
             if name not in own:
-                raise _mismatch(f"the module has no '{name}'", did_you_mean(name, own))
+                raise mismatch(f"the module has no '{name}'", did_you_mean(name, own))
             if isinstance(own[name], torch.Tensor):
-                _check_shape(name, value, tuple(own[name].shape))
+                check_shape(name, value, tuple(own[name].shape))
 
     def _check_states(self, states: Mapping[str, torch.Tensor]) -> None:
         shapes = {
@@ -511,103 +494,5 @@ class TrainingState:
         for name, value in states.items():
             if name not in shapes:
                 kind = self.recipe.kind
-                raise _mismatch(f"'{kind}' keeps no '{name}'", did_you_mean(name, shapes))
-            _check_shape(name, value, shapes[name])
-
-
-def _check_shape(name: str, value: Any, expected: tuple[int, ...]) -> None:
-    if not isinstance(value, torch.Tensor) or tuple(value.shape) != expected:
-        given = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-        raise _mismatch(f"'{name}' is {given}; the step has {list(expected)}", "")
-
-
-def check_names(
-    given: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]], where: str
-) -> None:
-    """Hold the names and shapes of a module's stored tensors against its own.
-
-    Raises:
-        IrcError: ``state-mismatch``.
-    """
-    for name, shape in own.items():
-        if name not in given:
-            raise _mismatch(f"{where} lacks '{name}'", did_you_mean(name, given))
-        if given[name] != shape:
-            raise _mismatch(
-                f"'{name}' is {list(given[name])} in {where}; the module has {list(shape)}", ""
-            )
-    for name in given:
-        if name not in own:
-            raise _mismatch(f"the module has no '{name}' as {where}", did_you_mean(name, own))
-
-
-def _no_value(name: str) -> IrcError:
-    return IrcError(
-        "weights-missing",
-        f"'{name}' has no value yet",
-        because="the module is on the meta device until the first step, or "
-        "step.prepare(*batch), initialises the parts of each rank",
-        help="save it after that",
-    )
-
-
-def _mismatch(message: str, advice: str) -> IrcError:
-    return IrcError("state-mismatch", message, help=advice)
-
-
-def canonical_names(module: nn.Module) -> dict[str, str]:
-    """Return for each name of a parameter or buffer the first name of the same tensor."""
-    first: dict[int, str] = {}
-    found: dict[str, str] = {}
-    for walk in (module.named_parameters, module.named_buffers):
-        for name, value in walk(remove_duplicate=False):
-            found[name] = first.setdefault(id(value), name)
-    return found
-
-
-def release(module: nn.Module, first: Mapping[str, str], roles: Mapping[str, str]) -> None:
-    """Move parameters that ranks hold in parts to the meta device; tied ones stay tied."""
-    made: dict[str, nn.Parameter] = {}
-    for path, child in module.named_modules():
-        for key, value in child._parameters.items():
-            name = first.get(f"{path}.{key}" if path else key)
-            if value is None or isinstance(value, AbsentParameter):
-                continue
-            if name is None or roles.get(name) != "parameter":
-                continue
-            if name not in made:
-                made[name] = AbsentParameter.of(value, name)
-            child._parameters[key] = made[name]
-
-
-@contextmanager
-def shaped(module: nn.Module) -> Iterator[None]:
-    """Give what is on the meta device memory that nobody reads, so that capture takes it."""
-    kept = _make_room(module)
-    try:
-        yield
-    finally:
-        for slots, key, value in kept:
-            slots[key] = value
-
-
-def _make_room(module: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
-    """Put memory in the place of what is on the meta device; return what was where."""
-    kept: list[tuple[dict[str, Any], str, Any]] = []
-    made: dict[int, Any] = {}
-    for child in module.modules():
-        for slots in (child._parameters, child._buffers):
-            for key, value in slots.items():
-                if value is None or not value.is_meta:
-                    continue
-                kept.append((slots, key, value))
-                if id(value) not in made:
-                    # Never touched, so the system gives it no pages.
-                    room: Any = torch.empty_like(value, device="cpu")
-                    is_parameter = isinstance(value, nn.Parameter)
-                    made[id(value)] = (
-                        nn.Parameter(room, value.requires_grad) if is_parameter else room
-                    )
-    for slots, key, value in kept:
-        slots[key] = made[id(value)]
-    return kept
+                raise mismatch(f"'{kind}' keeps no '{name}'", did_you_mean(name, shapes))
+            check_shape(name, value, shapes[name])

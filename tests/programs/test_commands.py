@@ -19,7 +19,7 @@ from irc.cli import main
 from irc.errors import IrcError
 from irc.plan.parts_files import load_parts
 from irc.report.parts import _head as head_of
-from irc.report.parts import gather_parts
+from irc.report.parts_facts import gather_parts
 from irc.runtime import load
 from irc.runtime.pipeline import PipelineExecutor
 from irc.trace.read import read_trace

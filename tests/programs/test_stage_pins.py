@@ -24,7 +24,8 @@ from irc.plan.parts_files import load_parts
 from irc.plugin import builtin_pass
 from irc.program import Program
 from irc.programs import stage_plans
-from irc.report.parts import explain_parts, gather_parts
+from irc.report.parts import explain_parts
+from irc.report.parts_facts import gather_parts
 from irc.training.stage_choice import Costs, balanced
 from irc.training.stage_choice import _line as line_of
 from irc.training.stages import stages_of

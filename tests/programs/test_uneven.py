@@ -28,7 +28,7 @@ from irc.plan.parts_files import load_parts
 from irc.plan.parts_packing import pack_parts, unpack_parts
 from irc.programs.schedules import schedule_for
 from irc.programs.uneven import make_uneven_plan
-from irc.report.parts import gather_parts
+from irc.report.parts_facts import gather_parts
 from irc.runtime.weights import whole_weights
 from irc.schedule.actions import Action
 from irc.schedule.tapes import SMALLER

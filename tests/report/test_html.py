@@ -130,7 +130,7 @@ def test_a_step_is_simulated_once(plans: Path, monkeypatch: pytest.MonkeyPatch) 
         calls.append(plan)
         return predict_step(plan, *more)
 
-    monkeypatch.setattr("irc.report.parts.predict_step", counted_step)
+    monkeypatch.setattr("irc.report.parts_facts.predict_step", counted_step)
     monkeypatch.setattr("irc.simulate.verdicts.predict_step", counted_step)
     written(plans, "steps")
     assert len(calls) == 1

@@ -14,7 +14,7 @@ from torch import nn
 
 from irc.errors import IrcError
 from irc.runtime.absent import AbsentParameter
-from irc.runtime.training_state import canonical_names, release
+from irc.runtime.module_tensors import canonical_names, release
 
 
 def net() -> Any:

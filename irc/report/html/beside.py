@@ -11,7 +11,7 @@ from irc.report.evidence import Evidence
 from irc.report.html.element import Element, section, table
 from irc.report.html.figures import Figures, figures_of, figures_of_host, figures_of_parts
 from irc.report.html.placements_beside import laid_in, placements_beside
-from irc.report.parts import gather_parts, simulated_step
+from irc.report.parts_facts import gather_parts, simulated_step
 from irc.report.table import percent, seconds, size
 
 ROWS: tuple[tuple[str, Callable[[Figures], float | None], Callable[[float], str]], ...] = (

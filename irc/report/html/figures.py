@@ -15,7 +15,7 @@ from irc.plan.parts import PartsPlan
 from irc.plan.schema import Plan, placement_of
 from irc.plan.training import trained_by
 from irc.report.evidence import Evidence
-from irc.report.parts import PartsFactsReport
+from irc.report.parts_facts import PartsFactsReport
 from irc.report.summary import weight_bytes
 from irc.report.timing import Split, split
 from irc.simulate.parts import all_held

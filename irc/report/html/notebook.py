@@ -26,7 +26,7 @@ from irc.report.html.placements import placed_on, ranks_picture
 from irc.report.html.schedule import schedule_rows
 from irc.report.html.timeline import drawn
 from irc.report.module_tree import ROLES, plan_arguments
-from irc.report.parts import gather_parts, simulated_step
+from irc.report.parts_facts import gather_parts, simulated_step
 from irc.report.sizes import open_line
 from irc.report.table import counted, size
 from irc.report.weights import Argument, alike, merged_names
