@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from irc.api import compile as compile
     from irc.api import compile_entries as compile_entries
-    from irc.api import compile_step as compile_step
+    from irc.step_api import compile_step as compile_step
     from irc.api import explain as explain
     from irc.api import load as load
     from irc.api import original as original
@@ -35,7 +35,7 @@ _LAZY = {
     "capture": "irc.frontends.torch.capture",
     "compile": "irc.api",
     "compile_entries": "irc.api",
-    "compile_step": "irc.api",
+    "compile_step": "irc.step_api",
     "data_sampler": "irc.calls.sampler",
     "explain": "irc.api",
     "export_entries": "irc.exports",

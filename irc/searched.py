@@ -178,6 +178,20 @@ def refuse_open(dynamic: object, layout: str) -> None:
             )
 
 
+def refuse_example(mesh: object, example: Sequence[Any] | None) -> None:
+    """Refuse an example that nothing reads.
+
+    Raises:
+        IrcError: ``option-value``.
+    """
+    if example is not None and mesh != AUTO:
+        raise IrcError(
+            "option-value",
+            f"example is for mesh='{AUTO}', which is searched for it",
+            help=f"leave out example, or choose mesh='{AUTO}'",
+        )
+
+
 def chosen_for(
     module: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, devices: int | None,
     *, in_order: bool = False, **options: Any,
