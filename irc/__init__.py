@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from irc.api import compile as compile
     from irc.api import compile_entries as compile_entries
-    from irc.step_api import compile_step as compile_step
     from irc.api import explain as explain
     from irc.api import load as load
     from irc.api import original as original
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from irc.ops.custom import register_op as register_op
     from irc.report.html.write import write_report as write_report
     from irc.runtime.whole import whole as whole
+    from irc.step_api import compile_step as compile_step
     from irc.training.precision import Precision as Precision
     from irc.weight_files import load_safetensors as load_safetensors
     from irc.weight_files import save_safetensors as save_safetensors

@@ -20,17 +20,13 @@ from irc.choices import (
     dynamic_option,
     layout_option,
     mesh_option,
-    micro_batches_option,
     mode_option,
     names_option,
-    offload_option,
-    programs_option,
-    recipe_option,
     strict_option,
 )
 from irc.cluster.load import THIS_HOST
-from irc.constraints.pins import Pins, pins_option
-from irc.constraints.steps import called_pins, pinned_count
+from irc.constraints.pins import Pins
+from irc.constraints.steps import called_pins
 from irc.errors import IrcError
 from irc.pipeline import Options
 from irc.plan.host import is_host, load_host
@@ -38,21 +34,14 @@ from irc.plan.load import LoadedPlan, load_plan
 from irc.searched import (
     AUTO,
     choice_of_ranks,
-    price_of_stored,
     refuse_example,
     refuse_open,
 )
 from irc.sharding.mesh import parse_mesh
-from irc.training.precision import PrecisionOption, precision_of
-from irc.training.recipe import OptimizerOption
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
     from irc.calls.entries import Entries
     from irc.calls.feeding import BatchOption
-    from irc.calls.step import TrainingStep
     from irc.report.any_plan import PlanText
     from irc.report.calls import ModuleReport
     from irc.runtime.executor import Executor

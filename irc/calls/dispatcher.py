@@ -57,9 +57,7 @@ class Dispatcher:
         self._recompiles = Recompiles(is_open=bool(options.dynamic))
         self.on_ranks: OnRanks | None = None
         if options.mesh.num_ranks > 1:
-            self.on_ranks = OnRanks(
-                original, self._run, self.options, self.record, self.versions
-            )
+            self.on_ranks = OnRanks(original, self._run, self.options, self.record, self.versions)
         self._through_torch = ThroughTorch(
             original, self._run, self.options, self.record, self._recompiles, self._torchs
         )

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from irc.calls.recompiles import MAX_VERSIONS
-from irc.calls.tracing import TRACING
 from irc.calls.constants import name_constants
 from irc.calls.noted import Watch, line_of, note_graph, noted_plan
+from irc.calls.recompiles import MAX_VERSIONS
+from irc.calls.tracing import TRACING
 from irc.calls.version import Version
 from irc.constraints.pins import pin
 from irc.constraints.steps import pins_on
@@ -24,10 +24,10 @@ from irc.frontends.torch.in_place import in_place
 from irc.frontends.torch.structure import argument_names
 from irc.pipeline import Options
 from irc.runtime.call_agreement import Call
+from irc.runtime.module_tensors import shaped
 from irc.runtime.parts import Parts
 from irc.runtime.ranks import WEIGHTS, Ranks
 from irc.runtime.same_program import marks_of
-from irc.runtime.module_tensors import shaped
 
 
 class Evaluation:

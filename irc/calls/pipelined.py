@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from irc.calls.recompiles import MAX_VERSIONS
 from irc.calls.feeding import Feeding
 from irc.calls.noted_stages import note_stages
+from irc.calls.recompiles import MAX_VERSIONS
 from irc.calls.step import TrainingStep
 from irc.calls.step_plan import Loss, uneven_samples
 from irc.collection import collection_held

@@ -15,14 +15,14 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from irc.calls.recompiles import MAX_VERSIONS
-from irc.calls.tracing import TRACING
 from irc.calls.constants import name_constants
 from irc.calls.feeding import Feeding
 from irc.calls.noted import Watch, kind_of, note_graph, noting
+from irc.calls.recompiles import MAX_VERSIONS
 from irc.calls.step_plan import Loss, captured_micro_batch, check_device, training_plan
 from irc.calls.step_state import StepState
 from irc.calls.step_version import StepVersion
+from irc.calls.tracing import TRACING
 from irc.collection import collection_held
 from irc.constraints.pins import constraint_text
 from irc.dialects.placement import Placement
@@ -46,9 +46,9 @@ from irc.runtime.given_optimizer import GivenOptimizer
 from irc.runtime.initialisers import Init
 from irc.runtime.join import join_processes, own_rank, shared_plan
 from irc.runtime.loss_scale import LossScale
+from irc.runtime.module_tensors import shaped
 from irc.runtime.same_program import marks_of
 from irc.runtime.torch_optimizer import rates_tensor
-from irc.runtime.module_tensors import shaped
 from irc.training.recipe import Recipe
 
 

@@ -14,11 +14,10 @@ import torch
 from torch import nn
 
 from irc.dialects.placement import Mesh
-from irc.errors import IrcError, did_you_mean
+from irc.errors import did_you_mean
 from irc.plan.parts import PartsPlan
 from irc.plan.schema import Plan
 from irc.plan.training import trained_by
-from irc.runtime.absent import AbsentParameter
 from irc.runtime.agreement import agree_on_weights
 from irc.runtime.eager_optimizer import CLASS, EagerOptimizer
 from irc.runtime.eager_states import keeps_alike

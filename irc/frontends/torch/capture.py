@@ -67,6 +67,7 @@ from irc.frontends.torch.unseen_casts import shown_to_modes, unseen_cast
 from irc.process_wide import deep_recursion
 from irc.program import Program
 
+
 @dataclass
 class Captured:
     """A program and how to call it like the module that it was made from.

@@ -35,11 +35,16 @@ class SignatureReader:
         self.device = device
         self.nodes = {node.name: node for node in exported.graph.nodes}
         first: dict[int, str] = {}
-        for name, value in (*named_tensors(module.named_parameters), *named_tensors(module.named_buffers)):
+        for name, value in (
+            *named_tensors(module.named_parameters),
+            *named_tensors(module.named_buffers),
+        ):
             first.setdefault(id(value), name)
         self.first = first
         self.inputs: dict[str, str] = {}
-        self.tensors = dict((*named_tensors(module.named_parameters), *named_tensors(module.named_buffers)))
+        self.tensors = dict(
+            (*named_tensors(module.named_parameters), *named_tensors(module.named_buffers))
+        )
 
     def arguments(self, input_names: list[str]) -> dict[Node, Argument]:
         """Say what each placeholder that is a tensor means; tied weights share the first name."""

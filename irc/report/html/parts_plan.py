@@ -19,7 +19,13 @@ from irc.report.html.placements import placements_section
 from irc.report.html.schedule import schedule_rows
 from irc.report.html.timeline import rows_of, timeline_section
 from irc.report.module_tree import Module, Taken, module_tree, plan_arguments, taken_by
-from irc.report.parts_facts import PartFacts, PartsFactsReport, gather_parts, runs_of, simulated_step
+from irc.report.parts_facts import (
+    PartFacts,
+    PartsFactsReport,
+    gather_parts,
+    runs_of,
+    simulated_step,
+)
 from irc.report.table import counted, percent, seconds, size
 from irc.report.weights import Argument
 from irc.simulate.held import held_bytes
