@@ -20,7 +20,7 @@ from irc.cost.collectives import OWN_MESSAGE_BYTES
 from irc.dialects.placement import Mesh
 from irc.plan.schema import Start
 from irc.runtime.bucket import Bucket, Prepared
-from irc.runtime.direct import all_gather, all_reduce, reduce_scatter
+from irc.runtime.direct import all_gather, all_reduce, all_to_all, reduce_scatter
 from irc.runtime.message import Message
 from irc.runtime.network_threads import defer_network_threads
 
@@ -217,7 +217,7 @@ def _alone(op: str) -> Callable[[Any, int, Mapping[str, Any], Operands], Finish]
 def _all_to_all(group: Any, size: int, attrs: Mapping[str, Any], given: Operands) -> Finish:
     source = _packed(given, attrs["split_dim"], size)
     landing = given.target if given.receive is None else given.receive
-    work = dist.all_to_all_single(_bytes(landing), _bytes(source), group=group, async_op=True)
+    work = all_to_all(_bytes(landing), _bytes(source), group=group, async_op=True)
     return _unpacking(work, given, attrs["concat_dim"])
 
 
@@ -282,12 +282,12 @@ def _send_rows(
     landing = receive.view(marks.numel(), -1)[: sum(arriving)]
     torch.index_select(source, 0, places, out=packed)
     row_bytes = source.shape[1] * source.element_size()
-    work: Any = dist.all_to_all_single(
+    work = all_to_all(
         _bytes(landing),
         _bytes(packed),
-        [row_bytes * count for count in arriving],
-        [row_bytes * count for count in marks.sum(1).tolist()],
         group=group,
+        coming=[row_bytes * count for count in arriving],
+        going=[row_bytes * count for count in marks.sum(1).tolist()],
         async_op=True,
     )
     return work.wait, landing, coming

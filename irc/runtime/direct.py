@@ -200,20 +200,59 @@ def reduce_scatter(
     op = _reduction(fn, source)
     if not is_direct(group, source):
         return _scatter(target, source, op=op, group=group, async_op=async_op)
-    landing = torch.empty_like(source)
-    sent = _library.all_to_all_single(
-        landing.view(torch.uint8), source.view(torch.uint8), group=group, async_op=True
-    )
-    rows = landing.view(group.size(), -1)
+    rows = torch.empty_like(source).view(group.size(), -1)
+    sent = _exchanged(rows.unbind(), source.view(group.size(), -1).unbind(), group)
     return _begun(Exchange([sent], partial(_reduce_rows, rows, target, fn)), async_op)
+
+
+def all_to_all(
+    target: torch.Tensor,
+    source: torch.Tensor,
+    *,
+    group: Any,
+    coming: Sequence[int] | None = None,
+    going: Sequence[int] | None = None,
+    async_op: bool = False,
+) -> Any:
+    """Send each rank its part of a tensor, and put what comes one after another.
+
+    Args:
+        target: contiguous, one dimension.
+        source: contiguous, one dimension, of the target's dtype; kept until the end.
+        group: of processes.
+        coming: elements from each rank; by default as many from each.
+        going: elements to each rank, of which that rank's ``coming`` says the same.
+        async_op: as of :func:`all_gather`.
+    """
+    if not is_direct(group, source):
+        return _library.all_to_all_single(
+            target, source, coming, going, group=group, async_op=async_op
+        )
+    comes, goes = (
+        tensor.split([*counts]) if counts is not None else tensor.view(group.size(), -1).unbind()
+        for tensor, counts in ((target, coming), (source, going))
+    )
+    return _begun(Exchange([_exchanged(comes, goes, group)]), async_op)
+
+
+def _exchanged(
+    comes: Sequence[torch.Tensor], goes: Sequence[torch.Tensor], group: Any
+) -> _Messages:
+    """Send each rank its part and receive one from each; empty ones are no messages."""
+    here = group.rank()
+    comes[here].copy_(goes[here])
+    peers = [peer for peer in range(len(goes)) if peer != here]
+    works = [group.recv([comes[peer]], peer, TAG) for peer in peers if comes[peer].numel()]
+    works += [group.send([goes[peer]], peer, TAG) for peer in peers if goes[peer].numel()]
+    return _Messages(works, group)
 
 
 def _sent_to_all(rows: torch.Tensor, own: torch.Tensor, group: Any) -> _Messages:
     """Send a rank's tensor to all others, and have theirs put in rows."""
     here = group.rank()
     peers = [peer for peer in range(len(rows)) if peer != here]
-    comes = [group.recv([rows[peer]], peer, TAG) for peer in peers]
-    return _Messages(comes + [group.send([own], peer, TAG) for peer in peers], group)
+    works = [group.recv([rows[peer]], peer, TAG) for peer in peers]
+    return _Messages(works + [group.send([own], peer, TAG) for peer in peers], group)
 
 
 def _reduce_rows(rows: torch.Tensor, target: torch.Tensor, fn: str) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from irc.cluster.cpus import bind_crowded
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.frontends.torch.named import import_all
@@ -92,6 +93,7 @@ def run_rank(args: argparse.Namespace, load: LoadSegments = load_segments) -> Ru
     rank, world = place_of(os.environ)
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     torch.set_num_threads(threads_per_process(local))
+    bind_crowded(int(os.environ.get("LOCAL_RANK", rank)), local)
     import_all(args.imports)
     if world == 1:
         loaded = _load(args.plan, trust=args.trust)

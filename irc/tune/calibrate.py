@@ -17,7 +17,7 @@ import torch
 from irc.cluster.cpus import on_all_cpus
 from irc.cluster.device import Device
 from irc.cluster.host import memory_bytes, num_cores, processor
-from irc.cluster.links import COLLECTIVES, Fit, Link
+from irc.cluster.links import COLLECTIVES, Collective, Fit, Link
 from irc.cluster.text import as_facts
 from irc.cluster.topology import Cluster
 from irc.cost.collectives import Line, lines
@@ -55,14 +55,14 @@ class Effort:
         copy_bytes: of the tensor that is copied for the memory's bandwidth.
         sizes: bytes of collectives.
         budget_s: for each median.
-        ranks: processes that exchange; at least two.
+        ranks: how many processes exchange, one number after another; each at least two.
     """
 
     matmuls: tuple[int, ...] = MATMULS
     copy_bytes: int = COPY_BYTES
     sizes: tuple[int, ...] = SIZES
     budget_s: float = 0.25
-    ranks: int = 4
+    ranks: tuple[int, ...] = (2, 4)
 
 
 QUICK = Effort(QUICK_MATMULS, 32 << 20, QUICK_SIZES, 0.03)
@@ -150,8 +150,11 @@ def calibrate_host(effort: Effort = Effort(), compile_: Compile | None = None) -
         IrcError: ``run-failed`` where the processes did not talk to each other.
     """
     others = others_since()
-    PROGRESS.info("collectives between processes")
-    found = _exchange(effort)
+    found: dict[Collective, list[Point]] = {kind: [] for kind in COLLECTIVES}
+    for ranks in effort.ranks:
+        PROGRESS.info("collectives between %d processes", ranks)
+        for kind, points in _exchange(effort, ranks).items():
+            found[kind] += points
     fits = {kind: fit_collective(kind, found[kind]) for kind in COLLECTIVES}
     device, generated, library = measure_device(effort, compile_)
     link = _level(max(2, num_cores()), fits)
@@ -218,18 +221,18 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _exchange(effort: Effort) -> Curves:
+def _exchange(effort: Effort, ranks: int) -> Curves:
     """Start processes on this machine that time collectives, and return what they found."""
     with tempfile.TemporaryDirectory(prefix="irc-calibrate-") as name:
         folder = Path(name)
         output = folder / "curves.json"
         words = [str(output), *map(str, effort.sizes)]
-        command = torchrun_command(effort.ranks, folder, "irc.tune.exchange", words)
+        command = torchrun_command(ranks, folder, "irc.tune.exchange", words)
         with (folder / "log.txt").open("wb") as log, on_all_cpus():
             try:
                 ended = subprocess.run(
                     command,
-                    env=worker_environment(folder, effort.ranks),
+                    env=worker_environment(folder, ranks),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from irc.cluster.cpus import bind_crowded
 from irc.cluster.links import COLLECTIVES, Collective
-from irc.runtime.direct import all_gather, all_reduce, reduce_scatter
-from irc.runtime.network_threads import defer_network_threads
+from irc.runtime.direct import all_gather, all_reduce, all_to_all, reduce_scatter
 from irc.runtime.processes import end_with_parent, joined, place_of
 from irc.tune.fit import Point
 
@@ -31,6 +31,8 @@ Curves = Mapping[Collective, Sequence[Point]]
 SIZES = (64, 4096, 65536, 1 << 20, 4 << 20)
 QUICK_SIZES = (64, 65536, 1 << 20)
 BATCHES, REPEATS = 3, 5
+PAIRS, LOOP = 5, 20
+SIDE, WORK_S = 256, 1e-3
 
 
 def curves(group: Any, ranks: int, sizes: Sequence[int], device: str = "cpu") -> Curves:
@@ -42,11 +44,18 @@ def curves(group: Any, ranks: int, sizes: Sequence[int], device: str = "cpu") ->
         sizes: bytes that a rank holds in full.
         device: where the tensors are.
     """
+    work = _work(group) if device == "cpu" else None
+
+    def seconds(kind: Collective, held: int) -> float:
+        run, written = _prepared(kind, ranks, held, device, group)
+        alone = _slowest(_alone_s(run), group)
+        if work is None:
+            return alone
+        return max(alone, _between_s(run, written, work, group))
+
     return {
         kind: [
-            Point(
-                ranks, held, _slowest(_seconds(_prepared(kind, ranks, held, device, group)), group)
-            )
+            Point(ranks, held, seconds(kind, held))
             for held in (_even(size, ranks) for size in sizes)
         ]
         for kind in COLLECTIVES
@@ -60,33 +69,77 @@ def _even(size: int, ranks: int) -> int:
 
 def _prepared(
     kind: Collective, ranks: int, num_bytes: int, device: str, group: Any
-) -> Callable[[], object]:
+) -> tuple[Callable[[], object], torch.Tensor]:
+    """Return what runs a collective, and the tensor that it writes."""
     whole = torch.zeros(num_bytes // 4, device=device)
     part = torch.zeros(num_bytes // 4 // ranks, device=device)
     other = torch.zeros_like(whole)
-    given: Mapping[Collective, tuple[Any, tuple[torch.Tensor, ...]]] = {
+    operands: Mapping[Collective, tuple[Any, tuple[torch.Tensor, ...]]] = {
         "all_reduce": (partial(all_reduce, fn="sum"), (whole,)),
         "all_gather": (all_gather, (whole, part)),
         "reduce_scatter": (partial(reduce_scatter, fn="sum"), (part, whole)),
-        "all_to_all": (dist.all_to_all_single, (other, whole)),
+        "all_to_all": (all_to_all, (other, whole)),
     }
-    start: Any = given[kind][0]
-    tensors = given[kind][1]
+    start: Any = operands[kind][0]
+    tensors = operands[kind][1]
 
     def run() -> None:
         start(*tensors, group=group, async_op=True).wait()
         if device != "cpu":
             torch.cuda.synchronize()
 
-    return run
+    return run, tensors[0]
 
 
-def _seconds(run: Callable[[], object]) -> float:
+def _alone_s(run: Callable[[], object]) -> float:
     """Return the least of the medians of some batches, as `quiet_s` does."""
     # The number of repetitions must be the same on every rank, so no clock decides it.
     for _ in range(2):
         run()
     return min(median(_timed(run) for _ in range(REPEATS)) for _ in range(BATCHES))
+
+
+def _between_s(
+    run: Callable[[], object], written: torch.Tensor, work: Callable[[], object], group: Any
+) -> float:
+    """Return what a collective adds to a loop that computes, on the slowest rank.
+
+    Ranks of a step arrive one after another, find their peers computing, and read what arrived
+    from memory: behind another collective, none of that shows. The median over pairs of loops,
+    with the collective and without it.
+    """
+
+    def loop(collective: Callable[[], object] | None) -> float:
+        dist.barrier(group)
+        start = time.perf_counter()
+        for _ in range(LOOP):
+            work()
+            if collective is not None:
+                collective()
+            written.sum()
+        return time.perf_counter() - start
+
+    loop(run)
+    pairs = [(loop(run), loop(None)) for _ in range(PAIRS)]
+    slowest = torch.tensor(pairs, dtype=torch.float64)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
+    return median((with_ - without) / LOOP for with_, without in slowest.tolist())
+
+
+def _work(group: Any) -> Callable[[], object]:
+    """Return products that take about ``WORK_S`` on one core, as many on every rank."""
+    a = torch.full((SIDE, SIDE), 1 / SIDE)
+    out = torch.empty_like(a)
+    once = min(_timed(lambda: torch.mm(a, a, out=out)) for _ in range(50))
+    fastest = torch.tensor([once], dtype=torch.float64)
+    dist.all_reduce(fastest, op=dist.ReduceOp.MIN, group=group)
+    count = max(1, round(WORK_S / float(fastest)))
+
+    def work() -> None:
+        for _ in range(count):
+            torch.mm(a, a, out=out)
+
+    return work
 
 
 def _timed(run: Callable[[], object]) -> float:
@@ -103,25 +156,6 @@ def _slowest(seconds: float, group: Any) -> float:
     return float(found)
 
 
-def local_curves(sizes: Sequence[int]) -> Curves:
-    """Time collectives of all ranks and of pairs, on one machine; every process calls it.
-
-    All pairs exchange at the same time, as the groups of a mesh axis do.
-    """
-    rank, world = dist.get_rank(), dist.get_world_size()
-    found: dict[Collective, list[Point]] = {
-        kind: [*points] for kind, points in curves(dist.group.WORLD, world, sizes).items()
-    }
-    if world > 2 and world % 2 == 0:
-        pairs = [dist.new_group([first, first + 1]) for first in range(0, world, 2)]
-        defer_network_threads()
-        dist.barrier()
-        for kind, points in curves(pairs[rank // 2], 2, sizes).items():
-            found[kind] += points
-        dist.barrier()
-    return found
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Time collectives; rank 0 writes them as JSON."""
     parser = argparse.ArgumentParser(prog="irc.tune.exchange", description=__doc__)
@@ -131,12 +165,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     end_with_parent()
     torch.set_num_threads(1)
     rank, world = place_of(os.environ)
+    bind_crowded(rank, world)
     with joined(rank, world):
-        found = local_curves(args.sizes)
+        times = curves(dist.group.WORLD, world, args.sizes)
     if rank == 0:
         place = Path(args.output)
         part = place.with_suffix(".part")
-        part.write_text(json.dumps({k: [*map(list, v)] for k, v in found.items()}), "utf-8")
+        part.write_text(json.dumps({k: [*map(list, v)] for k, v in times.items()}), "utf-8")
         part.rename(place)
     return 0
 

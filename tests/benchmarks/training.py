@@ -49,7 +49,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from irc.runtime.network_threads import NAME
+from irc.cluster.cpus import usable_cpus
+from irc.runtime.network_threads import NAME, defer_network_threads
 from tests.benchmarks.training_models import MODELS
 from tests.benchmarks.training_plans import DTYPES, PLANS, WAYS, cases
 from tests.benchmarks.training_values import measure, verdict
@@ -165,17 +166,20 @@ def compiled(module: Any, layout: str) -> Loop:
     return Loop(irc.compile(module, mesh=mesh, layout=layout), shares=False)
 
 
-def give_policy(policy: int) -> None:
-    """Give gloo's threads a policy of Linux: torch alone leaves them the usual one."""
-    for task in Path("/proc/self/task").iterdir() if sys.platform == "linux" else ():
+def free_network_threads() -> None:
+    """Give gloo's threads what torch alone leaves them: the usual policy, and all processors."""
+    for task in Path("/proc/self/task").iterdir():
         if (task / "comm").read_text().strip() == NAME:
-            os.sched_setscheduler(int(task.name), policy, os.sched_param(0))
+            os.sched_setscheduler(int(task.name), os.SCHED_OTHER, os.sched_param(0))
+            os.sched_setaffinity(int(task.name), usable_cpus())
 
 
 def timed(name: str, loop: Loop) -> float:
     """Return the time of a step, with the threads of the communication as that side has them."""
-    if sys.platform == "linux":
-        give_policy(os.SCHED_OTHER if name == "torch" else os.SCHED_BATCH)
+    if name != "torch":
+        defer_network_threads()
+    elif sys.platform == "linux":
+        free_network_threads()
     return loop.seconds(STEPS)
 
 
@@ -220,8 +224,9 @@ def rows_on(ranks: int, words: Sequence[str]) -> Iterator[dict[str, Any]]:
                 [sys.executable, "-m", "tests.benchmarks.training", "--work", *words],
                 cwd=ROOT,
                 env={
-                    **os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0",
-                    "LOCAL_WORLD_SIZE": str(ranks), "IRC_STORE": str(Path(folder, "store")),
+                    **os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks),
+                    "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks),
+                    "IRC_STORE": str(Path(folder, "store")),
                     "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
                 },
                 stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from irc.cluster.cpus import usable_cpus, use_all_cpus
+from irc.cluster import cpus
+from irc.cluster.cpus import bind_crowded, cpus_of_rank, usable_cpus, use_all_cpus
 
 PROGRAM = """
 import ctypes, json, os, sys, threading
@@ -76,3 +77,25 @@ def test_a_thread_that_was_not_bound_by_openmp_stays_where_it_is(
     before = os.sched_getaffinity(0)
     use_all_cpus()
     assert os.sched_getaffinity(0) == before == usable_cpus()
+
+
+def test_ranks_divide_the_processors_core_by_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Four cores of two threads, as Linux numbers them: the second threads behind all first ones.
+    monkeypatch.setattr(cpus, "usable_cpus", lambda: frozenset(range(8)))
+    monkeypatch.setattr(cpus, "_where", lambda cpu: (0, cpu % 4, cpu))
+    assert [sorted(cpus_of_rank(rank, 4)) for rank in range(4)] == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert [sorted(cpus_of_rank(rank, 3)) for rank in range(3)] == [[0, 4], [1, 2, 5], [3, 6, 7]]
+    assert [*map(min, (cpus_of_rank(rank, 16) for rank in (0, 1, 2, 15)))] == [0, 0, 4, 7]
+
+
+def test_only_ranks_without_a_processor_to_themselves_are_bound() -> None:
+    before = os.sched_getaffinity(0)
+    try:
+        bind_crowded(0, len(before))
+        assert os.sched_getaffinity(0) == before
+        own = cpus_of_rank(1, 2 * len(before))
+        bind_crowded(1, 2 * len(before))
+        assert os.sched_getaffinity(0) == own <= before
+        assert len(own) == 1
+    finally:
+        os.sched_setaffinity(0, before)

@@ -1,4 +1,7 @@
-"""One of some processes that make groups; prints which policies the threads of gloo then have."""
+"""One of some processes that make groups; prints what the threads of gloo then have.
+
+Of each its policy and its processors; then those of the thread that computes.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +19,29 @@ from irc.runtime.network_threads import NAME
 from irc.runtime.processes import place_of, start_processes
 
 
-def policies() -> list[int]:
+def state(thread: int) -> tuple[int, list[int]]:
+    """Return the policy and the processors of a thread; 0 is this one."""
+    return os.sched_getscheduler(thread), sorted(os.sched_getaffinity(thread))
+
+
+def states_of_network() -> list[tuple[int, list[int]]]:
     """Return those of the threads that receive and send."""
     tasks = Path("/proc/self/task").iterdir()
     own = [task for task in tasks if (task / "comm").read_text().strip() == NAME]
-    return [os.sched_getscheduler(int(task.name)) for task in own]
+    return [state(int(task.name)) for task in own]
 
 
 def main() -> None:
     """Join, make groups, say what there is."""
     rank, world = place_of(os.environ)
     start_processes(rank, world)
-    states = [policies()]
+    states = [states_of_network()]
     mesh = Mesh.parse(f"data=2,tensor={world // 2}")
     kept = TorchCommunicator.of(mesh, rank)
-    states.append(policies())
+    states.append(states_of_network())
     device_mesh(mesh)
-    states.append(policies())
-    print(json.dumps([states, os.sched_getscheduler(0)]))
+    states.append(states_of_network())
+    print(json.dumps([states, state(0)]))
     sys.stdout.flush()
     del kept
     dist.destroy_process_group()

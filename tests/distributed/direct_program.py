@@ -1,4 +1,4 @@
-"""One of some processes that gather, reduce and scatter, by themselves and by torch's library.
+"""One of some processes that gather, reduce, scatter and exchange: by themselves, and by torch.
 
 Prints a JSON object: what differs from sums made here, by name; by which way each went.
 """
@@ -69,7 +69,26 @@ def wrong(group: Any, size: int, dtype: torch.dtype) -> list[str]:
         direct.reduce_scatter(part, wide[here].clone(), fn, group=group)
         if differs(part, reduced(torch.stack(wide))[here * size : (here + 1) * size]):
             found.append(f"reduce_scatter {fn} {dtype} {size}")
-    return found
+    return found + wrong_exchange(group, size, dtype)
+
+
+def wrong_exchange(group: Any, size: int, dtype: torch.dtype) -> list[str]:
+    """Return which exchanges are wrong: of equal parts, and of parts of which some are empty."""
+    ranks, here = group.size(), group.rank()
+    wide = [drawn(rank, ranks * size, dtype) for rank in range(ranks)]
+    target = torch.zeros(ranks * size, dtype=dtype)
+    direct.all_to_all(target, wide[here].clone(), group=group)
+    equal = torch.equal(target, torch.cat([every.chunk(ranks)[here] for every in wide]))
+    # Rank i sends (i + j) % 3 elements to rank j.
+    counts = [[(i + j) % 3 for j in range(ranks)] for i in range(ranks)]
+    coming = [row[here] for row in counts]
+    rows = [drawn(rank, sum(row), dtype) for rank, row in enumerate(counts)]
+    target = torch.zeros(sum(coming), dtype=dtype)
+    direct.all_to_all(target, rows[here].clone(), group=group, coming=coming, going=counts[here])
+    wanted = [row.split(each)[here] for row, each in zip(rows, counts, strict=True)]
+    unequal = torch.equal(target, torch.cat(wanted))
+    names = {"equal": equal or not size, "unequal": unequal}
+    return [f"all_to_all {name} {dtype} {size}" for name, right in names.items() if not right]
 
 
 def wrong_together(group: Any) -> list[str]:

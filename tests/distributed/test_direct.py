@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from irc.cluster.cpus import cpus_of_rank, usable_cpus
 from irc.cluster.links import DIRECT_RANKS
 from tests.distributed.test_loop import run_ranks
 
@@ -38,8 +39,11 @@ def test_ranks_that_torch_watches_ask_its_library(
 @pytest.mark.skipif(sys.platform != "linux", reason="a policy of Linux")
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="gloo's threads have no names")
 def test_threads_of_all_groups_let_those_that_compute_run_first(tmp_path: Path) -> None:
-    for states, own in run_ranks(tmp_path, 4, "tests.distributed.deferring_program"):
+    cpus = sorted(usable_cpus())
+    answers = run_ranks(tmp_path, 4, "tests.distributed.deferring_program")
+    for rank, (states, own) in enumerate(answers):
         # The whole group, those of an axis, and those of torch's mesh.
-        assert [len(policies) for policies in states] == sorted({len(each) for each in states})
-        assert all({*policies} == {os.SCHED_BATCH} for policies in states)
-        assert own == os.SCHED_OTHER
+        assert [len(each) for each in states] == sorted({len(each) for each in states})
+        here = sorted(cpus_of_rank(rank, 4))
+        assert all(thread == [os.SCHED_BATCH, here] for each in states for thread in each)
+        assert own == [os.SCHED_OTHER, cpus]

@@ -16,7 +16,7 @@ from irc.tune.detect import detect
 from irc.tune.launched import launch_environment
 from irc.tune.others import Others
 
-TINY = Effort(matmuls=(17, 33), copy_bytes=1 << 20, sizes=(64, 40_000), budget_s=0.001, ranks=2)
+TINY = Effort(matmuls=(17, 33), copy_bytes=1 << 20, sizes=(64, 40_000), budget_s=0.001, ranks=(2,))
 
 
 @pytest.mark.distributed
@@ -56,7 +56,7 @@ def test_the_command_writes_a_cluster_that_commands_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     points = {k: [calibrate.Point(p, 64 * p, 1e-3 * p) for p in (2, 4)] for k in COLLECTIVES}
-    monkeypatch.setattr(calibrate, "_exchange", lambda _: points)
+    monkeypatch.setattr(calibrate, "_exchange", lambda *_: points)
     monkeypatch.setattr(calibrate, "QUICK", TINY)
     monkeypatch.setattr("irc.commands.cluster._generated", lambda *_: lambda a, b: a @ b)
     monkeypatch.setenv("IRC_CACHE_DIR", str(tmp_path / "cache"))
@@ -135,7 +135,7 @@ def test_a_busy_machine_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     points = {k: [calibrate.Point(p, 64 * p, 1e-3 * p) for p in (2, 4)] for k in COLLECTIVES}
-    monkeypatch.setattr(calibrate, "_exchange", lambda _: points)
+    monkeypatch.setattr(calibrate, "_exchange", lambda *_: points)
     monkeypatch.setattr(calibrate, "QUICK", TINY)
     monkeypatch.setattr(calibrate, "others_since", lambda: lambda: Others(1e4))
     monkeypatch.setattr("irc.commands.cluster._generated", lambda *_: lambda a, b: a @ b)
