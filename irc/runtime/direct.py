@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from itertools import count
+from itertools import accumulate, count
 from threading import Lock, Thread
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -200,8 +200,10 @@ def reduce_scatter(
     op = _reduction(fn, source)
     if not is_direct(group, source):
         return _scatter(target, source, op=op, group=group, async_op=async_op)
-    rows = torch.empty_like(source).view(group.size(), -1)
-    sent = _exchanged(rows.unbind(), source.view(group.size(), -1).unbind(), group)
+    landing = torch.empty_like(source)
+    rows = landing.view(group.size(), -1)
+    comes, goes = (_parts(each, None, len(rows)) for each in (landing, source))
+    sent = _exchanged(comes, goes, group)
     return _begun(Exchange([sent], partial(_reduce_rows, rows, target, fn)), async_op)
 
 
@@ -228,18 +230,23 @@ def all_to_all(
         return _library.all_to_all_single(
             target, source, coming, going, group=group, async_op=async_op
         )
-    comes, goes = (
-        tensor.split([*counts]) if counts is not None else tensor.view(group.size(), -1).unbind()
-        for tensor, counts in ((target, coming), (source, going))
-    )
+    comes = _parts(target, coming, group.size())
+    goes = _parts(source, going, group.size())
     return _begun(Exchange([_exchanged(comes, goes, group)]), async_op)
+
+
+def _parts(tensor: torch.Tensor, counts: Sequence[int] | None, ranks: int) -> list[torch.Tensor]:
+    """Return so many elements for each rank, one after another."""
+    counts = [tensor.numel() // ranks] * ranks if counts is None else counts
+    ends = accumulate(counts)
+    return [tensor[end - length : end] for length, end in zip(counts, ends, strict=True)]
 
 
 def _exchanged(
     comes: Sequence[torch.Tensor], goes: Sequence[torch.Tensor], group: Any
 ) -> _Messages:
     """Send each rank its part and receive one from each; empty ones are no messages."""
-    here = group.rank()
+    here: int = group.rank()
     comes[here].copy_(goes[here])
     peers = [peer for peer in range(len(goes)) if peer != here]
     works = [group.recv([comes[peer]], peer, TAG) for peer in peers if comes[peer].numel()]

@@ -81,8 +81,11 @@ def test_a_thread_that_was_not_bound_by_openmp_stays_where_it_is(
 
 def test_ranks_divide_the_processors_core_by_core(monkeypatch: pytest.MonkeyPatch) -> None:
     # Four cores of two threads, as Linux numbers them: the second threads behind all first ones.
+    def where(cpu: int) -> tuple[int, int, int]:
+        return 0, cpu % 4, cpu
+
     monkeypatch.setattr(cpus, "usable_cpus", lambda: frozenset(range(8)))
-    monkeypatch.setattr(cpus, "_where", lambda cpu: (0, cpu % 4, cpu))
+    monkeypatch.setattr(cpus, "_where", where)
     assert [sorted(cpus_of_rank(rank, 4)) for rank in range(4)] == [[0, 4], [1, 5], [2, 6], [3, 7]]
     assert [sorted(cpus_of_rank(rank, 3)) for rank in range(3)] == [[0, 4], [1, 2, 5], [3, 6, 7]]
     assert [*map(min, (cpus_of_rank(rank, 16) for rank in (0, 1, 2, 15)))] == [0, 0, 4, 7]
