@@ -17,7 +17,7 @@ DIALECTS: Mapping[str, str] = {
     "comm": "irc.dialects.comm:Comm",
     "flow": "irc.dialects.flow_ops:Flow",
     "sbp": "irc.dialects.sbp:Sbp",
-    "task": "irc.dialects.task:Task",
+    "task": "irc.dialects.task_ops:Task",
 }
 
 

@@ -24,7 +24,6 @@ from irc.dialects.flow import (
     IotaOp,
     PadOp,
     PointwiseOp,
-    PoolOp,
     ReduceOp,
     ReshapeOp,
     ShapeOp,
@@ -35,6 +34,7 @@ from irc.dialects.flow import (
 )
 from irc.dialects.indexing import TakeOp
 from irc.dialects.types import TensorType, is_complex, is_float, number_in
+from irc.dialects.windows import PoolOp
 from irc.kernels.holds import LIBRARY_DTYPES, is_unread
 from irc.ops.fold import fold_pointwise, fold_shape
 from irc.ops.infer import broadcast_shapes

@@ -22,7 +22,8 @@ from irc.dialects.comm import (
     ReduceScatterOp,
     WaitOp,
 )
-from irc.dialects.flow import FlowOp, PointwiseOp, id_of, noted_placement, phase_of
+from irc.dialects.flow import FlowOp, PointwiseOp, id_of, phase_of
+from irc.dialects.noted import noted_placement
 from irc.errors import InternalError
 from irc.sharding.split_function import split_at
 

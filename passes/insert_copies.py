@@ -12,7 +12,7 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from irc.dialects.builder import arguments, entry
-from irc.dialects.task import CopyOp
+from irc.dialects.launches import CopyOp
 from irc.plan.memories import CALLER_ROLES, INTO, Memories, decide, num_bytes, returned
 
 

@@ -14,17 +14,9 @@ from xdsl.passes import ModulePass
 
 from irc.dialects.attributes import to_attribute
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import (
-    EXPECTED,
-    ExternOp,
-    GroupedContractOp,
-    GroupedOuterOp,
-    PointwiseOp,
-    ReduceOp,
-    carry,
-    loc_of,
-    noted_placements,
-)
+from irc.dialects.flow import ExternOp, PointwiseOp, ReduceOp, carry, loc_of
+from irc.dialects.noted import noted_placements
+from irc.dialects.packed_products import EXPECTED, GroupedContractOp, GroupedOuterOp
 from irc.kernels.expert_gradients import expert_derivative, summed_outer
 from irc.kernels.experts import grouped_matmul, grouped_rows, layer_of_experts
 from irc.kernels.holds import require_static

@@ -17,7 +17,8 @@ from irc.dialects.attributes import to_python
 from irc.dialects.builder import entry, functions
 from irc.dialects.comm import WaitOp
 from irc.dialects.flow import FlowOp, id_of, loc_of, phase_of
-from irc.dialects.task import KernelOp, LaunchOp, ViewOp
+from irc.dialects.launches import LaunchOp, ViewOp
+from irc.dialects.task import KernelOp
 from irc.kernels.foreach import Pointwise, join, most_parts, pointwise_of
 from irc.kernels.schedule import require_target
 from irc.plan.memories import collective_of

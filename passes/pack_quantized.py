@@ -12,16 +12,8 @@ from xdsl.ir import SSAValue
 from xdsl.passes import ModulePass
 
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import (
-    ContractOp,
-    ConvolutionOp,
-    FlowOp,
-    PointwiseOp,
-    ShapeOp,
-    carry,
-    loc_of,
-    tensor,
-)
+from irc.dialects.flow import ContractOp, FlowOp, PointwiseOp, ShapeOp, carry, loc_of, tensor
+from irc.dialects.windows import ConvolutionOp
 from irc.kernels.holds import is_unread, require_static
 from irc.kernels.quantized.contract import packed_product, weight_product
 from irc.kernels.quantized.convolution import ChannelsLast, packed_convolution

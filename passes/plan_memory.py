@@ -15,7 +15,7 @@ from xdsl.passes import ModulePass
 from irc.dialects.builder import entry
 from irc.dialects.comm import CollectiveOp, WaitOp
 from irc.dialects.items import ITEM_BYTES
-from irc.dialects.task import ViewOp
+from irc.dialects.launches import ViewOp
 from irc.errors import InternalError
 from irc.plan.arena import Interval, assign_offsets, lower_bound_bytes
 from irc.plan.memories import (

@@ -14,7 +14,7 @@ from xdsl.passes import ModulePass
 
 from irc.dialects.builder import arguments, entry
 from irc.dialects.comm import CollectiveOp, WaitOp
-from irc.dialects.task import CopyOp, ViewOp
+from irc.dialects.launches import CopyOp, ViewOp
 from irc.kernels.weights.fixed import CONSTANT_ROLES, IMPURE
 from irc.plan.memories import INTO, PREPARED, Memories, decide, decided, steps_of
 

@@ -13,7 +13,7 @@ from xdsl.passes import ModulePass
 
 from irc.dialects.builder import entry
 from irc.dialects.comm import AllReduceOp, WaitOp
-from irc.dialects.task import LaunchOp
+from irc.dialects.launches import LaunchOp
 from irc.plan.element_pairs import KernelPairs
 from irc.plan.memories import (
     OVER,

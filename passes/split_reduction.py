@@ -10,7 +10,8 @@ from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr, SymbolRefAttr
 from xdsl.passes import ModulePass
 
 from irc.dialects.flow import carry, id_of
-from irc.dialects.task import KernelOp, LaunchOp
+from irc.dialects.launches import LaunchOp
+from irc.dialects.task import KernelOp
 from irc.dialects.types import TensorType
 from irc.kernels.gpu.limits import GPUS
 from irc.kernels.gpu.split import Halves, parts_of, split

@@ -13,7 +13,7 @@ from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 from xdsl.passes import ModulePass
 
 from irc.dialects.builder import entry
-from irc.dialects.task import CopyOp, LaunchOp
+from irc.dialects.launches import CopyOp, LaunchOp
 from irc.plan.element_pairs import KernelPairs
 from irc.plan.memories import INTO, Memories, decide, decided, num_bytes, signature_of, steps_of
 

@@ -50,8 +50,9 @@ from irc.backends.cpu.quantized.writer import PackedWeightsWriter
 from irc.backends.cpu.recurrent.write import write_recurrent
 from irc.backends.cpu.vector.builder import Builder, Operand
 from irc.dialects.size import Dim, Size, UnboundSizeError
-from irc.dialects.task import BufferType, KernelOp, LoadOp
+from irc.dialects.task import KernelOp, LoadOp
 from irc.dialects.task_sizes import unproven
+from irc.dialects.task_types import BufferType
 from irc.dialects.types import ITEM_BYTES
 from irc.errors import InternalError, IrcError
 

@@ -25,20 +25,13 @@ from irc.dialects.comm import (
     PermuteOp,
     RankIndexOp,
 )
-from irc.dialects.flow import EXPECTED, FlowOp, tensor
+from irc.dialects.flow import FlowOp, tensor
+from irc.dialects.launches import LaunchOp, ViewOp
+from irc.dialects.packed_products import EXPECTED
 from irc.dialects.placement import Mesh
 from irc.dialects.recurrent import KernelRecurrentOp
-from irc.dialects.task import (
-    BufferType,
-    IndexOp,
-    KernelContractOp,
-    KernelOp,
-    KernelPointwiseOp,
-    LaunchOp,
-    LoadOp,
-    ValueType,
-    ViewOp,
-)
+from irc.dialects.task import IndexOp, KernelContractOp, KernelOp, KernelPointwiseOp, LoadOp
+from irc.dialects.task_types import BufferType, ValueType
 from irc.dialects.types import ITEM_BYTES, TensorType
 from irc.errors import InternalError
 from irc.ops.attention_ops import SOFTMAX_FLOPS

@@ -22,8 +22,9 @@ from irc.dialects.fields import (
     texts_field,
 )
 from irc.dialects.flow import flow_op
-from irc.dialects.size import Dim, least
-from irc.dialects.task import BufferType, KernelBodyOp, KernelOp, is_negative
+from irc.dialects.size import Dim, is_negative, least
+from irc.dialects.task import KernelBodyOp, KernelOp
+from irc.dialects.task_types import BufferType
 from irc.dialects.types import is_float
 
 SCANS = ("sum", "prod", "max", "min", "logaddexp")

@@ -24,8 +24,9 @@ from irc.dialects.fields import (
     texts_field,
 )
 from irc.dialects.flow import flow_op
-from irc.dialects.size import Dim, least
-from irc.dialects.task import BufferType, KernelBodyOp, KernelOp, is_negative
+from irc.dialects.size import Dim, is_negative, least
+from irc.dialects.task import KernelBodyOp, KernelOp
+from irc.dialects.task_types import BufferType
 
 INPUTS = ("q", "k", "v", "mask", "start", "y0", "sums0")
 OUTPUTS = ("y", "sums")

@@ -8,11 +8,11 @@ where types carry placements, and on level ``spmd``, where they are what one ran
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, StringAttr
-from xdsl.ir import Attribute, Block, Operation, OpResult, Region, SSAValue
+from xdsl.dialects.builtin import DenseArrayBase, StringAttr
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.irdl import (
     AnyAttr,
     IRDLOperation,
@@ -36,17 +36,12 @@ from irc.dialects.fields import (
     operand,
     opt_flag_field,
     opt_integers_field,
-    opt_number_field,
     opt_operand,
     opt_text_field,
     read_by_name,
     text_field,
 )
-from irc.dialects.types import (
-    PlacementAttr,
-    TensorType,
-    is_float,
-)
+from irc.dialects.types import TensorType, is_float
 from irc.ops.infer import STATED, Attrs, ShapeError, Signature, check_cast, check_stated, infer
 
 if TYPE_CHECKING:
@@ -262,72 +257,6 @@ class ContractOp(FlowOp):
 
 
 @flow_op
-class PackedContractOp(FlowOp):
-    """x times integer weights packed in panels of 16 columns (:mod:`irc.kernels.quantized.loads`).
-
-    Floats x [M, K] (result f32 [M, 16 P]), by ``bits`` of a weight:
-
-    * 4: w i32 [P, K/8, 16]; bits 4j..4j+3 of word [p, i, c] are of k = 8i + j, n = 16p + c
-    * 8: w i8 or u8 [P, K, 16]
-
-    each weight being ``(q - zero) * scale``: scales f32 [P, G, 16], one for K/G values of k, and
-    zeros alike, or the literal ``zero``.
-
-    Bytes x u8 [M, K] (result i32): w i8 [P, K/4, 16, 4], exact. With ``window`` (kernel, strides,
-    dilations: six numbers) x is u8 [N, H, W, C] with its border, w i8 [P, KH, KW, C/4, 16, 4], and
-    the result [N, OH, OW, 16 P]: a convolution. ``groups`` (G, step) cuts its columns into G equal
-    runs, each a divisor or a multiple of 16 long, of which number g reads the channels from
-    ``g * step`` on: w is i8 [P, KH, KW, J, 16, 4] and C at least ``(G - 1) * step + 4 J``. With w
-    i8 [KH, KW, C] each channel has a weight of its own (depthwise): the result is [N, OH, OW, C].
-    """
-
-    name = "flow.packed_contract"
-    x = operand(0)
-    weight = operand(1)
-    bits = integer_field()
-    zero = opt_number_field()
-    window = opt_integers_field()
-    groups = opt_integers_field()
-
-
-EXPECTED = "expected"
-"""Attribute of ops over rows that may come, and of their kernels: the part that is expected to."""
-
-
-@flow_op
-class GroupedContractOp(FlowOp):
-    """Rows times one matrix of several each: ``sum over k of x[r, k] w[index[r], n, k]``.
-
-    x [R, K] floats, w [E, P, K/q, 64, q] (element [e, p, i, c, j] is of n = 64p + c, k = qi + j),
-    index [R] integers; the result is [R, 64 P], zeros where an index names no matrix. ``fill`` is
-    the part of the rows that is expected to name one, for prices; all where it is not said.
-    """
-
-    name = "flow.grouped_contract"
-    x = operand(0)
-    weight = operand(1)
-    index = operand(2)
-    fill = opt_number_field()
-
-
-@flow_op
-class GroupedOuterOp(FlowOp):
-    """Products of rows, summed by group: ``sum over r where index[r] = e of  x[r, m] g[r, n]``.
-
-    x [R, M] and g [R, N] floats, index [R] i64; the result is [E, M, N], E the ``count``.
-    A row whose index names no group counts nothing (the gradient of experts' matrices). ``fill``
-    is the part of the rows that is expected to name one, for prices; all where it is not said.
-    """
-
-    name = "flow.grouped_outer"
-    x = operand(0)
-    g = operand(1)
-    index = operand(2)
-    count = integer_field()
-    fill = opt_number_field()
-
-
-@flow_op
 class ReduceOp(FlowOp):
     """Reduce ``dims`` by sum, max, min, prod, any or all; kept as size 1 with ``keep_dims``.
 
@@ -414,43 +343,6 @@ class PadOp(FlowOp):
 CUT = "cut"
 """The attribute of a slice to a size that a trace names. Where that happens to be the whole dim, at
 some sizes, the slice is kept, so that plans for all sizes have the same steps."""
-
-
-@flow_op
-class ConvolutionOp(FlowOp):
-    """Convolve x [N, C, spatial..] with w [O, C/groups, kernel..] and an optional bias [O].
-
-    ``flipped`` taps meet the image in reverse order, as those of a transposed convolution do.
-    ``of_kernel`` says that it is the derivative of a kernel, whose windows are larger than its
-    result: how it is best computed, not what it is.
-    """
-
-    name = "flow.convolution"
-    x = operand(0)
-    weight = operand(1)
-    bias = opt_operand(2)
-    strides = integers_field()
-    low = integers_field()
-    high = integers_field()
-    dilations = integers_field()
-    groups = integer_field()
-    flipped = opt_flag_field()
-    of_kernel = opt_flag_field()
-
-
-@flow_op
-class PoolOp(FlowOp):
-    """Max or average (``fn`` max, avg) over windows of the last dims; ``count_padding`` for avg."""
-
-    name = "flow.pool"
-    x = operand(0)
-    fn = text_field()
-    window = integers_field()
-    strides = integers_field()
-    low = integers_field()
-    high = integers_field()
-    dilations = integers_field()
-    count_padding = flag_field()
 
 
 @flow_op
@@ -558,10 +450,8 @@ class YieldOp(FlowOp):
 
 
 CORE: list[type[FlowOp]] = [
-    PointwiseOp, ConstantOp, IotaOp, ContractOp, PackedContractOp, GroupedContractOp,
-    GroupedOuterOp, ReduceOp, ReshapeOp, TransposeOp, BroadcastOp,
-    SliceOp, ConcatOp, PadOp, ConvolutionOp, PoolOp, RandomOp,
-    AttentionOp, ExternOp, FusionOp, YieldOp,
+    PointwiseOp, ConstantOp, IotaOp, ContractOp, ReduceOp, ReshapeOp, TransposeOp, BroadcastOp,
+    SliceOp, ConcatOp, PadOp, RandomOp, AttentionOp, ExternOp, FusionOp, YieldOp,
 ]  # fmt: skip
 """The ops that are defined here; :mod:`irc.dialects.flow_ops` has all."""
 
@@ -582,33 +472,6 @@ def id_of(op: Operation) -> str:
     """Return the op's id, or the empty text."""
     attr = op.attributes.get("id")
     return attr.data if isinstance(attr, StringAttr) else ""
-
-
-def result_id(value: SSAValue) -> str:
-    """Return by which id a value goes: ``n7``, and ``n7#1`` for the second result of n7.
-
-    What computes several ops, a fusion or a launch, says of each result whose it is. Arguments,
-    and what no op of the program has computed, have the empty text.
-    """
-    if not isinstance(value, OpResult):
-        return ""
-    op, name = value.op, id_of(value.op)
-    if (names := op.attributes.get("results")) is not None:
-        return cast("ArrayAttr[StringAttr]", names).data[value.index].data
-    if isinstance(op, FusionOp) and len(names := name.split(",")) == len(op.results):
-        return names[value.index]
-    return f"{name}#{value.index}" if name and value.index else name
-
-
-def rename_ids(op: Operation, change: Callable[[str], str]) -> None:
-    """Give an op, and each of its results that says whose it is, other ids."""
-    if "id" in op.attributes:
-        op.attributes["id"] = StringAttr(change(id_of(op)))
-    if (attr := op.attributes.get("results")) is not None:
-        names = cast("ArrayAttr[StringAttr]", attr).data
-        op.attributes["results"] = ArrayAttr([StringAttr(change(each.data)) for each in names])
-    if isinstance(bucket := op.properties.get("bucket"), StringAttr):
-        op.properties["bucket"] = StringAttr(change(bucket.data))
 
 
 def carry(new: Operation, old: Operation, *, part: int = 0) -> Operation:
@@ -633,22 +496,3 @@ def carry(new: Operation, old: Operation, *, part: int = 0) -> Operation:
     if part and id_of(old):
         new.attributes["id"] = StringAttr(f"{id_of(old)}.{part}")
     return new
-
-
-def noted_placement(value: SSAValue) -> Attribute | None:
-    """Return the placement that lower-boxing noted for a result, None where it noted none."""
-    if not isinstance(value, OpResult) or "sbp" not in value.op.attributes:
-        return None
-    return cast("ArrayAttr[Attribute]", value.op.attributes["sbp"]).data[value.index]
-
-
-def noted_placements(values: Sequence[SSAValue]) -> ArrayAttr[Attribute] | None:
-    """Return the placements of values as the attribute ``sbp`` has them; None unless of all."""
-    noted = [placed for value in values if (placed := noted_placement(value)) is not None]
-    return ArrayAttr(noted) if len(noted) == len(values) else None
-
-
-def placement_attr(attribute: Attribute) -> PlacementAttr:
-    """Return an attribute as a placement (another one is an internal error)."""
-    assert isinstance(attribute, PlacementAttr), attribute
-    return attribute

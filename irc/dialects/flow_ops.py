@@ -8,11 +8,13 @@ from xdsl.ir import Dialect
 
 from irc.dialects.flow import CORE, FlowOp
 from irc.dialects.indexing import INDEXING
+from irc.dialects.packed_products import PACKED
 from irc.dialects.scans import SCANS
 from irc.dialects.searches import SEARCHES
 from irc.dialects.types import OpaqueType, ShapeAttr, SizeAttr, TensorType
+from irc.dialects.windows import WINDOWS
 
-OPS: tuple[type[FlowOp], ...] = (*CORE, *INDEXING, *SCANS, *SEARCHES)
+OPS: tuple[type[FlowOp], ...] = (*CORE, *PACKED, *WINDOWS, *INDEXING, *SCANS, *SEARCHES)
 OP_BY_NAME: Mapping[str, type[FlowOp]] = {op.name: op for op in OPS}
 
 Flow = Dialect("flow", [*OPS], [TensorType, OpaqueType, ShapeAttr, SizeAttr])

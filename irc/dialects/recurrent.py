@@ -23,8 +23,9 @@ from irc.dialects.fields import (
     texts_field,
 )
 from irc.dialects.flow import flow_op
-from irc.dialects.size import Dim, least
-from irc.dialects.task import BufferType, KernelBodyOp, is_negative
+from irc.dialects.size import Dim, is_negative, least
+from irc.dialects.task import KernelBodyOp
+from irc.dialects.task_types import BufferType
 from irc.ops.recurrent import FUNCTIONS, GATES, SIMPLE, UNIT, padded, rows
 
 WEIGHTS = ("w", "added", "r", "inner")

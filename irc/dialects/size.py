@@ -376,3 +376,18 @@ def least(dim: Dim, start: int = 2, most: Mapping[str, int] | None = None) -> in
                 (most[name] - low.get(name, start)) ** power for name, power in monomial
             )
     return total
+
+
+def is_negative(stride: Dim) -> bool:
+    """True for a stride below zero, whatever the sizes.
+
+    Raises:
+        UnboundSizeError: where that depends on a size.
+    """
+    if isinstance(stride, int):
+        return stride < 0
+    for number, negative in ((stride, False), (-stride, True)):
+        found = least(number)
+        if found is not None and found >= 0:
+            return negative
+    raise UnboundSizeError(f"the sign of stride '{stride}' depends on its sizes")

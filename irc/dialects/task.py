@@ -28,7 +28,6 @@ from typing import Any, ClassVar
 from xdsl.dialects.builtin import (
     ArrayAttr,
     DictionaryAttr,
-    FlatSymbolRefAttr,
     IntegerAttr,
     StringAttr,
     SymbolNameConstraint,
@@ -37,24 +36,18 @@ from xdsl.ir import (
     Attribute,
     Block,
     BlockArgument,
-    Dialect,
-    ParametrizedAttribute,
     Region,
     SSAValue,
-    TypeAttribute,
 )
 from xdsl.irdl import (
     IRDLOperation,
     ParsePropInAttrDict,
-    irdl_attr_definition,
     irdl_op_definition,
     opt_prop_def,
     prop_def,
     region_def,
     traits_def,
 )
-from xdsl.parser import AttrParser
-from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove, NoTerminator, SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
@@ -71,99 +64,12 @@ from irc.dialects.fields import (
     sizes_field,
     text_field,
 )
-from irc.dialects.flow import FlowOp, Ints, flow_op, tensor
+from irc.dialects.flow import FlowOp, Ints, flow_op
 from irc.dialects.mapping import TaskMapping
 from irc.dialects.mapping_attr import MappingAttr
-from irc.dialects.size import Dim, Size, UnboundSizeError, least, names_of, value_of
-from irc.dialects.types import DTYPES, ShapeAttr, SizeAttr, dtype_name, parse_dim
-
-
-@irdl_attr_definition
-class BufferType(ParametrizedAttribute, TypeAttribute):
-    """A flat kernel argument: ``!task.buffer<393216, f32>`` (elements, dtype)."""
-
-    name = "task.buffer"
-    size: IntegerAttr | SizeAttr
-    element_type: Attribute
-
-    @staticmethod
-    def of(size: Dim, dtype: str) -> BufferType:
-        """Build from the number of elements and a dtype name."""
-        number = SizeAttr(size) if isinstance(size, Size) else IntegerAttr(size, 64)
-        return BufferType(number, DTYPES[dtype])
-
-    @property
-    def elements(self) -> Dim:
-        """How many elements the buffer holds, perhaps by name."""
-        return self.size.data if isinstance(self.size, SizeAttr) else self.size.value.data
-
-    @property
-    def num_elements(self) -> int:
-        """How many elements the buffer holds.
-
-        Raises:
-            UnboundSizeError: where it is a size with names.
-        """
-        return value_of(self.elements, {})
-
-    @property
-    def dtype(self) -> str:
-        """The element type's short name."""
-        return dtype_name(self.element_type)
-
-    @classmethod
-    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
-        with parser.in_angle_brackets():
-            size = parse_dim(parser)
-            if isinstance(size, int) and size < 0:
-                parser.raise_error(f"a buffer of {size} elements")
-            parser.parse_punctuation(",")
-            number = SizeAttr(size) if isinstance(size, Size) else IntegerAttr(size, 64)
-            return (number, parser.parse_type())
-
-    def print_parameters(self, printer: Printer) -> None:
-        with printer.in_angle_brackets():
-            printer.print_string(f"{self.elements}, ")
-            printer.print_attribute(self.element_type)
-
-
-@irdl_attr_definition
-class ValueType(ParametrizedAttribute, TypeAttribute):
-    """A value inside a kernel: ``!task.value<f32, full>`` or ``!task.value<f32, row>``."""
-
-    name = "task.value"
-    element_type: Attribute
-    extent: StringAttr
-
-    @staticmethod
-    def of(dtype: str, *, full: bool) -> ValueType:
-        """Build from a dtype name and whether the value spans the reduced dims."""
-        return ValueType(DTYPES[dtype], StringAttr("full" if full else "row"))
-
-    @property
-    def dtype(self) -> str:
-        """The element type's short name."""
-        return dtype_name(self.element_type)
-
-    @property
-    def is_full(self) -> bool:
-        """True where there is one value per point of the whole space."""
-        return self.extent.data == "full"
-
-    @classmethod
-    def parse_parameters(cls, parser: AttrParser) -> Sequence[Attribute]:
-        with parser.in_angle_brackets():
-            element = parser.parse_type()
-            parser.parse_punctuation(",")
-            extent = parser.parse_identifier()
-        if extent not in ("full", "row"):
-            parser.raise_error(f"a kernel value is full or row, not '{extent}'")
-        return (element, StringAttr(extent))
-
-    def print_parameters(self, printer: Printer) -> None:
-        with printer.in_angle_brackets():
-            printer.print_attribute(self.element_type)
-            printer.print_string(f", {self.extent.data}")
+from irc.dialects.size import Dim, UnboundSizeError, is_negative, least, names_of, value_of
+from irc.dialects.task_types import BufferType, ValueType
+from irc.dialects.types import ShapeAttr, SizeAttr
 
 
 class KernelBodyOp(FlowOp):
@@ -513,57 +419,6 @@ def _verify_parts(kernel: KernelOp) -> None:
                 raise VerifyException(f"a buffer of part {part} is {own.type}, not of {size}")
 
 
-@flow_op
-class LaunchOp(FlowOp):
-    """Run a kernel on contiguous tensors; results are new tensors."""
-
-    name = "task.launch"
-    kernel = prop_def(FlatSymbolRefAttr)
-
-    @property
-    def kernel_name(self) -> str:
-        """The symbol of the kernel."""
-        return self.kernel.root_reference.data
-
-    def verify_(self) -> None:
-        for value in (*self.inputs, *self.outputs):
-            tensor(value)
-
-
-@flow_op
-class ViewOp(FlowOp):
-    """The memory of a contiguous tensor seen with other sizes, strides and offset (in elements)."""
-
-    name = "task.view"
-    x = operand(0)
-    offset = size_field()
-    strides = sizes_field()
-
-    def verify_(self) -> None:
-        source, result = tensor(self.x), tensor(self.outputs[0])
-        if len(self.strides) != result.ndim:
-            raise VerifyException(f"view has other strides than dims: {result}")
-        if source.dtype != result.dtype:
-            raise VerifyException("a view keeps the dtype")
-
-
-@flow_op
-class CopyOp(FlowOp):
-    """The elements of a tensor in other memory: the caller's, or dense memory of their own.
-
-    ```mlir
-    %y = task.copy(%x) {loc = "unknown"} : (!flow.tensor<[4, 6], f32>) -> !flow.tensor<[4, 6], f32>
-    ```
-    """
-
-    name = "task.copy"
-    x = operand(0)
-
-    def verify_(self) -> None:
-        if tensor(self.x) != tensor(self.outputs[0]):
-            raise VerifyException(f"a copy of {self.x.type} is no {self.outputs[0].type}")
-
-
 def blocks_of(op: LoadOp | StoreOp) -> dict[int, tuple[int, int]]:
     """Return the size and the inner stride of the blocks of each dim that has them."""
     flat = op.blocks or ()
@@ -631,28 +486,3 @@ def reach_of(op: LoadOp | StoreOp) -> tuple[Dim, Dim]:
             else:
                 high = high + step * most
     return low, high
-
-
-def is_negative(stride: Dim) -> bool:
-    """True for a stride below zero, whatever the sizes.
-
-    Raises:
-        UnboundSizeError: where that depends on a size.
-    """
-    if isinstance(stride, int):
-        return stride < 0
-    for number, negative in ((stride, False), (-stride, True)):
-        found = least(number)
-        if found is not None and found >= 0:
-            return negative
-    raise UnboundSizeError(f"the sign of stride '{stride}' depends on its sizes")
-
-
-Task = Dialect(
-    "task",
-    [
-        KernelOp, LoadOp, StoreOp, KernelConstantOp, IndexOp, KernelPointwiseOp, KernelReduceOp,
-        KernelContractOp, LaunchOp, ViewOp, CopyOp,
-    ],
-    [BufferType, ValueType, MappingAttr],
-)  # fmt: skip

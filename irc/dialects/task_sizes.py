@@ -15,14 +15,8 @@ from irc.dialects.mapping import spatial
 from irc.dialects.mapping_attr import MappingAttr
 from irc.dialects.recurrent import KernelRecurrentOp
 from irc.dialects.size import Dim, least, value_of
-from irc.dialects.task import (
-    BufferType,
-    KernelConstantOp,
-    KernelOp,
-    LoadOp,
-    StoreOp,
-    reach_of,
-)
+from irc.dialects.task import KernelConstantOp, KernelOp, LoadOp, StoreOp, reach_of
+from irc.dialects.task_types import BufferType
 from irc.dialects.types import ShapeAttr, SizeAttr, is_float
 
 

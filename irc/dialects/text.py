@@ -16,16 +16,12 @@ from xdsl.parser import Parser
 from xdsl.utils.exceptions import ParseError, VerifyException
 from xdsl.utils.mlir_lexer import MLIRTokenKind
 
-from irc.dialects.along import KernelAlongOp
-from irc.dialects.attention import KernelAttentionOp
-from irc.dialects.attention_backward import KernelAttentionBackwardOp
 from irc.dialects.comm import Comm
 from irc.dialects.dominance import verify_module
 from irc.dialects.flow_ops import Flow
 from irc.dialects.printer import text_of
-from irc.dialects.recurrent import KernelRecurrentOp
 from irc.dialects.sbp import Sbp
-from irc.dialects.task import Task
+from irc.dialects.task_ops import Task
 from irc.errors import IrcError
 
 MAX_DEPTH = 200
@@ -65,10 +61,6 @@ def context() -> Context:
     ctx = Context()
     for dialect in (Builtin, Func, Flow, Sbp, Comm, Task):
         ctx.load_dialect(dialect)
-    ctx.load_op(KernelAlongOp)
-    ctx.load_op(KernelAttentionOp)
-    ctx.load_op(KernelAttentionBackwardOp)
-    ctx.load_op(KernelRecurrentOp)
     return ctx
 
 

@@ -23,10 +23,10 @@ from irc.dialects.task import (
     KernelReduceOp,
     LoadOp,
     StoreOp,
-    ValueType,
     blocks_of,
     bound_rows,
 )
+from irc.dialects.task_types import ValueType
 from irc.errors import InternalError
 from irc.interpret.along import run_along
 from irc.interpret.attention import run_attention

@@ -16,8 +16,8 @@ from xdsl.ir import Operation
 from irc.dialects.builder import entry, functions
 from irc.dialects.comm import WaitOp
 from irc.dialects.flow import FlowOp, id_of
+from irc.dialects.launches import CopyOp, LaunchOp, ViewOp
 from irc.dialects.placement import Mesh, Placement, Split
-from irc.dialects.task import CopyOp, LaunchOp, ViewOp
 from irc.dialects.types import PlacementAttr, TensorType
 from irc.errors import InternalError
 from irc.interpret.collectives import run_collective

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 
-from irc.dialects.flow import result_id, tensor
+from irc.dialects.flow import tensor
+from irc.dialects.launches import CopyOp, LaunchOp, ViewOp
 from irc.dialects.mapping import TaskMapping
-from irc.dialects.task import CopyOp, KernelOp, LaunchOp, StoreOp, ViewOp
+from irc.dialects.noted import result_id
+from irc.dialects.task import KernelOp, StoreOp
 from irc.errors import InternalError
 from irc.interpret.kernel import contracts_only, run_body
 from irc.runtime.dtypes import dtypes

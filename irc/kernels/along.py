@@ -16,7 +16,8 @@ from irc.dialects.flow import ConstantOp, ExternOp, FlowOp, ShapeOp, id_of, loc_
 from irc.dialects.indexing import ScatterOp
 from irc.dialects.scans import CumulativeOp
 from irc.dialects.searches import SortOp, TopKOp
-from irc.dialects.task import BufferType, KernelOp
+from irc.dialects.task import KernelOp
+from irc.dialects.task_types import BufferType
 from irc.dialects.types import TensorType, is_float
 from irc.kernels.holds import LIBRARY_DTYPES, shape_of
 from irc.kernels.lower import Lowered

@@ -13,7 +13,8 @@ from typing import Any
 from xdsl.ir import SSAValue
 
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import ConcatOp, ExternOp, GroupedOuterOp, TransposeOp, tensor
+from irc.dialects.flow import ConcatOp, ExternOp, TransposeOp, tensor
+from irc.dialects.packed_products import GroupedOuterOp
 from irc.kernels.experts import (
     ACT,
     IsFixed,

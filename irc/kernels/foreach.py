@@ -17,7 +17,6 @@ from xdsl.ir import Block, SSAValue
 
 from irc.dialects.attributes import to_attribute, to_python
 from irc.dialects.task import (
-    BufferType,
     KernelBodyOp,
     KernelConstantOp,
     KernelOp,
@@ -25,6 +24,7 @@ from irc.dialects.task import (
     LoadOp,
     StoreOp,
 )
+from irc.dialects.task_types import BufferType
 from irc.kernels.arithmetic import power_of_two
 from irc.kernels.gpu.limits import GPUS, gpu
 from irc.kernels.schedule import schedule

@@ -21,7 +21,8 @@ from xdsl.ir import Operation, SSAValue
 from irc.dialects.attributes import to_python
 from irc.dialects.flow import FlowOp
 from irc.dialects.size import Dim, Size, value_of
-from irc.dialects.task import BufferType, KernelOp, ValueType
+from irc.dialects.task import KernelOp
+from irc.dialects.task_types import BufferType, ValueType
 
 Kind: TypeAlias = Literal["load", "store", "constant", "index", "pointwise", "reduce", "contract"]
 Read: TypeAlias = Callable[[Dim], int]

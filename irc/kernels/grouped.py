@@ -14,7 +14,8 @@ from math import prod
 from xdsl.ir import SSAValue
 
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import GroupedContractOp, GroupedOuterOp, TransposeOp, tensor
+from irc.dialects.flow import TransposeOp, tensor
+from irc.dialects.packed_products import GroupedContractOp, GroupedOuterOp
 from irc.kernels.axes import Axes, axes_of
 from irc.kernels.holds import shape_of
 from irc.kernels.quantized.panels import cut_to, pad_to

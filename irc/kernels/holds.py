@@ -12,15 +12,10 @@ from irc.dialects.flow import (
     ConcatOp,
     ConstantOp,
     ContractOp,
-    ConvolutionOp,
     FlowOp,
-    GroupedContractOp,
-    GroupedOuterOp,
     IotaOp,
-    PackedContractOp,
     PadOp,
     PointwiseOp,
-    PoolOp,
     ReduceOp,
     ReshapeOp,
     SliceOp,
@@ -29,9 +24,11 @@ from irc.dialects.flow import (
     tensor,
 )
 from irc.dialects.indexing import GatherOp, TakeOp
+from irc.dialects.packed_products import GroupedContractOp, GroupedOuterOp, PackedContractOp
 from irc.dialects.searches import ArgReduceOp
 from irc.dialects.size import Size
 from irc.dialects.types import TensorType
+from irc.dialects.windows import ConvolutionOp, PoolOp
 from irc.errors import IrcError
 
 SHAPE_OPS = names_of(ReshapeOp, TransposeOp, BroadcastOp, SliceOp)

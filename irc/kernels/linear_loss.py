@@ -20,17 +20,8 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import (
-    ConcatOp,
-    ExternOp,
-    FlowOp,
-    SliceOp,
-    carry,
-    id_of,
-    loc_of,
-    noted_placements,
-    tensor,
-)
+from irc.dialects.flow import ConcatOp, ExternOp, FlowOp, SliceOp, carry, id_of, loc_of, tensor
+from irc.dialects.noted import noted_placements
 from irc.dialects.types import is_float
 from irc.kernels.holds import FEW_PIECES, shape_of
 from irc.kernels.linear_loss_block import BlockFunctions, Roles

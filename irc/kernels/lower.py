@@ -10,7 +10,6 @@ from xdsl.ir import Block, SSAValue
 
 from irc.dialects.flow import tensor
 from irc.dialects.task import (
-    BufferType,
     IndexOp,
     KernelBodyOp,
     KernelConstantOp,
@@ -20,8 +19,8 @@ from irc.dialects.task import (
     KernelReduceOp,
     LoadOp,
     StoreOp,
-    ValueType,
 )
+from irc.dialects.task_types import BufferType, ValueType
 from irc.dialects.types import number_in
 from irc.kernels.holds import shape_of
 from irc.kernels.loops import Loops, contract_operands, loops_of

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from xdsl.ir import Attribute, SSAValue
 
-from irc.dialects.flow import EXPECTED
+from irc.dialects.packed_products import EXPECTED
 from irc.dialects.task import KernelBodyOp, KernelOp
 from irc.kernels.nest import Nest
 

@@ -12,15 +12,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import (
-    ConcatOp,
-    ContractOp,
-    ConvolutionOp,
-    FlowOp,
-    PointwiseOp,
-    PoolOp,
-    TransposeOp,
-)
+from irc.dialects.flow import ConcatOp, ContractOp, FlowOp, PointwiseOp, TransposeOp
+from irc.dialects.windows import ConvolutionOp, PoolOp
 from irc.kernels.holds import COMPUTE_OPS, FREE_OPS, SHAPE_OPS, shape_of
 from irc.kernels.trace import Stored
 from irc.kernels.view import View

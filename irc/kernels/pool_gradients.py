@@ -23,8 +23,9 @@ from typing import Any
 from xdsl.ir import SSAValue
 
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import ExternOp, IotaOp, PadOp, PoolOp, SliceOp, tensor
+from irc.dialects.flow import ExternOp, IotaOp, PadOp, SliceOp, tensor
 from irc.dialects.types import TensorType, is_float
+from irc.dialects.windows import PoolOp
 from irc.kernels.holds import shape_of
 from irc.kernels.transposed import Phase, cut, interleaved, phase_of
 from irc.kernels.view import contiguous_strides
@@ -42,7 +43,7 @@ class Pool:
     """How the windows of a pool lie along each spatial dim.
 
     Attributes:
-        window, strides, low, dilations: see :class:`irc.dialects.flow.PoolOp`.
+        window, strides, low, dilations: see :class:`irc.dialects.windows.PoolOp`.
         sizes: of the image.
         places: of the result.
     """

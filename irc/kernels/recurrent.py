@@ -24,7 +24,8 @@ from irc.dialects.flow import (
     tensor,
 )
 from irc.dialects.recurrent import KernelRecurrentOp
-from irc.dialects.task import BufferType, KernelOp
+from irc.dialects.task import KernelOp
+from irc.dialects.task_types import BufferType
 from irc.dialects.types import TensorType
 from irc.kernels.holds import shape_of
 from irc.kernels.lower import Lowered

@@ -12,15 +12,10 @@ from irc.dialects.flow import (
     ConcatOp,
     ConstantOp,
     ContractOp,
-    ConvolutionOp,
     FlowOp,
-    GroupedContractOp,
-    GroupedOuterOp,
     IotaOp,
-    PackedContractOp,
     PadOp,
     PointwiseOp,
-    PoolOp,
     ReduceOp,
     ReshapeOp,
     ShapeOp,
@@ -29,7 +24,9 @@ from irc.dialects.flow import (
     tensor,
 )
 from irc.dialects.indexing import GatherOp, TakeOp
+from irc.dialects.packed_products import GroupedContractOp, GroupedOuterOp, PackedContractOp
 from irc.dialects.searches import ArgReduceOp
+from irc.dialects.windows import ConvolutionOp, PoolOp
 from irc.kernels.arg_reduce import arg_reduce
 from irc.kernels.axes import Axes, Axis, axes_of, leaves
 from irc.kernels.grouped import grouped_contract, grouped_outer

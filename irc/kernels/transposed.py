@@ -21,9 +21,10 @@ from math import gcd
 from xdsl.ir import SSAValue
 
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import ConcatOp, ConvolutionOp, ExternOp, SliceOp, TransposeOp, tensor
+from irc.dialects.flow import ConcatOp, ExternOp, SliceOp, TransposeOp, tensor
 from irc.dialects.indexing import TakeOp
 from irc.dialects.types import is_float
+from irc.dialects.windows import ConvolutionOp
 from irc.kernels.holds import shape_of
 
 ATEN, ONNX = "aten::convolution", "onnx::ConvTranspose"

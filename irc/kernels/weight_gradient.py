@@ -16,8 +16,9 @@ from typing import Any
 from xdsl.ir import SSAValue
 
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import ConvolutionOp, ExternOp, TransposeOp, tensor
+from irc.dialects.flow import ExternOp, TransposeOp, tensor
 from irc.dialects.types import is_float
+from irc.dialects.windows import ConvolutionOp
 from irc.kernels.holds import shape_of
 
 ATEN_BACKWARD = "aten::convolution_backward"

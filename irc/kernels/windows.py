@@ -13,8 +13,9 @@ from math import inf
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import ConvolutionOp, PoolOp, tensor
+from irc.dialects.flow import tensor
 from irc.dialects.types import is_float
+from irc.dialects.windows import ConvolutionOp, PoolOp
 from irc.kernels.axes import Axes, Axis, axes_of
 from irc.kernels.holds import shape_of
 from irc.kernels.trace import GroupError, Node, Term, Trace

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from xdsl.dialects.builtin import ModuleOp
 
 from irc.dialects.along import KernelAlongOp
-from irc.dialects.task import KernelOp, LaunchOp, LoadOp, StoreOp
+from irc.dialects.launches import LaunchOp
+from irc.dialects.task import KernelOp, LoadOp, StoreOp
 
 
 def element_pairs(kernel: KernelOp) -> tuple[tuple[int, int], ...]:

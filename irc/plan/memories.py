@@ -29,7 +29,7 @@ from irc.dialects.attributes import integers, to_python
 from irc.dialects.builder import arguments, results
 from irc.dialects.comm import CollectiveOp, PendingType, WaitOp
 from irc.dialects.items import ITEM_BYTES
-from irc.dialects.task import ViewOp
+from irc.dialects.launches import ViewOp
 from irc.dialects.types import TensorType, tensor_type
 from irc.errors import IrcError
 from irc.plan.packing import Shape, scratch_sizes

@@ -16,9 +16,12 @@ from xdsl.ir import Operation, SSAValue
 
 from irc.dialects.builder import arguments, entry, results
 from irc.dialects.comm import CollectiveOp, RankIndexOp, WaitOp
-from irc.dialects.flow import FlowOp, id_of, loc_of, result_id
+from irc.dialects.flow import FlowOp, id_of, loc_of
+from irc.dialects.launches import CopyOp, LaunchOp, ViewOp
+from irc.dialects.noted import result_id
 from irc.dialects.placement import Placement
-from irc.dialects.task import BufferType, CopyOp, KernelOp, LaunchOp, ViewOp
+from irc.dialects.task import KernelOp
+from irc.dialects.task_types import BufferType
 from irc.dialects.types import PlacementAttr
 from irc.errors import InternalError
 from irc.plan.element_pairs import element_pairs

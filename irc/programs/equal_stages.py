@@ -18,7 +18,7 @@ from xdsl.dialects.func import FuncOp
 from irc.constraints.pins import Statement, parse_constraints
 from irc.constraints.resolve import resolve
 from irc.dialects.builder import arguments, entry, results
-from irc.dialects.flow import rename_ids
+from irc.dialects.noted import rename_ids
 from irc.dialects.placement import Mesh
 from irc.dialects.printer import literal
 

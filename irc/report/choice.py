@@ -13,7 +13,8 @@ from xdsl.ir import Operation, SSAValue
 
 from irc.cluster.topology import Device
 from irc.cost.roofline import roofline_s
-from irc.dialects.flow import ConvolutionOp, FlowOp, tensor
+from irc.dialects.flow import FlowOp, tensor
+from irc.dialects.windows import ConvolutionOp
 from irc.kernels.fusion.profit import tensor_bytes
 from irc.kernels.holds import COMPUTE_OPS
 from irc.ops.work import bytes_moved, flops

@@ -191,7 +191,7 @@ def check_calls(plan: Plan, kernels: Mapping[str, KernelOp], where: str) -> None
 
 def _buffers(kernel: KernelOp, sizes: Sequence[int]) -> list[tuple[int, str]] | None:
     from irc.dialects.size import value_of
-    from irc.dialects.task import BufferType
+    from irc.dialects.task_types import BufferType
 
     if len(sizes) != len(kernel.symbols):
         return None

@@ -17,7 +17,7 @@ def contract(
     window: Sequence[int] | None,
     groups: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """Multiply x by packed weights; layouts as in :class:`irc.dialects.flow.PackedContractOp`.
+    """Multiply x by packed weights: see :class:`irc.dialects.packed_products.PackedContractOp`.
 
     Args:
         inputs: x, weights, and for floats scales [P, G, 16] and perhaps zeros alike.

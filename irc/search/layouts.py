@@ -9,9 +9,10 @@ from xdsl.ir import SSAValue
 
 from irc.constraints.layouts import Layout
 from irc.dialects.builder import arguments
-from irc.dialects.flow import ContractOp, ConvolutionOp, FlowOp, phase_of, tensor
+from irc.dialects.flow import ContractOp, FlowOp, phase_of, tensor
 from irc.dialects.placement import AxisPlacement, B, Mesh, Partial, Placement, Split
 from irc.dialects.types import TensorType, is_float
+from irc.dialects.windows import ConvolutionOp
 from irc.errors import IrcError
 from irc.search.facts import Facts
 from irc.sharding.mesh import equal_shares

@@ -9,7 +9,8 @@ from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Operation, SSAValue
 
 from irc.dialects.builder import cloned
-from irc.dialects.flow import id_of, rename_ids
+from irc.dialects.flow import id_of
+from irc.dialects.noted import rename_ids
 from irc.errors import IrcError
 
 MAX_CALL_DEPTH = 32

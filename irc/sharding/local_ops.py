@@ -10,18 +10,10 @@ from xdsl.ir import Attribute, SSAValue
 
 from irc.dialects.attributes import to_attribute
 from irc.dialects.comm import CollectiveOp, PendingType, RankIndexOp, WaitOp
-from irc.dialects.flow import (
-    ConstantOp,
-    ConvolutionOp,
-    FlowOp,
-    PointwiseOp,
-    SliceOp,
-    id_of,
-    loc_of,
-    tensor,
-)
+from irc.dialects.flow import ConstantOp, FlowOp, PointwiseOp, SliceOp, id_of, loc_of, tensor
 from irc.dialects.placement import Mesh, Placement
 from irc.dialects.types import PlacementAttr, TensorType, number_in
+from irc.dialects.windows import ConvolutionOp
 from irc.ops.infer import Attrs, broadcast_shapes
 from irc.sharding.shards import dim_range, local_shape
 from irc.sharding.signatures import NdSignature

@@ -15,9 +15,10 @@ from math import prod
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import AttentionOp, ConvolutionOp, ExternOp, FlowOp, PoolOp, names_of, tensor
+from irc.dialects.flow import AttentionOp, ExternOp, FlowOp, names_of, tensor
 from irc.dialects.placement import AxisPlacement, B, Broadcast, Mesh, Partial, Placement, Split
 from irc.dialects.types import TensorType
+from irc.dialects.windows import ConvolutionOp, PoolOp
 from irc.ops.rule import Rule, TensorTerm, static
 from irc.ops.rules import op_signatures, rule_of
 from irc.ops.strategies import AS_IT_IS, ONE_AXIS, Strategy, strategies_of

@@ -24,9 +24,9 @@ from irc.dialects.flow import (
     SliceOp,
     id_of,
     loc_of,
-    rename_ids,
     tensor,
 )
+from irc.dialects.noted import rename_ids
 from irc.dialects.placement import Mesh, Partial, Split
 from irc.dialects.types import ITEM_BYTES, TensorType, tensor_type
 from irc.sharding.inlining import Inlining

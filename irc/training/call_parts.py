@@ -15,7 +15,8 @@ from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 
 from irc.dialects.builder import entry, finish_function, functions
-from irc.dialects.flow import id_of, noted_placement, noted_placements, phase_of
+from irc.dialects.flow import id_of, phase_of
+from irc.dialects.noted import noted_placement, noted_placements
 from irc.training.blocks import FREE
 
 

@@ -12,8 +12,9 @@ from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from irc.dialects.builder import arguments, functions, results
-from irc.dialects.flow import ContractOp, ConvolutionOp, ExternOp, FlowOp, RandomOp, loc_of
+from irc.dialects.flow import ContractOp, ExternOp, FlowOp, RandomOp, loc_of
 from irc.dialects.types import ITEM_BYTES, TensorType
+from irc.dialects.windows import ConvolutionOp
 from irc.errors import IrcError
 from irc.ops.rule import RuleError
 from irc.ops.work import VIEWS, bytes_moved

@@ -8,7 +8,8 @@ from xdsl.ir import Block
 
 from irc.dialects.attention_backward import BEFORE, OUTPUTS, KernelAttentionBackwardOp
 from irc.dialects.mapping import spatial
-from irc.dialects.task import BufferType, KernelOp
+from irc.dialects.task import KernelOp
+from irc.dialects.task_types import BufferType
 from irc.interpret.task import run_kernel
 from irc.runtime.dtypes import dtypes
 from tests.backends.attention_kernels import Attend, inputs_of, kernel_of, meaning, moving

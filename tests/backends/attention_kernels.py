@@ -13,7 +13,8 @@ from xdsl.ir import Block
 
 from irc.dialects.attention import AttentionForm, KernelAttentionOp, Place
 from irc.dialects.mapping import compose, repeat, spatial
-from irc.dialects.task import BufferType, KernelOp
+from irc.dialects.task import KernelOp
+from irc.dialects.task_types import BufferType
 from irc.runtime.dtypes import dtypes
 
 

@@ -13,7 +13,6 @@ from xdsl.ir import Block, SSAValue
 from irc.dialects.attributes import to_python
 from irc.dialects.mapping import compose, repeat, spatial
 from irc.dialects.task import (
-    BufferType,
     IndexOp,
     KernelConstantOp,
     KernelContractOp,
@@ -22,8 +21,8 @@ from irc.dialects.task import (
     KernelReduceOp,
     LoadOp,
     StoreOp,
-    ValueType,
 )
+from irc.dialects.task_types import BufferType, ValueType
 from irc.ops.functions import POINTWISE
 from irc.runtime.dtypes import dtypes
 from irc.runtime.library import run

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from irc.dialects.size import symbol, value_of
-from irc.dialects.task import BufferType, KernelOp
+from irc.dialects.task import KernelOp
 from irc.dialects.task_sizes import bind_kernel
+from irc.dialects.task_types import BufferType
 from irc.runtime.dtypes import dtypes
 from tests.backends import attention_kernels, gpu_kernels
 from tests.backends.attention_kernels import Attend

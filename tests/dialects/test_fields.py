@@ -7,11 +7,13 @@ from xdsl.ir import Block
 from xdsl.utils.exceptions import VerifyException
 
 from irc.dialects.comm import AllReduceOp, PendingType
-from irc.dialects.flow import ConvolutionOp, PointwiseOp, ReduceOp, TransposeOp
+from irc.dialects.flow import PointwiseOp, ReduceOp, TransposeOp
 from irc.dialects.indexing import GatherOp
 from irc.dialects.size import symbol
-from irc.dialects.task import BufferType, KernelConstantOp, LoadOp, ValueType
+from irc.dialects.task import KernelConstantOp, LoadOp
+from irc.dialects.task_types import BufferType, ValueType
 from irc.dialects.types import TensorType
+from irc.dialects.windows import ConvolutionOp
 
 X = TensorType.of((2, 3), "f32")
 

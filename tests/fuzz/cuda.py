@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from xdsl.dialects.builtin import StringAttr
 
-from irc.dialects.task import KernelOp, LaunchOp
+from irc.dialects.launches import LaunchOp
+from irc.dialects.task import KernelOp
 from irc.errors import IrcError
 from irc.interpret.spmd import run_spmd
 from irc.interpret.task import run_memory

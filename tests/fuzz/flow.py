@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, SSAValue
 
-from irc.dialects import flow, indexing, scans, searches
+from irc.dialects import flow, indexing, scans, searches, windows
 from irc.dialects.builder import FlowBuilder, argument_attrs, finish_function
 from irc.dialects.flow import tensor
 from irc.dialects.types import TensorType
@@ -99,7 +99,7 @@ class FlowMeaning:
         dims = len(self.shape(x)) - 2
         inputs = [x, w, *([] if bias is None else [bias])]
         return self.b.op(
-            flow.ConvolutionOp, inputs, strides=(stride,) * dims, low=(pad,) * dims,
+            windows.ConvolutionOp, inputs, strides=(stride,) * dims, low=(pad,) * dims,
             high=(pad,) * dims, dilations=(dilation,) * dims, groups=groups,
         )  # fmt: skip
 
@@ -107,7 +107,7 @@ class FlowMeaning:
         shape = self.shape(x)
         sizes = [(n + 2 * pad - window) // stride + 1 for n in shape[2:]]
         return self.b.op(
-            flow.PoolOp, [x], result=TensorType.of((*shape[:2], *sizes), self.dtype(x)), fn=fn,
+            windows.PoolOp, [x], result=TensorType.of((*shape[:2], *sizes), self.dtype(x)), fn=fn,
             window=(window,) * 2, strides=(stride,) * 2, low=(pad,) * 2, high=(pad,) * 2,
             dilations=(1, 1), count_padding=True,
         )  # fmt: skip

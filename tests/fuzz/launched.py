@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from irc.dialects.flow import tensor
-from irc.dialects.task import LaunchOp
+from irc.dialects.launches import LaunchOp
 from tests.fuzz.bounded import DTYPES
 
 

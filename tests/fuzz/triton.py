@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from xdsl.dialects.builtin import ModuleOp
 
-from irc.dialects.task import LaunchOp
+from irc.dialects.launches import LaunchOp
 from irc.interpret.spmd import run_spmd
 from irc.interpret.task import run_memory
 from irc.sharding.mesh import mesh_of

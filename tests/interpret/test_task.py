@@ -5,10 +5,11 @@ import torch
 from xdsl.dialects.builtin import IntegerAttr, i64
 
 from irc.dialects.attributes import to_attribute
+from irc.dialects.launches import LaunchOp, ViewOp
 from irc.dialects.mapping import TaskMapping
 from irc.dialects.mapping_attr import MappingAttr, parse_mapping
 from irc.dialects.placement import Mesh
-from irc.dialects.task import KernelOp, LaunchOp, StoreOp, ViewOp
+from irc.dialects.task import KernelOp, StoreOp
 from irc.dialects.text import load
 from irc.errors import InternalError
 from irc.interpret.spmd import run_spmd

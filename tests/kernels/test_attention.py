@@ -15,7 +15,8 @@ from irc.dialects.attention import KernelAttentionOp
 from irc.dialects.attributes import to_attribute
 from irc.dialects.builder import FlowBuilder, finish_function
 from irc.dialects.flow import AttentionOp, ExternOp, TransposeOp
-from irc.dialects.task import KernelOp, LaunchOp, ViewOp
+from irc.dialects.launches import LaunchOp, ViewOp
+from irc.dialects.task import KernelOp
 from irc.dialects.text import context, dump, load
 from irc.dialects.types import TensorType
 from irc.interpret.flow import run_function

@@ -16,7 +16,7 @@ from irc.dialects.attention_backward import KernelAttentionBackwardOp
 from irc.dialects.attributes import to_attribute
 from irc.dialects.builder import FlowBuilder, finish_function
 from irc.dialects.flow import ExternOp, TransposeOp
-from irc.dialects.task import LaunchOp
+from irc.dialects.launches import LaunchOp
 from irc.dialects.text import context, dump, load
 from irc.dialects.types import TensorType
 from irc.interpret.flow import run_function

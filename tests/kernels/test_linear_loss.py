@@ -13,7 +13,7 @@ from xdsl.ir import Block, SSAValue
 
 from irc.dialects.builder import FlowBuilder, finish_function
 from irc.dialects.flow import ContractOp, ExternOp, TransposeOp
-from irc.dialects.task import LaunchOp
+from irc.dialects.launches import LaunchOp
 from irc.dialects.text import context
 from irc.dialects.types import TensorType
 from irc.interpret.flow import run_function

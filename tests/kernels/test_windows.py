@@ -7,7 +7,8 @@ from xdsl.utils.exceptions import VerifyException
 
 import irc
 from irc.dialects.attributes import to_attribute
-from irc.dialects.task import KernelOp, LoadOp, ViewOp, bound_rows
+from irc.dialects.launches import ViewOp
+from irc.dialects.task import KernelOp, LoadOp, bound_rows
 from irc.dialects.text import dump, load
 from irc.errors import InternalError
 from irc.interpret.task import run_kernel

@@ -18,11 +18,9 @@ from irc.dialects.flow import (
     BroadcastOp,
     ConcatOp,
     ContractOp,
-    ConvolutionOp,
     ExternOp,
     FlowOp,
     PadOp,
-    PoolOp,
     ReduceOp,
     ReshapeOp,
     SliceOp,
@@ -35,6 +33,7 @@ from irc.dialects.scans import CumulativeOp
 from irc.dialects.searches import ArgReduceOp, SortOp, TopKOp
 from irc.dialects.text import dump, load
 from irc.dialects.types import TensorType
+from irc.dialects.windows import ConvolutionOp, PoolOp
 from irc.errors import IrcErrors
 from irc.interpret.flow import run_function
 from irc.ops import derivatives_pointwise

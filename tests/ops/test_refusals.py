@@ -8,9 +8,10 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block
 
 from irc.dialects.builder import finish_function
-from irc.dialects.flow import ConvolutionOp, ExternOp, FlowOp, PointwiseOp
+from irc.dialects.flow import ExternOp, FlowOp, PointwiseOp
 from irc.dialects.placement import B, Mesh, Placement, Split
 from irc.dialects.types import TensorType
+from irc.dialects.windows import ConvolutionOp
 from irc.errors import IrcError
 from irc.interpret.sharded import run_sharded
 from irc.ops.refusals import REASONS, refusal

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xdsl.ir import Block
 
-from irc.dialects import flow, flow_ops, indexing, scans, searches
+from irc.dialects import flow, flow_ops, indexing, packed_products, scans, searches, windows
 from irc.dialects.flow import FlowOp
 from irc.dialects.size import symbol
 from irc.dialects.types import TensorType
@@ -60,9 +60,9 @@ EXPECTED: list[tuple[FlowOp, str]] = [
     (point("div", ((4,), i64), ((4,), i64)), "(a, a) -> (a)"),
     (point("where", ((4,), "i1"), (4,), (4,)), "(a, a, a) -> (a) linear(1 2)"),
     (build(flow.ContractOp, (2, 8, 4), (2, 4, 6), spec="bmk,bkn->bmn"), "(b m k, b k n) -> (b m n) sum(k) linear(0) linear(1)"),
-    (build(flow.GroupedContractOp, (5, 8), (3, 2, 8, 64, 1), ((5,), "i64")), "(a b, c d e f 1, h) -> (i j) whole(a b c d e f h i j)"),
-    (build(flow.GroupedOuterOp, (5, 8), (5, 3), ((5,), "i64"), count=4), "(a b, c d, e) -> (f g h) whole(a b c d e f g h)"),
-    (build(flow.PackedContractOp, (2, 8), ((3, 8, 16), "i8"), (3, 1, 16), bits=8), "(a b, c d e, f 1 h) -> (i j) whole(a b c d e f h i j)"),
+    (build(packed_products.GroupedContractOp, (5, 8), (3, 2, 8, 64, 1), ((5,), "i64")), "(a b, c d e f 1, h) -> (i j) whole(a b c d e f h i j)"),
+    (build(packed_products.GroupedOuterOp, (5, 8), (5, 3), ((5,), "i64"), count=4), "(a b, c d, e) -> (f g h) whole(a b c d e f g h)"),
+    (build(packed_products.PackedContractOp, (2, 8), ((3, 8, 16), "i8"), (3, 1, 16), bits=8), "(a b, c d e, f 1 h) -> (i j) whole(a b c d e f h i j)"),
     (build(flow.ReduceOp, (8, 4), fn="sum", dims=(1,), keep_dims=True), "(a b) -> (a 1) sum(b) linear(0)"),
     (build(flow.ReduceOp, (8, 4), fn="max", dims=(0, 1), keep_dims=False), "(a b) -> (.) max(a b)"),
     (build(flow.ReduceOp, (8, 4), fn="prod", dims=(0,), keep_dims=False), "(a b) -> (b) whole(a)"),
@@ -88,13 +88,13 @@ EXPECTED: list[tuple[FlowOp, str]] = [
     (build(indexing.GatherOp, (9, 4), ((7, 2), i64), dim=1), "(1 1, 1 b) -> (1 b) linear(0) monotone(0)"),
     (build(indexing.ScatterOp, (9, 4), ((9, 2), i64), (9, 2), dim=1, fn="sum"), "(a 1, a 1, a 1) -> (a 1) linear(0 2)"),
     (build(indexing.ScatterOp, (9, 4), ((9, 2), i64), (9, 2), dim=1, fn="prod"), "(a 1, a 1, a 1) -> (a 1)"),
-    (build(flow.ConvolutionOp, (2, 6, 5, 5), (8, 6, 3, 3), **window(groups=1)),
+    (build(windows.ConvolutionOp, (2, 6, 5, 5), (8, 6, 3, 3), **window(groups=1)),
      "(n c 1 1, o c k0 k1) -> (n o y0 y1) sum(c k0 k1) whole(k0 k1 y0 y1) linear(0) linear(1)"),
-    (build(flow.ConvolutionOp, (2, 6, 5, 5), (8, 6, 3, 3), (8,), **window(groups=1)),
+    (build(windows.ConvolutionOp, (2, 6, 5, 5), (8, 6, 3, 3), (8,), **window(groups=1)),
      "(n c 1 1, o c k0 k1, o) -> (n o y0 y1) sum(c k0 k1) whole(k0 k1 y0 y1 c) linear(0 2) linear(1 2)"),
-    (build(flow.ConvolutionOp, (2, 6, 5, 5), (8, 3, 3, 3), **window(groups=2)),
+    (build(windows.ConvolutionOp, (2, 6, 5, 5), (8, 3, 3, 3), **window(groups=2)),
      "(n [g c] 1 1, [g o] c k0 k1) -> (n [g o] y0 y1) sum(c k0 k1) whole(k0 k1 y0 y1) linear(0) linear(1) size(g=2)"),
-    (build(flow.PoolOp, (2, 6, 4, 4), result=(2, 6, 2, 2), fn="max", window=(2, 2), count_padding=False, **window(strides=(2, 2))),
+    (build(windows.PoolOp, (2, 6, 4, 4), result=(2, 6, 2, 2), fn="max", window=(2, 2), count_padding=False, **window(strides=(2, 2))),
      "(a b 1 1) -> (a b y0 y1) whole(y0 y1)"),
     (build(flow.AttentionOp, (2, 8, 6, 4), (2, 2, 5, 4), (2, 2, 5, 4), is_causal=False, scale=1.0),
      "(b0 [g r] s d, b0 g t d, b0 g t e) -> (b0 [g r] s e) sum(t d) whole(t d e) linear(2) size(g=2)"),

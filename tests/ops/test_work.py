@@ -7,7 +7,6 @@ from xdsl.ir import Block
 from irc.dialects.flow import (
     AttentionOp,
     ContractOp,
-    ConvolutionOp,
     ExternOp,
     FlowOp,
     PointwiseOp,
@@ -18,6 +17,7 @@ from irc.dialects.indexing import TakeOp
 from irc.dialects.placement import Mesh
 from irc.dialects.searches import SortOp
 from irc.dialects.types import TensorType
+from irc.dialects.windows import ConvolutionOp
 from irc.ops.linear_loss import BACKWARD, arguments
 from irc.ops.work import bytes_moved, flops, local_bytes, local_flops
 from irc.sharding.signatures import signatures

@@ -14,7 +14,6 @@ from irc.dialects.flow import (
     ExternOp,
     FlowOp,
     PadOp,
-    PoolOp,
     ReshapeOp,
     SliceOp,
     TransposeOp,
@@ -23,6 +22,7 @@ from irc.dialects.flow import (
 )
 from irc.dialects.text import context
 from irc.dialects.types import TensorType
+from irc.dialects.windows import PoolOp
 from irc.interpret.flow import run_function
 from irc.passes.canonicalize import CanonicalizePass
 

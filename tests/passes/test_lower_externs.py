@@ -15,7 +15,8 @@ import irc
 import irc.onnx
 from irc.calls.compiled import dispatcher_of
 from irc.dialects.builder import arguments, entry
-from irc.dialects.flow import ConvolutionOp, ExternOp
+from irc.dialects.flow import ExternOp
+from irc.dialects.windows import ConvolutionOp
 from irc.frontends.torch.capture import capture
 from irc.interpret.levels import execute
 from irc.kernels.transposed import phase_of

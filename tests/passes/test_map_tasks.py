@@ -10,8 +10,9 @@ from xdsl.ir import Block, SSAValue
 from irc.dialects.builder import FlowBuilder, finish_function
 from irc.dialects.flow import AttentionOp, ContractOp, IotaOp, SliceOp, TransposeOp, tensor
 from irc.dialects.indexing import GatherOp, TakeOp
+from irc.dialects.launches import LaunchOp, ViewOp
 from irc.dialects.searches import SortOp
-from irc.dialects.task import KernelOp, LaunchOp, ViewOp
+from irc.dialects.task import KernelOp
 from irc.dialects.text import context, dump, load
 from irc.dialects.types import TensorType
 from irc.errors import IrcError

@@ -12,8 +12,8 @@ from irc.cost.actions import ActionCost
 from irc.dialects.builder import entry, functions
 from irc.dialects.comm import AllReduceOp
 from irc.dialects.flow import id_of
+from irc.dialects.launches import CopyOp, LaunchOp
 from irc.dialects.placement import Mesh
-from irc.dialects.task import CopyOp, LaunchOp
 from irc.dialects.text import dump, load
 from irc.errors import IrcError
 from irc.frontends.torch.capture import capture

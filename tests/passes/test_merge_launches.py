@@ -14,7 +14,8 @@ from xdsl.utils.exceptions import VerifyException
 
 import irc
 from irc.dialects.attributes import to_attribute
-from irc.dialects.task import KernelOp, LaunchOp
+from irc.dialects.launches import LaunchOp
+from irc.dialects.task import KernelOp
 from irc.dialects.text import dump, load
 from irc.errors import IrcError
 from irc.frontends.torch.capture import capture

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import irc.onnx
 from irc.dialects.builder import arguments, entry
-from irc.dialects.flow import PackedContractOp
+from irc.dialects.packed_products import PackedContractOp
 from irc.dialects.text import context
 from irc.frontends.onnx.importer import Importer
 from irc.frontends.onnx.prepare import prepare

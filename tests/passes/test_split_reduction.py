@@ -7,7 +7,8 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, Region
 
 from irc.dialects.flow import tensor
-from irc.dialects.task import KernelOp, KernelPointwiseOp, LaunchOp
+from irc.dialects.launches import LaunchOp
+from irc.dialects.task import KernelOp, KernelPointwiseOp
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
 from irc.interpret.task import run_launch

@@ -15,7 +15,7 @@ from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FunctionType, Modul
 from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Block, Operation, Region, SSAValue
 
-from irc.dialects import comm, flow, task
+from irc.dialects import comm, flow, launches, task, task_types
 from irc.dialects.builder import argument_attrs
 from irc.dialects.mapping import Atom, TaskMapping
 from irc.dialects.placement import Placement
@@ -83,14 +83,14 @@ class Task:
 
     def launch(self, name: str, inputs: Sequence[SSAValue], result: TensorType) -> SSAValue:
         """Append a launch."""
-        return self.add(task.LaunchOp.make(inputs, [result], kernel=symbol(name)))
+        return self.add(launches.LaunchOp.make(inputs, [result], kernel=symbol(name)))
 
     def view(
         self, x: SSAValue, shape: Sequence[int], strides: Sequence[int], offset: int = 0
     ) -> SSAValue:
         """Append a view."""
         kind = TensorType.of(shape, flow.tensor(x).dtype)
-        return self.add(task.ViewOp.make([x], [kind], offset=offset, strides=tuple(strides)))
+        return self.add(launches.ViewOp.make([x], [kind], offset=offset, strides=tuple(strides)))
 
     def start(
         self, cls: type[comm.CollectiveOp], x: SSAValue, shape: Sequence[int], **attrs: object
@@ -163,8 +163,8 @@ def symbol(name: str):
 def elementwise_kernel(name: str, fn: str, shape: Sequence[int], arity: int) -> task.KernelOp:
     """A kernel of one pointwise function over contiguous buffers."""
     size = prod(shape)
-    block = Block(arg_types=[task.BufferType.of(size, "f32")] * (arity + 1))
-    value = task.ValueType.of("f32", full=False)
+    block = Block(arg_types=[task_types.BufferType.of(size, "f32")] * (arity + 1))
+    value = task_types.ValueType.of("f32", full=False)
     loads = [task.LoadOp.make([arg], [value], offset=0, strides=(1,)) for arg in block.args[:-1]]
     out = task.KernelPointwiseOp.make([op.results[0] for op in loads], [value], fn=fn)
     store = task.StoreOp.make([out.results[0], block.args[-1]], [], offset=0, strides=(1,))
@@ -177,8 +177,11 @@ def elementwise_kernel(name: str, fn: str, shape: Sequence[int], arity: int) -> 
 
 def matmul_kernel(name: str, m: int, n: int, k: int) -> task.KernelOp:
     """A kernel of one matmul."""
-    block = Block(arg_types=[task.BufferType.of(s, "f32") for s in (m * k, k * n, m * n)])
-    full, row = task.ValueType.of("f32", full=True), task.ValueType.of("f32", full=False)
+    block = Block(arg_types=[task_types.BufferType.of(s, "f32") for s in (m * k, k * n, m * n)])
+    full, row = (
+        task_types.ValueType.of("f32", full=True),
+        task_types.ValueType.of("f32", full=False),
+    )
     a = task.LoadOp.make([block.args[0]], [full], offset=0, strides=(k, 0, 1))
     b = task.LoadOp.make([block.args[1]], [full], offset=0, strides=(0, 1, n))
     c = task.KernelContractOp.make([a.results[0], b.results[0]], [row])

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from irc.cluster.topology import Device
-from irc.dialects.flow import ConvolutionOp, FlowOp
+from irc.dialects.flow import FlowOp
+from irc.dialects.windows import ConvolutionOp
 from irc.frontends.torch.capture import capture
 from irc.kernels.holds import COMPUTE_OPS
 from irc.report.choice import convolution_choice

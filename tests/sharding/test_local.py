@@ -8,7 +8,6 @@ from xdsl.ir import Block
 from irc.dialects.comm import RankIndexOp
 from irc.dialects.flow import (
     AttentionOp,
-    ConvolutionOp,
     FlowOp,
     IotaOp,
     PointwiseOp,
@@ -20,6 +19,7 @@ from irc.dialects.flow import (
 from irc.dialects.indexing import TakeOp
 from irc.dialects.placement import B, Mesh, Placement, Split
 from irc.dialects.types import OpaqueType, TensorType
+from irc.dialects.windows import ConvolutionOp
 from irc.ops.attention_ops import Form, form_of
 from irc.sharding.local import build_local
 from irc.sharding.local_ops import local_type

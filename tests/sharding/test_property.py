@@ -18,7 +18,7 @@ import pytest
 import torch
 from xdsl.ir import Block, SSAValue
 
-from irc.dialects import flow, flow_ops, indexing, scans, searches
+from irc.dialects import flow, flow_ops, indexing, packed_products, scans, searches, windows
 from irc.dialects.flow import FlowOp, tensor
 from irc.dialects.placement import Broadcast, Mesh, Partial, Placement, Split
 from irc.dialects.types import TensorType
@@ -187,12 +187,12 @@ def cases(n: int, m: int) -> list[Case]:
             Case(flow.ExternOp, experts(tokens, count), {"target": "irc::experts", "arguments": EXPERTS % count}, f((tokens, 3)))
             for tokens, count in ((n, m), (m, n))
         ),
-        Case(flow.ConvolutionOp, f((n, m, 5, 4), (2 * m, m, 3, 3), (2 * m,)), window(groups=1)),
-        Case(flow.ConvolutionOp, f((n, m, 5, 4), (2 * m, m, 3, 3)), window(groups=1, strides=(2, 1))),
-        Case(flow.ConvolutionOp, f((2, 2 * m, 5, 4), (3 * m, 2, 3, 3), (3 * m,)), window(groups=m)),
-        Case(flow.ConvolutionOp, f((2, n, 5, 4), (n, 1, 3, 3)), window(groups=n)),
-        Case(flow.PoolOp, f((n, m, 4, 6)), {**pool, "fn": "max", "count_padding": False}, f((n, m, 2, 3))),
-        Case(flow.PoolOp, f((n, m, 4, 6)), {**pool, "fn": "avg", "count_padding": True}, f((n, m, 2, 3))),
+        Case(windows.ConvolutionOp, f((n, m, 5, 4), (2 * m, m, 3, 3), (2 * m,)), window(groups=1)),
+        Case(windows.ConvolutionOp, f((n, m, 5, 4), (2 * m, m, 3, 3)), window(groups=1, strides=(2, 1))),
+        Case(windows.ConvolutionOp, f((2, 2 * m, 5, 4), (3 * m, 2, 3, 3), (3 * m,)), window(groups=m)),
+        Case(windows.ConvolutionOp, f((2, n, 5, 4), (n, 1, 3, 3)), window(groups=n)),
+        Case(windows.PoolOp, f((n, m, 4, 6)), {**pool, "fn": "max", "count_padding": False}, f((n, m, 2, 3))),
+        Case(windows.PoolOp, f((n, m, 4, 6)), {**pool, "fn": "avg", "count_padding": True}, f((n, m, 2, 3))),
         Case(searches.SortOp, f((n, m)), {"dim": 1, "descending": True}),
         Case(searches.TopKOp, f((n, m)), {"k": 2, "dim": 0, "largest": True}),
         # More than a shard has; equal numbers, of which the first counts; what a shard adds up to.
@@ -224,9 +224,9 @@ def cases(n: int, m: int) -> list[Case]:
         ),
         Case(flow.AttentionOp, f((n, 3), (m, 3), (m, 3)), {"is_causal": False, "scale": 1.0}),
         *attention_cases(n, m),
-        Case(flow.GroupedContractOp, (*f((n, 8), (3, 1, 8, 64, 1)), ((n,), "i64")), {}, below=3),
-        Case(flow.GroupedOuterOp, (*f((n, 8), (n, 3)), ((n,), "i64")), {"count": 3}, below=3),
-        Case(flow.PackedContractOp, (((n, 8), "u8"), ((1, 2, 16, 4), "i8")), {"bits": 8}),
+        Case(packed_products.GroupedContractOp, (*f((n, 8), (3, 1, 8, 64, 1)), ((n,), "i64")), {}, below=3),
+        Case(packed_products.GroupedOuterOp, (*f((n, 8), (n, 3)), ((n,), "i64")), {"count": 3}, below=3),
+        Case(packed_products.PackedContractOp, (((n, 8), "u8"), ((1, 2, 16, 4), "i8")), {"bits": 8}),
         Case(
             flow.ExternOp,
             f((n, m)),
@@ -407,7 +407,7 @@ WRONG: list[tuple[str, Case, str]] = [
     ("sort split", Case(searches.SortOp, f((N, M)), attrs(dim=1, descending=False)), "(a b) -> (a b, a b)"),
     ("maximum summed", Case(flow.ReduceOp, f((N, M)), attrs(fn="max", dims=(1,), keep_dims=False)), "(a b) -> (a) sum(b)"),
     ("pad with ones added", Case(flow.PadOp, f((N, M)), attrs(low=(0, 1), high=(0, 0), value=1.0)), "(a 1) -> (a 1) linear(0)"),
-    ("bias added by every rank", Case(flow.ConvolutionOp, f((2, M, 5, 4), (4, M, 3, 3), (4,)), window(groups=1)),
+    ("bias added by every rank", Case(windows.ConvolutionOp, f((2, M, 5, 4), (4, M, 3, 3), (4,)), window(groups=1)),
      "(n c 1 1, o c k0 k1, o) -> (n o y0 y1) sum(c k0 k1) whole(k0 k1 y0 y1)"),
     ("causal rows split", Case(flow.AttentionOp, f((2, N, 4), (2, N, 4), (2, N, 4)), attrs(is_causal=True, scale=1.0)),
      "(g s d, g t d, g t e) -> (g s e) sum(t d) whole(t d e)"),

@@ -17,7 +17,7 @@ from irc.backends.cpu.features import Features
 from irc.backends.cpu.loops.nest import Access, Bound, Nest, Step, analyse
 from irc.backends.cpu.loops.sizes import is_named
 from irc.backends.cpu.vector.storage import COMPUTE
-from irc.dialects.task import is_negative
+from irc.dialects.size import is_negative
 from irc.dialects.types import ITEM_BYTES, is_float
 
 TILE_COST = 2

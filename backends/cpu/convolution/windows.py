@@ -14,8 +14,7 @@ from irc.backends.cpu.features import Features
 from irc.backends.cpu.loops.nest import Access, Nest, Step
 from irc.backends.cpu.loops.sizes import is_named, typical
 from irc.backends.cpu.vector.storage import COMPUTE
-from irc.dialects.size import UnboundSizeError, least
-from irc.dialects.task import is_negative
+from irc.dialects.size import UnboundSizeError, is_negative, least
 from irc.dialects.types import ITEM_BYTES, is_float
 from irc.kernels.schedule import PLACES
 

@@ -15,7 +15,6 @@ from typing import cast
 from xdsl.ir import SSAValue
 
 from irc.dialects.task import (
-    BufferType,
     IndexOp,
     KernelBodyOp,
     KernelConstantOp,
@@ -28,6 +27,7 @@ from irc.dialects.task import (
     blocks_of,
     bound_rows,
 )
+from irc.dialects.task_types import BufferType
 from irc.errors import InternalError
 from irc.ops.functions import POINTWISE
 

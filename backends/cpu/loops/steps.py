@@ -16,7 +16,7 @@ from irc.backends.cpu.loops.units import SIZE_VALUES
 from irc.backends.cpu.vector.builder import PTR, Builder, Operand, Type, constant
 from irc.backends.cpu.vector.pointwise import apply
 from irc.backends.cpu.vector.storage import COMPUTE, MEMORY, cast, pack, unpack
-from irc.dialects.task import is_negative
+from irc.dialects.size import is_negative
 from irc.dialects.types import ITEM_BYTES
 
 Env = dict[int, list[Operand]]

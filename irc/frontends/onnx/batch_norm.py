@@ -11,7 +11,8 @@ from collections.abc import Mapping
 import numpy as np
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import ConvolutionOp, loc_of, tensor
+from irc.dialects.flow import loc_of, tensor
+from irc.dialects.windows import ConvolutionOp
 from irc.frontends.onnx.elementwise import Converter, scalar, widen
 from irc.frontends.onnx.external import NUMPY, Array
 from irc.frontends.onnx.node import Node, Unsupported

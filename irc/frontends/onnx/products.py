@@ -7,8 +7,9 @@ from string import ascii_letters
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import ContractOp, ConvolutionOp, tensor
+from irc.dialects.flow import ContractOp, tensor
 from irc.dialects.size import Dim, Size, decided, is_traced
+from irc.dialects.windows import ConvolutionOp
 from irc.frontends.onnx.elementwise import Converter, scalar
 from irc.frontends.onnx.extern import extern
 from irc.frontends.onnx.node import NeedsSize, Node, Unsupported, static

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import ConvolutionOp, tensor
+from irc.dialects.flow import tensor
+from irc.dialects.windows import ConvolutionOp
 from irc.frontends.onnx.elementwise import Converter, scalar
 from irc.frontends.onnx.external import dtype_of
 from irc.frontends.onnx.node import Node, Unsupported, check_axis, static

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import PoolOp, ReduceOp, tensor
+from irc.dialects.flow import ReduceOp, tensor
 from irc.dialects.scans import CumulativeOp
 from irc.dialects.searches import ArgReduceOp
 from irc.dialects.size import product
 from irc.dialects.types import TensorType, is_float
+from irc.dialects.windows import PoolOp
 from irc.frontends.onnx.elementwise import Converter, scalar, widen
 from irc.frontends.onnx.external import dtype_of
 from irc.frontends.onnx.node import Node, Unsupported, Value, check_axis

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import ConvolutionOp, PadOp, TransposeOp, tensor
+from irc.dialects.flow import PadOp, TransposeOp, tensor
 from irc.dialects.size import Size, is_traced
+from irc.dialects.windows import ConvolutionOp
 from irc.frontends.onnx.elementwise import Converter
 from irc.frontends.onnx.external import Array
 from irc.frontends.onnx.node import NeedsSize, Node, Unsupported, Value

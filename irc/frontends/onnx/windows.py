@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import PoolOp, tensor
+from irc.dialects.flow import tensor
 from irc.dialects.size import Dim, Size, is_traced
 from irc.dialects.types import TensorType
+from irc.dialects.windows import PoolOp
 from irc.frontends.onnx.elementwise import Converter, scalar
 from irc.frontends.onnx.extern import extern
 from irc.frontends.onnx.node import NeedsSize, Node, static

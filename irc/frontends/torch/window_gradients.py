@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import ConvolutionOp, SliceOp, tensor
+from irc.dialects.flow import SliceOp, tensor
 from irc.dialects.size import Size
 from irc.dialects.types import is_float
+from irc.dialects.windows import ConvolutionOp
 from irc.frontends.torch.lowering import Lowering, lowers, number
 from irc.frontends.torch.windows import Ints, each
 from irc.ops.derivatives_window import Geometry, bias_gradient, image_gradient, kernel_gradient

@@ -8,9 +8,10 @@ from typing import Any
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import ConvolutionOp, PoolOp, tensor
+from irc.dialects.flow import tensor
 from irc.dialects.size import Size
 from irc.dialects.types import TensorType
+from irc.dialects.windows import ConvolutionOp, PoolOp
 from irc.frontends.torch.lowering import Lowering, enter, lowers, number
 
 Ints = int | Sequence[int]

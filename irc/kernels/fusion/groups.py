@@ -18,18 +18,16 @@ from xdsl.ir import Block, Operation, SSAValue
 from irc.dialects.flow import (
     ConstantOp,
     ContractOp,
-    ConvolutionOp,
     FlowOp,
-    GroupedContractOp,
-    GroupedOuterOp,
     IotaOp,
-    PackedContractOp,
     PointwiseOp,
     ReduceOp,
     ShapeOp,
     SliceOp,
 )
 from irc.dialects.indexing import TakeOp
+from irc.dialects.packed_products import GroupedContractOp, GroupedOuterOp, PackedContractOp
+from irc.dialects.windows import ConvolutionOp
 from irc.kernels.fusion.profit import tensor_bytes, wasteful
 from irc.kernels.fusion.reasons import Reason
 from irc.kernels.fusion.unions import (

@@ -16,15 +16,14 @@ from xdsl.ir import Block, BlockArgument, Operation, SSAValue
 from irc.dialects.attributes import to_attribute, to_python
 from irc.dialects.flow import FlowOp
 from irc.dialects.task import (
-    BufferType,
     KernelBodyOp,
     KernelContractOp,
     KernelOp,
     KernelReduceOp,
     LoadOp,
     StoreOp,
-    ValueType,
 )
+from irc.dialects.task_types import BufferType, ValueType
 from irc.kernels.gpu.limits import gpu
 from irc.kernels.gpu.matmul import Problem, best_parts
 from irc.kernels.schedule import Template, schedule

@@ -13,7 +13,8 @@ from irc.dialects.attention_backward import KernelAttentionBackwardOp
 from irc.dialects.attributes import to_attribute
 from irc.dialects.mapping import TaskMapping, repeat, spatial
 from irc.dialects.mapping_attr import MappingAttr
-from irc.dialects.task import KernelContractOp, KernelOp, LoadOp, ValueType
+from irc.dialects.task import KernelContractOp, KernelOp, LoadOp
+from irc.dialects.task_types import ValueType
 from irc.kernels.gpu.attention import backward_candidates
 from irc.kernels.gpu.attention import candidates as attention_candidates
 from irc.kernels.gpu.limits import gpu

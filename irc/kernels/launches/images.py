@@ -7,18 +7,9 @@ from collections.abc import Mapping, Sequence
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Operation, SSAValue
 
-from irc.dialects.flow import (
-    ConvolutionOp,
-    FlowOp,
-    PadOp,
-    ReshapeOp,
-    ShapeOp,
-    TransposeOp,
-    carry,
-    id_of,
-    tensor,
-)
+from irc.dialects.flow import FlowOp, PadOp, ReshapeOp, ShapeOp, TransposeOp, carry, id_of, tensor
 from irc.dialects.types import TensorType
+from irc.dialects.windows import ConvolutionOp
 from irc.kernels.holds import shape_of
 from irc.kernels.launches.launcher import Launcher
 from irc.kernels.orders import (

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from xdsl.dialects.builtin import ArrayAttr, StringAttr
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import EXPECTED, ExternOp, FlowOp, id_of
+from irc.dialects.flow import ExternOp, FlowOp, id_of
+from irc.dialects.packed_products import EXPECTED
 from irc.dialects.task import KernelOp
 from irc.kernels.along import along_kernel, is_along
 from irc.kernels.attention import attention_kernel, is_attention

@@ -7,17 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from xdsl.dialects.builtin import ArrayAttr, StringAttr, SymbolRefAttr
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from irc.dialects.flow import (
-    ConstantOp,
-    FlowOp,
-    TransposeOp,
-    carry,
-    loc_of,
-    noted_placements,
-    result_id,
-    tensor,
-)
-from irc.dialects.task import LaunchOp
+from irc.dialects.flow import ConstantOp, FlowOp, TransposeOp, carry, loc_of, tensor
+from irc.dialects.launches import LaunchOp
+from irc.dialects.noted import noted_placements, result_id
 from irc.dialects.types import ALIGNMENT, ITEM_BYTES, TensorType
 from irc.errors import IrcError
 from irc.kernels.attention import is_attention, result_orders

@@ -5,8 +5,9 @@ from __future__ import annotations
 from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Operation, SSAValue
 
-from irc.dialects.flow import carry, noted_placements, result_id
-from irc.dialects.task import ViewOp
+from irc.dialects.flow import carry
+from irc.dialects.launches import ViewOp
+from irc.dialects.noted import noted_placements, result_id
 from irc.kernels.holds import shape_of
 from irc.kernels.trace import Stored
 from irc.kernels.view import View, contiguous_strides

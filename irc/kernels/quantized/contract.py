@@ -19,7 +19,8 @@ from typing import TypeAlias
 from xdsl.ir import SSAValue
 
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import ContractOp, PackedContractOp, tensor
+from irc.dialects.flow import ContractOp, tensor
+from irc.dialects.packed_products import PackedContractOp
 from irc.kernels.holds import shape_of
 from irc.kernels.quantized.dequantized import (
     BYTES,

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from xdsl.ir import SSAValue
 
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import ConvolutionOp, PackedContractOp, PadOp, PointwiseOp, tensor
+from irc.dialects.flow import PadOp, PointwiseOp, tensor
+from irc.dialects.packed_products import PackedContractOp
 from irc.dialects.types import TensorType
+from irc.dialects.windows import ConvolutionOp
 from irc.kernels.holds import shape_of
 from irc.kernels.quantized.contract import IsFixed
 from irc.kernels.quantized.dequantized import (

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import PackedContractOp, tensor
+from irc.dialects.flow import tensor
+from irc.dialects.packed_products import PackedContractOp
 from irc.kernels.axes import Axes, axes_of
 from irc.kernels.holds import shape_of
 from irc.kernels.trace import GroupError, Node, Stored, Term, Trace, flat

@@ -16,15 +16,14 @@ from irc.dialects.attributes import to_attribute
 from irc.dialects.flow import FlowOp, loc_of
 from irc.dialects.mapping import TaskMapping, repeat, spatial
 from irc.dialects.task import (
-    BufferType,
     KernelConstantOp,
     KernelContractOp,
     KernelOp,
     KernelPointwiseOp,
     LoadOp,
     StoreOp,
-    ValueType,
 )
+from irc.dialects.task_types import BufferType, ValueType
 
 COLUMNS = 64
 """Columns of a panel: four vectors of AVX-512, eight of AVX2."""

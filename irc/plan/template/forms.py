@@ -13,8 +13,9 @@ from irc.dialects.attributes import to_attribute
 from irc.dialects.mapping import TaskMapping, spatial
 from irc.dialects.mapping_attr import MappingAttr
 from irc.dialects.size import Dim
-from irc.dialects.task import BufferType, KernelBodyOp, KernelOp
+from irc.dialects.task import KernelBodyOp, KernelOp
 from irc.dialects.task_sizes import bind_kernel
+from irc.dialects.task_types import BufferType
 from irc.kernels.attention import BLOCK_ROWS, by_rows, tile_of_rows
 from irc.kernels.schedule import Schedule, schedule
 from irc.plan.template.unify import DifferentError, Real

@@ -9,10 +9,8 @@ import torch
 
 from irc.backends.cpu import Features, KernelCall, compile_segment
 from irc.backends.cpu.features import AVX2, AVX512, BASELINE
-from irc.dialects.task import (
-    BufferType,
-    KernelOp,
-)
+from irc.dialects.task import KernelOp
+from irc.dialects.task_types import BufferType
 from irc.interpret.kernel import run_body
 from tests.backends.cpu.maker import Maker, strides_of
 

@@ -12,7 +12,8 @@ from xdsl.ir import Block, SSAValue
 from irc.backends.cpu.features import Features
 from irc.dialects.builder import FlowBuilder, finish_function
 from irc.dialects.flow import ExternOp, TransposeOp
-from irc.dialects.task import CopyOp, KernelOp, LaunchOp, ViewOp
+from irc.dialects.launches import CopyOp, LaunchOp, ViewOp
+from irc.dialects.task import KernelOp
 from irc.dialects.text import context
 from irc.dialects.types import TensorType
 from irc.interpret.task import run_memory

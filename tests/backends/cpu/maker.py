@@ -9,7 +9,6 @@ from xdsl.ir import Block, SSAValue
 
 from irc.dialects.mapping import TaskMapping, repeat, spatial
 from irc.dialects.task import (
-    BufferType,
     IndexOp,
     KernelConstantOp,
     KernelContractOp,
@@ -18,8 +17,8 @@ from irc.dialects.task import (
     KernelReduceOp,
     LoadOp,
     StoreOp,
-    ValueType,
 )
+from irc.dialects.task_types import BufferType, ValueType
 
 BOOLS = ("eq", "ne", "lt", "le", "gt", "ge", "is_nan", "is_inf")
 

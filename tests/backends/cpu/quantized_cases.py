@@ -11,8 +11,9 @@ from xdsl.ir import Block, SSAValue
 from irc.backends.cpu import emit, info_of
 from irc.backends.cpu.features import host
 from irc.dialects.builder import FlowBuilder, finish_function
-from irc.dialects.flow import PackedContractOp
-from irc.dialects.task import KernelOp, LaunchOp
+from irc.dialects.launches import LaunchOp
+from irc.dialects.packed_products import PackedContractOp
+from irc.dialects.task import KernelOp
 from irc.dialects.text import context
 from irc.dialects.types import TensorType
 from irc.interpret.levels import execute as interpret

@@ -22,7 +22,8 @@ from irc.backends.cpu.features import host
 from irc.backends.cpu.loops.nest import read, simplify
 from irc.backends.cpu.native import compile_kinds, machine
 from irc.backends.cpu.variants import VARIANTS
-from irc.dialects.task import BufferType, KernelOp
+from irc.dialects.task import KernelOp
+from irc.dialects.task_types import BufferType
 from irc.pipeline import Options, default_pipeline, run_passes
 
 AMX, DOTS = (VARIANTS[f"x86-64-v4-{name}"] for name in ("amx", "dots"))

@@ -13,7 +13,8 @@ from irc.backends.cpu import emit, info_of
 from irc.backends.cpu.convolution.windows import make_blocking, read_windows
 from irc.backends.cpu.features import AVX512, Features, host
 from irc.backends.cpu.loops.nest import read, simplify
-from irc.dialects.task import BufferType, KernelOp
+from irc.dialects.task import KernelOp
+from irc.dialects.task_types import BufferType
 from irc.interpret.levels import execute, random_inputs
 from irc.pipeline import Options, default_pipeline, run_passes
 

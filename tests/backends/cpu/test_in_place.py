@@ -11,7 +11,8 @@ from torch import nn
 
 import irc
 from irc.backends.cpu import Features, KernelCall, compile_segment, emit, info_of
-from irc.dialects.task import BufferType, KernelOp
+from irc.dialects.task import KernelOp
+from irc.dialects.task_types import BufferType
 from irc.pipeline import Options, default_pipeline, run_passes
 from irc.plan.element_pairs import element_pairs
 

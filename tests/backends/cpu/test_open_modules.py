@@ -11,8 +11,9 @@ from torch.nn import functional as F
 import irc
 from irc.backends.cpu import KernelCall, emit, info_of, load_segment
 from irc.backends.cpu.emit import run_time_sizes
-from irc.dialects.task import BufferType, KernelOp
+from irc.dialects.task import KernelOp
 from irc.dialects.task_sizes import bind_kernel
+from irc.dialects.task_types import BufferType
 from irc.pipeline import Options, default_pipeline, run_passes
 from irc.plan.template.fit import Fitter
 from irc.plan.template.forms import form_of, kernel_template

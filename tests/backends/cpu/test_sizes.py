@@ -16,8 +16,9 @@ from irc.backends.cpu.info import from_text, to_text
 from irc.backends.cpu.loops.rows import RowsWriter
 from irc.dialects.attributes import to_attribute
 from irc.dialects.size import Dim, Size, symbol, value_of
-from irc.dialects.task import BufferType, KernelOp
+from irc.dialects.task import KernelOp
 from irc.dialects.task_sizes import bind_kernel
+from irc.dialects.task_types import BufferType
 from irc.errors import InternalError
 from tests.backends.attention_kernels import Attend
 from tests.backends.attention_kernels import inputs_of as attention_inputs_of

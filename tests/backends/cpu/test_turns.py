@@ -20,8 +20,9 @@ from irc.backends.cpu.jit import compile_texts
 from irc.backends.cpu.loops.units import NEXT_WEIGHT, PIECES, TURNS
 from irc.backends.cpu.segment import load_segment
 from irc.backends.cpu.table import call_table
-from irc.dialects.task import BufferType, KernelOp
+from irc.dialects.task import KernelOp
 from irc.dialects.task_sizes import bind_kernel
+from irc.dialects.task_types import BufferType
 from irc.pipeline import Options, default_pipeline, run_passes
 from irc.plan.native import parts_of
 from tests.backends.cpu import gradient_cases

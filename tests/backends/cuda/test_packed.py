@@ -20,8 +20,8 @@ from irc.backends.cuda.file import form_and_template
 from irc.backends.cuda.packed import Packed
 from irc.backends.cuda.packed_tiles import PackedTiles
 from irc.dialects.builder import FlowBuilder, finish_function
-from irc.dialects.flow import GroupedContractOp
 from irc.dialects.mapping_attr import verify_coverage
+from irc.dialects.packed_products import GroupedContractOp
 from irc.dialects.task import KernelOp
 from irc.dialects.text import context
 from irc.dialects.types import TensorType

@@ -18,7 +18,8 @@ def _step() -> None:
 
     from irc.backends.triton import emit, load
     from irc.dialects.flow import ExternOp
-    from irc.dialects.task import KernelOp, LaunchOp
+    from irc.dialects.launches import LaunchOp
+    from irc.dialects.task import KernelOp
     from irc.frontends.torch.capture import capture
     from irc.interpret.flow import run_function
     from irc.interpret.levels import difference, random_inputs
