@@ -63,7 +63,7 @@ class IrcError(Exception):
         help: str = "",  # noqa: A002 - the word that the user reads
     ) -> None:
         if code not in REGISTRY:
-            raise InternalError(f"error code {code!r} has no page in irc/error_pages.py: {message}")
+            raise InternalError(f"error code {code!r} has no page in irc/error_pages: {message}")
         notes = (because,) if isinstance(because, str) else tuple(because)
         super().__init__(code, message, where, notes, help)
         self.code = code

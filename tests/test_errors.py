@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from irc.error_pages import PAGES, REGISTRY
+from irc.error_pages import FAMILIES, PAGES, REGISTRY
 from irc.errors import ErrorCollector, ExitCode, InternalError, IrcError, IrcErrors, printable
 
 ROOT = Path(__file__).parents[1]
@@ -32,8 +32,10 @@ def test_every_code_in_the_source_has_a_page() -> None:
 
 
 def test_pages_are_in_order_and_distinct() -> None:
-    codes = [page.code for page in PAGES]
-    assert codes == sorted(set(codes))
+    assert len(REGISTRY) == len(PAGES)
+    for family in FAMILIES:
+        codes = [page.code for page in family]
+        assert codes == sorted(set(codes))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.code)

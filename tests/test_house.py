@@ -143,6 +143,21 @@ without the IR, and in sets of names.
 """
 
 
+LONGEST = 500
+"""Lines of a file of the product; one of 400 is to be thought about."""
+
+
+def test_no_file_is_too_long() -> None:
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines())
+        for top in ("irc", "passes", "backends")
+        for path in (ROOT / top).rglob("*.py")
+        if path.resolve() == path
+    }
+    assert len(lengths) > 500
+    assert {name: count for name, count in lengths.items() if count > LONGEST} == {}
+
+
 @pytest.mark.parametrize("read", UNNAMED)
 def test_ops_are_read_by_name(read: str) -> None:
     places = [

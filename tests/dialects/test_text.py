@@ -19,9 +19,10 @@ from xdsl.ir import Block
 from irc.dialects.builder import FlowBuilder, finish_function
 from irc.dialects.flow import ConstantOp, PadOp
 from irc.dialects.placement import B, Mesh, Partial, Placement, Split
-from irc.dialects.text import dump, load
+from irc.dialects.text import context, dump, load
 from irc.dialects.types import TensorType
 from irc.errors import IrcError
+from irc.universe import DIALECTS, load_dialect
 
 PROGRAM = """
 builtin.module {
@@ -194,3 +195,11 @@ def test_the_group_of_one_of_many_ranks_is_arithmetic() -> None:
 def test_malformed_meshes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"form|repeat|identifier|size"):
         Mesh.parse(text)
+
+
+def test_xdsl_opt_knows_the_ops_that_irc_opt_knows() -> None:
+    """Kernels of attention, scans and recurrent cells were not among them."""
+    known = {op.name for name in DIALECTS for op in load_dialect(name).operations}
+    mine = {op.name for op in context().loaded_ops if op.name.split(".")[0] in DIALECTS}
+    assert {"task.along", "task.attention", "task.recurrent"} <= mine
+    assert mine <= known

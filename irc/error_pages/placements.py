@@ -1,0 +1,118 @@
+"""Pages of errors of meshes, placements and what the user fixes of them."""
+
+from irc.error_pages.page import ErrorPage
+
+PAGES = (
+    ErrorPage(
+        code="channel-partial",
+        title="a value that is still to be added up cannot go from one mesh to another",
+        exit_code=2,
+        what="A value that one part of a program gives to another one is partial on a mesh axis.",
+        why="A channel moves slices of a value; sums are collectives of the part that makes it.",
+        example="x : [tensor = P(sum)]   before a stage that wants [tensor = B]",
+        fix="x : [tensor = B]   (or S(dim): a boxing adds it up, then it is sent)",
+    ),
+    ErrorPage(
+        code="chunk-whole",
+        title="a collective cannot be cut into the pieces that a constraint asks for",
+        exit_code=2,
+        what="`chunk NAME = N` is about a collective beside a product that no dim cuts so.",
+        why="Pieces are equal, along a dim that the product keeps; other sums would be wrong.",
+        example="chunk layers.*.up = 3, where the columns of a rank are 32",
+        fix="chunk layers.*.up = 4",
+    ),
+    ErrorPage(
+        code="constraint-syntax",
+        title="a constraint cannot be read",
+        exit_code=2,
+        what="A line is not `[pin|forbid] NAME = PLACEMENT [priority N]`, nor `same NAME, NAME`.",
+        why='A name is a glob on arguments; `op ID` names an op, `at "FILE:LINE"` a source line.',
+        example="pin weights [tensor = S(0)]",
+        fix="pin *.weight = [tensor = S(0)]",
+    ),
+    ErrorPage(
+        code="dtensor-placement",
+        title="a placement of another system has no equal in irc",
+        exit_code=2,
+        what="A DTensor or OneFlow placement says what S(dim), B and P(sum|max|min) cannot.",
+        why="Averages, products and masked partial values need an operation before they are read.",
+        example="Partial('avg')",
+        fix="Replicate(), Shard(0), or Partial('sum')",
+    ),
+    ErrorPage(
+        code="mesh-axes",
+        title="a mesh has too many axes to search",
+        exit_code=2,
+        what="A tensor may lie in more ways on the axes of the mesh than are compared.",
+        why="Each axis may split each dimension, in any order: the ways grow faster than 4 to the "
+        "number of axes.",
+        example="--mesh a=2,b=2,c=2,d=2,e=2 for a matrix: 3552 ways",
+        fix="join axes: --mesh ab=4,c=2,d=2,e=2",
+    ),
+    ErrorPage(
+        code="mesh-axis-indivisible",
+        title="a dimension does not divide by the mesh axis that is to shard it",
+        exit_code=2,
+        what="A pin asks for equal shards of a dimension whose size the axis does not divide, or "
+        "ranks are to share the samples of a batch that they do not share equally.",
+        why="Rows of parameters may be stored unevenly, but equal shards were asked for; what "
+        "ranks compute, they compute by one program, of shards that are equal.",
+        example="a dimension of 11008 over an axis of size 6; a batch of 12 over data=5",
+        fix="use an axis size that divides the dimension, or drop `equal` from the pin; of a "
+        "batch, the message says which sizes and numbers of ranks would do",
+    ),
+    ErrorPage(
+        code="mesh-mismatch",
+        title="two meshes, or a mesh and a placement, do not fit",
+        exit_code=2,
+        what="A placement names an axis that the mesh lacks, or the mesh does not fit the cluster.",
+        why="A placement says something about each axis of one mesh.",
+        example="--mesh data=4,tensor=4 on a cluster of 8 devices",
+        fix="--mesh data=2,tensor=4",
+    ),
+    ErrorPage(
+        code="mesh-syntax",
+        title="a mesh cannot be read",
+        exit_code=2,
+        what="A mesh is a list of axes, each a name, `=` and a positive whole number.",
+        why="Placements refer to the axes by name.",
+        example="--mesh 2x4",
+        fix="--mesh data=2,tensor=4",
+    ),
+    ErrorPage(
+        code="no-boxing",
+        title="no collectives lead from one placement to the other",
+        exit_code=2,
+        what="A boxing asks for a placement that collectives cannot make of the one its value has.",
+        why="Boxing never makes a partial value, and each step in `via` changes one mesh axis.",
+        example="sbp.boxing from [data = B] to [data = P(sum)]",
+        fix="box to [data = B] or [data = S(0)]; only ops make partial values",
+    ),
+    ErrorPage(
+        code="no-signature",
+        title="the placements around an operation fit none of its signatures",
+        exit_code=2,
+        what="Ranks that hold the operands so cannot compute the results so without communication.",
+        why="Each operation states which splits it allows; another one would give wrong numbers.",
+        example="flow.reduce of the split dim 0, with a result that is B",
+        fix="make the result P(sum), and put an sbp.boxing to B behind it",
+    ),
+    ErrorPage(
+        code="placement-syntax",
+        title="a placement cannot be read",
+        exit_code=2,
+        what="A placement gives for each mesh axis `S(dim)`, `B`, `P(sum)`, `P(max)` or `P(min)`.",
+        why="The notation is OneFlow's; other words for the same thing are not guessed.",
+        example="[data = Shard(0)]",
+        fix="[data = S(0)]",
+    ),
+    ErrorPage(
+        code="sharding-infeasible",
+        title="no sharding fits",
+        exit_code=4,
+        what="No choice of placements satisfies the memory budget and the pins together.",
+        why="The message names the constraints in conflict and, if there is one, a larger budget.",
+        example="a memory budget below one shard of the weights",
+        fix="raise the budget, enlarge the mesh, or drop a pin that the message names",
+    ),
+)

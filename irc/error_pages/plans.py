@@ -1,0 +1,98 @@
+"""Pages of errors of plans as files, of their signatures, and of plug-ins."""
+
+from irc.error_pages.page import ErrorPage
+
+PAGES = (
+    ErrorPage(
+        code="key-invalid",
+        title="a key, or the list of trusted keys, cannot be used",
+        exit_code=2,
+        what="A file is no Ed25519 private key, or the list holds more than keys or is public.",
+        why="Who can change the list of keys can have you run any code.",
+        example="chmod 666 ~/.config/irc/trusted-keys",
+        fix="chmod 600 ~/.config/irc/trusted-keys   (a line: ed25519: and 64 hexadecimal digits)",
+    ),
+    ErrorPage(
+        code="plan-corrupt",
+        title="a file of the plan is damaged",
+        exit_code=2,
+        what="A file of the plan is missing, cannot be decoded, or differs from its digest.",
+        why="Ranks that run different files compute wrong numbers or wait for each other for ever.",
+        example="irc run plan   (after a copy that broke off)",
+        fix="copy the folder again, or compile again",
+    ),
+    ErrorPage(
+        code="plan-hash-mismatch",
+        title="the ranks hold different plans",
+        exit_code=2,
+        what="All ranks compare the hash of their plan before they start, and one differs.",
+        why="Their collectives would not match.",
+        example="compile on one host, copy the plan to some of the others",
+        fix="copy the same folder to every host",
+    ),
+    ErrorPage(
+        code="plan-infeasible",
+        title="no configuration has a plan",
+        exit_code=4,
+        what="Of the meshes, stages, micro-batches and recompute that were tried, none has a plan.",
+        why="The message says of each why not: memory that is short, or a batch or a model that "
+        "does not divide so. Where memory is short it names a budget that works: what is held by "
+        "the step that holds least of a few; the smallest budget may be below it.",
+        example="irc plan net.py:build --train --cluster 8xL4 --memory 100MB",
+        fix="irc plan net.py:build --train --cluster 8xL4 --memory 2GB   (or more devices)",
+    ),
+    ErrorPage(
+        code="plan-missing",
+        title="there is no plan here",
+        exit_code=2,
+        what="The path is not a folder that `irc compile` wrote: it has no manifest.",
+        why="There is nothing to run.",
+        example="irc run model.onnx",
+        fix="irc compile model.onnx -o plan && irc run plan",
+    ),
+    ErrorPage(
+        code="plan-untrusted",
+        title="nothing says whose the code of a plan is",
+        exit_code=2,
+        what="Your irc did not write it on this machine, and no key that you trust signed it.",
+        why="Its machine code, or an op of others that it names, could do whatever you can do.",
+        example='irc.runtime.load("plan")   (a plan that was downloaded)',
+        fix='irc.load("plan")   (writes kernels again); or trust=True (irc explain trust)',
+    ),
+    ErrorPage(
+        code="plan-version",
+        title="the plan has another format than this irc reads",
+        exit_code=2,
+        what="The format version in the manifest is not the one of this release.",
+        why="A plan is read exactly as it was written, or not at all.",
+        example="irc run plan   (written by an older irc)",
+        fix="compile again with this irc",
+    ),
+    ErrorPage(
+        code="plugin-broken",
+        title="a plug-in does not provide what it registers",
+        exit_code=2,
+        what="A package registers this name, but it does not load or is of another kind.",
+        why="irc loads a plug-in when its name is used, and this one was.",
+        example='my-pass = "my_package.no_such_module:MyPass"',
+        fix='my-pass = "my_package.my_pass:MyPass"   (or uninstall the package that is named)',
+    ),
+    ErrorPage(
+        code="plugin-clash",
+        title="two packages provide the same name",
+        exit_code=2,
+        what="An installed package registers a name that irc, or another package, has already.",
+        why="Which one runs would depend on the order of installation.",
+        example="two packages that both register the pass 'my-pass'",
+        fix="uninstall one of them, or rename the pass in it",
+    ),
+    ErrorPage(
+        code="signature-invalid",
+        title="a signature is not of this plan",
+        exit_code=2,
+        what="A key that you trust did not sign these files, or they were changed since.",
+        why="A plan that somebody changed on the way is what signatures are there to show.",
+        example="irc run plan   (after plan/manifest.json was edited)",
+        fix="irc sign plan --key FILE   (by who made it), or fetch the plan again",
+    ),
+)
