@@ -27,7 +27,7 @@ from irc.dialects.flow import (
 )
 from irc.dialects.size import Dim
 from irc.dialects.types import TensorType, number_in
-from irc.ops.infer import STATED, check_cast
+from irc.ops.infer import check_cast
 
 Op = TypeVar("Op", bound=Operation)
 
@@ -80,7 +80,7 @@ class FlowBuilder:
         **attrs: Any,
     ) -> SSAValue:
         """Append an op of one result and return it."""
-        assert result is not None or cls.name not in STATED, f"{cls.name} needs its result type"
+        assert result is not None or not cls.is_stated(), f"{cls.name} needs its result type"
         (value,) = self.ops(cls, inputs, results=None if result is None else [result], **attrs)
         return value
 

@@ -8,7 +8,7 @@ where types carry placements, and on level ``spmd``, where they are what one ran
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from xdsl.dialects.builtin import DenseArrayBase, StringAttr
@@ -48,10 +48,7 @@ if TYPE_CHECKING:
     from irc.ops.op_record import OpRecord
 
 Ints = DenseArrayBase
-FUNCTIONS: Mapping[str, tuple[str, ...]] = {
-    "flow.reduce": ("sum", "max", "min", "prod", "any", "all"),
-    "flow.pool": ("max", "avg"),
-}
+FUNCTIONS = {"flow.reduce": ("sum", "max", "min", "prod", "any", "all")}
 """What ``fn`` of an op may be; the table of pointwise functions is :mod:`irc.ops.functions`."""
 
 FORM = "`(` $inputs `)` attr-dict `:` functional-type($inputs, $outputs)"
@@ -97,11 +94,16 @@ class FlowOp(IRDLOperation):
 
         Raises:
             ShapeError: where operands disagree.
-            KeyError: for an op whose results are :data:`irc.ops.infer.STATED`.
+            KeyError: for an op that :meth:`is_stated`.
         """
-        if cls.RECORD is not None:
+        if cls.RECORD is not None and cls.RECORD.infer is not None:
             return cls.RECORD.infer(attrs, operands)
         return infer(cls.name, attrs, operands)
+
+    @classmethod
+    def is_stated(cls) -> bool:
+        """True where the result type is the op's meaning: it is stated, and only checked."""
+        return cls.name in STATED if cls.RECORD is None else cls.RECORD.infer is None
 
     def _functions(self) -> tuple[str, ...]:
         """What ``fn`` may be; empty where the op has none, or a table of its own says so."""
@@ -123,7 +125,7 @@ class FlowOp(IRDLOperation):
         operands = [signature(value) for value in self.inputs]
         results = [signature(value) for value in self.outputs]
         try:
-            if self.name in STATED:
+            if self.is_stated():
                 check_stated(self.name, operands, results)
                 return
             expected = self.infer(self.plain, operands)

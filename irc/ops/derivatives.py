@@ -19,7 +19,6 @@ from irc.ops import (
     derivatives_layout,
     derivatives_pointwise,
     derivatives_reduce,
-    derivatives_window,
 )
 from irc.ops.derivative import Adjoint, Derivative, NotDifferentiable
 
@@ -33,8 +32,6 @@ DERIVATIVES: Mapping[str, Derivative] = {
     "flow.slice": derivatives_layout.slice_,
     "flow.concat": derivatives_layout.concat,
     "flow.pad": derivatives_layout.pad,
-    "flow.convolution": derivatives_window.convolution,
-    "flow.pool": derivatives_extern.library,
     "flow.attention": derivatives_attention.attention,
     "flow.extern": derivatives_extern.extern,
 }

@@ -21,7 +21,7 @@ Attrs: TypeAlias = Mapping[str, Any]
 
 STATED = frozenset({
     "flow.constant", "flow.iota", "flow.reshape", "flow.broadcast", "flow.extern", "flow.random",
-    "flow.pool", "flow.fusion",
+    "flow.fusion",
 })  # fmt: skip
 
 
@@ -156,52 +156,6 @@ def _contract(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
     return [(tuple(sizes[letter] for letter in result), operands[0][1])]
 
 
-def _packed_contract(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
-    (x, dtype), (w, _), *scales = operands
-    exact, window = dtype == "u8", attrs.get("window")
-    if window is not None:
-        return [(_packed_window(window, attrs.get("groups"), x, w), "i32")]
-    (m, k), panels = x, w[0]
-    inner = {4: (k // 8, 16), 8: (k // 4, 16, 4) if exact else (k, 16)}[attrs["bits"]]
-    depth: Any = k
-    if w[1:] != inner or any(s[0] != panels or s[2] != 16 or depth % s[1] for (s, _) in scales):
-        raise ShapeError(f"packed weights {list(w)} do not fit {list(x)}")
-    return [((m, panels * 16), "i32" if exact else "f32")]
-
-
-def _packed_window(window: Sequence[int], groups: Sequence[int] | None, x: Any, w: Any) -> Shape:
-    """The shape of a convolution of bytes by packed weights."""
-    kernel, strides, dilations = window[:2], window[2:4], window[4:]
-    spatial = map(window_size, x[1:3], kernel, strides, (0, 0), (0, 0), dilations)
-    if len(w) == 3:
-        columns, fits = w[2], tuple(w) == (*kernel, x[3])
-    else:
-        columns, (count, step) = w[0] * 16, groups or (1, 0)
-        run = max(columns // count, 1)
-        fits = run * count == columns and (run % 16 == 0 or 16 % run == 0)
-        fits &= tuple(w[1:3]) == tuple(kernel) and tuple(w[4:]) == (16, 4)
-        read = (count - 1) * step + 4 * w[3]
-        fits &= read <= x[3] if groups else read == x[3]
-    if not fits:
-        raise ShapeError(f"packed weights {list(w)} do not fit {list(x)}")
-    return (x[0], *spatial, columns)
-
-
-def _grouped_contract(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
-    ((rows, depth), dtype), (w, other), (index, _) = operands
-    _, panels, steps, columns, pair = w
-    if steps * pair != depth or other != dtype or index != (rows,):
-        raise ShapeError(f"matrices {list(w)} do not fit rows [{rows}, {depth}]")
-    return [((rows, panels * columns), dtype)]
-
-
-def _grouped_outer(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
-    ((rows, m), dtype), ((others, n), other), index = operands
-    if (others, other, index) != (rows, dtype, ((rows,), "i64")):
-        raise ShapeError(f"rows [{rows}, {m}] and [{others}, {n}] of groups {index}")
-    return [((attrs["count"], m, n), dtype)]
-
-
 def _reduce(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
     (shape, dtype), dims = operands[0], attrs["dims"]
     if any(not 0 <= dim < len(shape) for dim in dims) or len(set(dims)) != len(dims):
@@ -284,28 +238,6 @@ def check_within(indices: Shape, other: Shape, dim: int | None) -> None:
         raise ShapeError(f"indices of {[*map(str, indices)]} into {[*map(str, other)]}")
 
 
-def _convolution(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
-    (x, dtype), (w, _) = operands[0], operands[1]
-    if len(x) != len(w) or len(w) != len(attrs["strides"]) + 2:
-        raise ShapeError(f"convolution of {len(x)} dims by a kernel of {len(w)}")
-    if not is_multiple(w[0], attrs["groups"]):
-        raise ShapeError(f"{w[0]} channels of results in {attrs['groups']} groups")
-    for bias, _ in operands[2:]:
-        if not equal_shapes(bias, w[:1]):
-            raise ShapeError(f"a bias of {[*map(str, bias)]} for {w[0]} channels")
-    if x[1] != w[1] * attrs["groups"]:
-        raise ShapeError(
-            f"convolution of {x[1]} channels in {attrs['groups']} groups by a kernel of {w[1]}"
-        )
-    windows = [
-        window_size(x[i + 2], int(w[i + 2]), s, lo, hi, d)
-        for i, (s, lo, hi, d) in enumerate(
-            zip(attrs["strides"], attrs["low"], attrs["high"], attrs["dilations"], strict=True)
-        )
-    ]
-    return [((x[0], w[0], *windows), dtype)]
-
-
 def _attention(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
     (q, dtype), (k, _), (v, _) = operands[:3]
     keys_fit = q[-1] == k[-1] and equal_sizes(k[-2], v[-2]) and equal_shapes(q[:-3], k[:-3])
@@ -317,15 +249,11 @@ def _attention(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
 INFER: Mapping[str, Callable[[Attrs, Sequence[Signature]], list[Signature]]] = {
     "flow.pointwise": _pointwise,
     "flow.contract": _contract,
-    "flow.packed_contract": _packed_contract,
-    "flow.grouped_contract": _grouped_contract,
-    "flow.grouped_outer": _grouped_outer,
     "flow.reduce": _reduce,
     "flow.transpose": _transpose,
     "flow.slice": _slice,
     "flow.concat": _concat,
     "flow.pad": _pad,
-    "flow.convolution": _convolution,
     "flow.attention": _attention,
 }
 

@@ -24,7 +24,8 @@ class OpRecord:
     runs so.
 
     Attributes:
-        infer: shapes and dtypes of the results, from attributes and operands.
+        infer: shapes and dtypes of the results, from attributes and operands; None for an op whose
+            result is stated, because it is the op's meaning.
         rule: which dims may be split over ranks, from the same and the results.
         flops: its arithmetic, from attributes, rule and the sizes of the rule's factors; None for
             one that only moves data.
@@ -36,7 +37,7 @@ class OpRecord:
         is_flat: no gradient goes through it: its results do not change with small changes of x.
     """
 
-    infer: Callable[[Attrs, Sequence[Signature]], list[Signature]]
+    infer: Callable[[Attrs, Sequence[Signature]], list[Signature]] | None
     rule: Callable[[Attrs, Sequence[Signature], Sequence[Signature]], Rule]
     flops: Callable[[Attrs, Rule, Mapping[str, int]], int] | None = None
     derivative: Callable[[Adjoint, int], SSAValue | None] | None = None

@@ -11,10 +11,6 @@ if TYPE_CHECKING:
     from irc.dialects.flow import FlowOp
 
 REASONS: Mapping[str, str] = {
-    "flow.convolution": "a window reads rows of the neighbouring ranks: irc exchanges no halos, so "
-    "only batch, groups and channels split",
-    "flow.pool": "a window reads rows of the neighbouring ranks: irc exchanges no halos, so only "
-    "the dims before the windows split",
     "flow.attention": "every row needs all keys: rows of q split alone under a causal mask or by a "
     "rule, and q, k and v together in a ring where shards are equal",
     "flow.reshape": "only the leading factor of a merged dim is contiguous on a rank",

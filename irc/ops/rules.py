@@ -27,7 +27,7 @@ from irc.ops.rules_layout import (
     transpose_rule,
 )
 from irc.ops.rules_naming import align, dim_of, letters
-from irc.ops.rules_window import attention_rule, convolution_rule, pool_rule
+from irc.ops.rules_window import attention_rule
 
 if TYPE_CHECKING:
     from xdsl.ir import SSAValue
@@ -168,7 +168,7 @@ def _iota(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signatu
     return Rule((), (names,), whole=names[dim_of(attrs)])
 
 
-def _opaque(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
+def opaque(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
     """Replicate: nothing is known of the op, or its elements depend on their global place."""
     shapes = [shape for shape, _ in (*operands, *results)]
     names = letters(tuple(chain(*shapes)))
@@ -192,13 +192,7 @@ RULES: Mapping[str, RuleFunction] = {
     "flow.slice": slice_rule,
     "flow.concat": concat_rule,
     "flow.pad": pad_rule,
-    "flow.convolution": convolution_rule,
-    "flow.pool": pool_rule,
-    "flow.random": _opaque,
+    "flow.random": opaque,
     "flow.attention": attention_rule,
-    # Made after placements are chosen; before, the ops that it stands for have rules of their own.
-    "flow.packed_contract": _opaque,
-    "flow.grouped_contract": _opaque,
-    "flow.grouped_outer": _opaque,
-    "flow.extern": _opaque,
+    "flow.extern": opaque,
 }

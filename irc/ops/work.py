@@ -247,35 +247,6 @@ def _contract(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int:
     return len(rule.operands) * _space(attrs, rule, sizes)
 
 
-def _packed_contract(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int:
-    """A product and a sum for each weight and each row or place of a window."""
-    rows, weights = rule.results[0][:-1], rule.operands[1]
-    each = {4: 8, 8: 1}[attrs["bits"]]
-    return 2 * each * prod(sizes[name] for dim in (*rows, *weights) for name in dim)
-
-
-def _grouped_contract(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int:
-    """Each row that is expected to name a matrix meets one."""
-    x, panels = rule.operands[0], rule.operands[1][1::2]
-    each = 2 * attrs.get("fill", 1.0)
-    return round(each * prod(sizes[name] for dim in (*x, *panels) for name in dim))
-
-
-def _grouped_outer(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int:
-    """Each row that is expected to be of a group is of one."""
-    x, (_, n) = rule.operands[:2]
-    each = 2 * attrs.get("fill", 1.0)
-    return round(each * prod(sizes[name] for dim in (*x, n) for name in dim))
-
-
-def _convolution(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int:
-    return 2 * _space(attrs, rule, sizes)
-
-
-def _pool(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int:
-    return prod(attrs["window"]) * _space(attrs, rule, sizes)
-
-
 def _attention(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int:
     """Both products and the softmax of every score; a causal mask is not taken to save half."""
     scores = prod(sizes[name] for name in rule.factors if name not in ("d", "e"))
@@ -285,12 +256,7 @@ def _attention(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int:
 FLOPS: Mapping[str, Formula] = {
     "flow.pointwise": _pointwise,
     "flow.contract": _contract,
-    "flow.packed_contract": _packed_contract,
-    "flow.grouped_contract": _grouped_contract,
-    "flow.grouped_outer": _grouped_outer,
     "flow.reduce": _space,
-    "flow.convolution": _convolution,
-    "flow.pool": _pool,
     "flow.attention": _attention,
 }
 """Ops that are not here only move data; library ops declare theirs, or are assumed."""
