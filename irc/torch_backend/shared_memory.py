@@ -15,6 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from irc.frontends.torch.overlapping_writes import meet_elsewhere, written_by
+from irc.frontends.torch.tensor_memory import memory_of
 from irc.torch_backend.compiled import Flat
 from irc.torch_backend.counts import counters
 
@@ -31,8 +32,8 @@ def apart(gm: GraphModule, run: Flat) -> Flat:
         for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))
         if _varies(node)
     }
-    memories = {_memory(x) for node in gm.graph.nodes for x in written_by(node)} - {None}
-    written = [i for i, x in tensors.items() if _memory(x) in memories]
+    memories = {memory_of(x) for node in gm.graph.nodes for x in written_by(node)} - {None}
+    written = [i for i, x in tensors.items() if memory_of(x) in memories]
     if not written or len(tensors) < 2:
         return run
     pairs = [(i, j) for i in written for j in tensors if j > i or (j < i and j not in written)]
@@ -50,12 +51,7 @@ def _varies(node: Node) -> bool:
     """True for a tensor of the caller, not of a module, which is the same at each call."""
     told = node.meta.get("tensor_dict") or {}
     value = node.meta.get("example_value")
-    return _memory(value) is not None and "_dynamo_static_input_type" not in told
-
-
-def _memory(value: Any) -> int | None:
-    is_strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
-    return value.untyped_storage()._cdata if is_strided and torch._C._has_storage(value) else None
+    return memory_of(value) is not None and "_dynamo_static_input_type" not in told
 
 
 def _meet(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -64,7 +60,7 @@ def _meet(one: torch.Tensor, other: torch.Tensor) -> bool:
     if first >= last or start >= end:
         return False
     # Two memories may be parts of an array of NumPy.
-    return _memory(one) != _memory(other) or meet_elsewhere(one, other, apart=True)
+    return memory_of(one) != memory_of(other) or meet_elsewhere(one, other, apart=True)
 
 
 def _ends(value: torch.Tensor) -> tuple[int, int]:

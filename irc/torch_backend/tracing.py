@@ -25,6 +25,7 @@ from irc.frontends.torch.kinds import peculiar_argument
 from irc.frontends.torch.linear_loss import stream_losses
 from irc.frontends.torch.own_thread import own_thread
 from irc.frontends.torch.real_writes import writes
+from irc.frontends.torch.tensor_memory import memory_of
 from irc.frontends.torch.unseen_casts import has_unseen_cast
 from irc.pipeline import Options
 from irc.process_wide import deep_recursion
@@ -132,7 +133,7 @@ def _counting(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Fla
     the graph for others.
     """
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
-    memories = [x.untyped_storage()._cdata if _is_counted(x) else None for x in inputs]
+    memories = [memory_of(x) if _is_counted(x) else None for x in inputs]
     shared = {each for each, n in Counter(memories).items() if n > 1 and each is not None}
     written = {_owner(node.args[0]) for node in gm.graph.nodes if _is_write(node)}
     places = [

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from irc.frontends.torch.repeat import LAYERS
 from irc.frontends.torch.result_memory import RENEWED
+from irc.frontends.torch.tensor_memory import memory_of
 
 FRESH = frozenset(
     f"aten::{name}"
@@ -215,5 +216,5 @@ def _shared(node: Node) -> list[Node]:
 
 def _storages(value: Any) -> Iterator[int]:
     for leaf in pytree.tree_leaves(value):
-        if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
-            yield leaf.untyped_storage()._cdata
+        if (memory := memory_of(leaf)) is not None:
+            yield memory

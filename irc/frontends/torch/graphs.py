@@ -24,6 +24,7 @@ from irc.frontends.torch.idle_dropout import drop_idle
 from irc.frontends.torch.open_sizes import NumberedSizes, OpenSizes, open_sizes
 from irc.frontends.torch.result_memory import Lies, placed, return_too
 from irc.frontends.torch.sizes import SizeNames
+from irc.frontends.torch.tensor_memory import memory_of_node
 
 AUTOCAST = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
 """Calls between which torch casts operands by itself: AOTAutograd writes the casts out."""
@@ -203,7 +204,7 @@ def _numbered(kind: str, value: Any, order: Mapping[Node, int]) -> tuple[str, An
 def _share_memory(graph: Graph) -> bool:
     """True where two outputs lie in one memory: which value is its last one, renewing forgets."""
     flat, _ = torch.utils._pytree.tree_flatten(_output(graph).args[0])
-    places = Counter(_storage(node) for node in dict.fromkeys(flat) if isinstance(node, Node))
+    places = Counter(memory_of_node(node) for node in dict.fromkeys(flat) if isinstance(node, Node))
     return any(times > 1 for storage, times in places.items() if storage is not None)
 
 
@@ -214,15 +215,10 @@ def _output(graph: Graph) -> Node:
 
 def returns_inputs(module: GraphModule) -> bool:
     """True for a graph of which an output is a view of an input: a write to one changes both."""
-    own = {_storage(node) for node in module.graph.nodes if node.op == "placeholder"} - {None}
+    own = {memory_of_node(node) for node in module.graph.nodes if node.op == "placeholder"} - {None}
     flat, _ = torch.utils._pytree.tree_flatten(_output(module.graph).args[0])
     given = [node for node in flat if isinstance(node, Node) and node.op != "placeholder"]
-    return any(_storage(node) in own for node in given)
-
-
-def _storage(node: Node) -> int | None:
-    value = node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+    return any(memory_of_node(node) in own for node in given)
 
 
 def _input_name(node: Node, index: int) -> str:

@@ -22,6 +22,7 @@ from irc.errors import IrcError
 from irc.frontends.torch.lowering import Lowering
 from irc.frontends.torch.shapes import iota, joined, permuted, sliced
 from irc.frontends.torch.sizes import SizeError, SizeNames
+from irc.frontends.torch.tensor_memory import memory_of
 from irc.plan.schema import row_major
 from irc.runtime.dtypes import dtypes
 
@@ -100,7 +101,7 @@ def _shares(other: object, value: torch.Tensor) -> bool:
         isinstance(other, torch.Tensor)
         and other.dtype == value.dtype
         and (other.is_conj(), other.is_neg()) == (value.is_conj(), value.is_neg())
-        and other.untyped_storage()._cdata == value.untyped_storage()._cdata
+        and memory_of(other) == memory_of(value)
     )
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from math import prod
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from irc.frontends.torch.real_writes import IN_PLACE
 from irc.frontends.torch.result_memory import hint_of
+from irc.frontends.torch.tensor_memory import memory_of
 
 
 def overlapping_write(nodes: Iterable[Node]) -> Node | None:
@@ -83,9 +84,9 @@ def meet_elsewhere(written: object, read: object, *, apart: bool = False) -> boo
     >>> [meet_elsewhere(a[:, 1:3], x) for x in (a[:, 3:], a[:, 2:], a[:, :2], a.t()[1:3])]
     [False, False, True, True]
     """
-    if not _has_memory(written) or not _has_memory(read):
+    if not isinstance(written, torch.Tensor) or not isinstance(read, torch.Tensor):
         return False
-    if written.untyped_storage()._cdata != read.untyped_storage()._cdata:
+    if (memory := memory_of(written)) is None or memory != memory_of(read):
         return False
     places = [_place(written), _place(read)]
     if None in places or (not apart and (places[0] == places[1] or _is_ahead(*places))):
@@ -120,14 +121,6 @@ def _place(value: torch.Tensor) -> Any:
     shape, strides = (tuple(map(hint_of, each)) for each in (value.shape, value.stride()))
     start = hint_of(value.storage_offset())
     return None if None in (*shape, *strides, start) else (shape, strides, start)
-
-
-def _has_memory(value: object) -> TypeGuard[torch.Tensor]:
-    return (
-        isinstance(value, torch.Tensor)
-        and value.layout is torch.strided
-        and torch._C._has_storage(value)
-    )
 
 
 def _is_sum(total: int, terms: Sequence[tuple[int, int, int]]) -> bool:

@@ -20,6 +20,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch.fx import Graph, Node
 from torch.utils._pytree import tree_map
 
+from irc.frontends.torch.tensor_memory import memory_of_node
 from irc.plan.schema import row_major
 
 RENEWED = "irc_renewed"
@@ -168,7 +169,7 @@ def _viewed(node: Node) -> Node | None:
     if not isinstance(call, Node) or not isinstance(call.target, torch._ops.OpOverload):
         return None
     schema = call.target._schema
-    if RENEWED in node.meta or (here := _storage(node)) is None or schema.is_mutable:
+    if RENEWED in node.meta or (here := memory_of_node(node)) is None or schema.is_mutable:
         return None
     told = [each.alias_info is not None for each in schema.arguments]
     operands = [x for x, is_told in zip(call.args, told, strict=False) if is_told]
@@ -181,14 +182,7 @@ def _viewed(node: Node) -> Node | None:
         )
     ):
         operands = call.all_input_nodes  # dropout that is off gives its operand, and says nothing
-    return next((x for x in operands if isinstance(x, Node) and _storage(x) == here), None)
-
-
-def _storage(node: Node) -> int | None:
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return None
-    return value.untyped_storage()._cdata
+    return next((x for x in operands if isinstance(x, Node) and memory_of_node(x) == here), None)
 
 
 def view_of(node: Node, source: Node) -> View:
@@ -343,7 +337,7 @@ def sharing(nodes: Sequence[Any], given: Mapping[Node, Node]) -> list[Any]:
     found: list[Any] = []
     first: dict[Any, int] = {}
     for i, node in enumerate(nodes):
-        if not isinstance(node, Node) or _storage(node) is None:
+        if not isinstance(node, Node) or memory_of_node(node) is None:
             found.append(None)
             continue
         base = owner(node)
@@ -357,11 +351,11 @@ def sharing(nodes: Sequence[Any], given: Mapping[Node, Node]) -> list[Any]:
 
 def traced_sharing(nodes: Sequence[Any], graph: Graph) -> list[Any]:
     """Return what :func:`sharing` does, for a graph as it was traced: nothing has been renewed."""
-    held = {_storage(node): node.name for node in graph.nodes if node.op == "placeholder"}
+    held = {memory_of_node(node): node.name for node in graph.nodes if node.op == "placeholder"}
     found: list[Any] = []
     first: dict[Any, int] = {}
     for i, node in enumerate(nodes):
-        here = _storage(node) if isinstance(node, Node) else None
+        here = memory_of_node(node) if isinstance(node, Node) else None
         if here is None:
             found.append(None)
         else:

@@ -18,6 +18,7 @@ from torch.fx import Graph, Node
 from irc.errors import IrcError
 from irc.frontends.torch.locations import location
 from irc.frontends.torch.overlapping_writes import name_of, written_by
+from irc.frontends.torch.tensor_memory import memory_of
 
 aten: Any = torch.ops.aten
 
@@ -38,10 +39,10 @@ def unfold_by_slices(graph: Graph) -> None:
     windows = [node for node in graph.nodes if name_of(node).partition(".")[0] == "unfold"]
     if not windows:
         return
-    written = {_memory(value) for node in graph.nodes for value in written_by(node)} - {None}
+    written = {memory_of(value) for node in graph.nodes for value in written_by(node)} - {None}
     for node in windows:
         key = "val" if "val" in node.meta else "example_value"
-        if _memory(node.meta.get(key)) in written:
+        if memory_of(node.meta.get(key)) in written:
             _write_by_slices(_Writer(graph, node, key), node)
 
 
@@ -105,10 +106,3 @@ def _behind_the_last(node: Node) -> IrcError:
         because="torch writes zeros between the windows where it makes that functional",
         help="pad the tensor to whole steps, or write to slices of it",
     )
-
-
-def _memory(value: Any) -> int | None:
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return None
-    storage: Any = value.untyped_storage()
-    return storage._cdata
