@@ -88,8 +88,9 @@ class CanonicalizePass(ModulePass):
     }
     ```
 
-    Option: ``keep_detached`` leaves ``detach`` alone, which says to ``differentiate`` that no
-    gradient passes; in a program that is differentiated already, or is not to be, it is nothing.
+    Option: ``keep_detached`` leaves ``detach`` and ``written`` alone, which say to
+    ``differentiate`` where no gradient passes; in a program that is differentiated already, or is
+    not to be, they are nothing.
 
     It declines where a bit could change: ``x + 0`` of floats stays (it turns -0 into 0), ``x * 0``
     stays (NaN), ``exp`` of a literal stays. The arguments and results of functions never change.
@@ -113,7 +114,7 @@ def simplify(block: Block, *, keep_detached: bool = True) -> None:
     for op in list(block.ops):
         if not isinstance(op, FlowOp) or not op.name.startswith("flow."):
             continue
-        kept = keep_detached and isinstance(op, PointwiseOp) and op.fn == "detach"
+        kept = keep_detached and isinstance(op, PointwiseOp) and op.fn in ("detach", "written")
         simple = op if kept else _rewritten(op)
         if simple is not None and not isinstance(simple, ExternOp | FusionOp):
             twin = seen.setdefault(_identity(simple), simple)
@@ -273,7 +274,9 @@ def copy_of_value(op: PointwiseOp) -> Rewrite:
 
 
 def detached(op: PointwiseOp) -> Rewrite:
-    """``detach(x)`` is ``x`` where nothing is differentiated any more."""
+    """``detach(x)`` and ``written(y, x)`` are ``x`` where nothing is differentiated any more."""
+    if op.fn == "written":
+        return op.b
     return op.a if op.fn == "detach" else None
 
 

@@ -171,6 +171,8 @@ def _pointwise(fn: str, given: Sequence[float], operands: Sequence[SSAValue]) ->
         return given[0] - given[1]
     if fn in ("is_nan", "is_inf") or (fn in COMPARED and _is_fixed(given, operands)):
         return 0.0
+    if fn == "written":
+        return given[1]
     if fn == "where":
         given, operands = given[1:], operands[1:]
     if fn in ("where", "maximum", "minimum"):

@@ -148,6 +148,8 @@ def test_casts_join_only_where_the_wider_type_holds_all() -> None:
 def test_copies_and_double_negation_vanish() -> None:
     assert simplified(lambda b, x: [b.pointwise("copy", x)]) == []
     assert simplified(lambda b, x: [b.pointwise("neg", b.pointwise("neg", x))]) == []
+    both = T((5, 7)), T((5, 7))
+    assert simplified(lambda b, x, y: [b.pointwise("written", x, y)], *both) == []
 
 
 def test_an_operand_needs_no_broadcast_of_its_own() -> None:

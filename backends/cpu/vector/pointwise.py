@@ -41,6 +41,8 @@ def apply(
         return cast(b, args[0], dtypes[0], result)
     if fn in ("copy", "detach"):
         return args[0]
+    if fn == "written":
+        return args[1]
     if fn == "where":
         return b.select(truth(b, args[0]), args[1], args[2])
     if fn.startswith("logical_"):

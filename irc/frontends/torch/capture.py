@@ -29,6 +29,7 @@ from irc.frontends.torch.caches import (
     put_together,
     spans_of,
 )
+from irc.frontends.torch.detached_writes import data_as_detached, refuse_other_data
 from irc.frontends.torch.eager_refusals import of_other_dtype, refused
 from irc.frontends.torch.examples import bound, check_held, check_leaves, positional
 from irc.frontends.torch.export import LOOKING, as_module, export, shape_specs
@@ -229,10 +230,13 @@ def capture(
             # Where results need not have eager's dtypes, such a call computes without casts.
             asks = (
                 reads.note, writes.keep, idle, refused, exact_margins, checks.note,
+                refuse_other_data,
                 *[unseen_cast] * memory,
             )  # fmt: skip
             with (
-                TracedCalls(asks, (lying_as_angles, of_other_dtype), read=(reads.note,)),
+                TracedCalls(
+                    asks, (lying_as_angles, of_other_dtype), read=(reads.note, data_as_detached)
+                ),
                 Seeds() as seeds,
                 Streams(guards.streams) as streams,
                 without_steps(),

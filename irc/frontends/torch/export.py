@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from irc.errors import IrcError, did_you_mean
 from irc.frontends.torch.assumed_rows import without_skips
+from irc.frontends.torch.detached_writes import keep_detached
 from irc.frontends.torch.eager_refusals import as_eager_takes, is_known
 from irc.frontends.torch.examples import bound
 from irc.frontends.torch.expert_loops import merge_loops
@@ -34,7 +35,7 @@ from irc.frontends.torch.repeat import expand, is_mark, stubbed
 from irc.frontends.torch.strided_writes import copy_into_strided
 from irc.frontends.torch.table import row_of
 from irc.frontends.torch.unfold_writes import unfold_by_slices
-from irc.frontends.torch.unrecorded import keep_detached, unrecorded
+from irc.frontends.torch.unrecorded import unrecorded
 from irc.frontends.torch.wrapped import cast_inside, inline, mark_autocast
 
 NEEDS_STATISTICS = ("aten::batch_norm", "aten::instance_norm")

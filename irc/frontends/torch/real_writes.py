@@ -84,3 +84,34 @@ def writes(func: Callable[..., Any] | str, named: Mapping[str, Any]) -> bool:
         or name in MOVES_STATISTICS
         or any(named.get(option) is not None and named[option] is not False for option in WRITING)
     )
+
+
+def written_by_call(
+    func: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]
+) -> list[torch.Tensor]:
+    """Return the tensors that a call writes to, as far as its name and its options say.
+
+    Args:
+        func: of torch, or of an operator.
+        args: its positional arguments.
+        named: its keyword arguments.
+    """
+    if not writes(func, named):
+        return []
+    name = getattr(func, "__name__", "")
+    if isinstance(func, torch._ops.OpOverload):
+        told = func._schema.arguments
+        picked = [
+            args[place] if place < len(args) else named.get(each.name)
+            for place, each in enumerate(told)
+            if each.alias_info is not None and each.alias_info.is_write
+        ]
+    elif named.get("out") is not None:
+        picked = [named["out"]]
+    elif name in MOVES_STATISTICS:
+        # The function of torch has the weight and the bias in front of them.
+        first = 1 if func.__module__ == torch.nn.functional.__name__ else 3
+        picked = [*args[first : first + 2], named.get("running_mean"), named.get("running_var")]
+    else:
+        picked = [args[0] if args else named.get("self", named.get("input"))]
+    return [each for each in pytree.tree_leaves(picked) if isinstance(each, torch.Tensor)]

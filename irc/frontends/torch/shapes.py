@@ -73,6 +73,14 @@ def _detach(t: Lowering, self: SSAValue) -> SSAValue:
     return t.b.pointwise("detach", self)
 
 
+@lowers("irc_capture::written", numbers="any")
+def _written(t: Lowering, before: SSAValue, value: SSAValue) -> SSAValue:
+    """Give a value with the gradient of another, where that has one."""
+    if not is_smooth(before) or not may_be_trained(before):
+        return _detach(t, value)
+    return t.b.pointwise("written", before, value)
+
+
 enter({"irc_capture::detach": _detach}, numbers="any")
 enter(dict.fromkeys(CASTS, _cast), numbers="any")
 

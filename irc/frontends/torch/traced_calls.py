@@ -47,7 +47,8 @@ class TracedCalls(TorchFunctionMode):
         named = kwargs or {}
         if getattr(func, "__name__", "") == "__get__":
             for ask in self._read:
-                ask(func, args, named)
+                if (value := ask(func, args, named)) is not None:
+                    return value
             return func(*args, **named)
         for ask in self._before:
             if (value := ask(func, args, named)) is not None:

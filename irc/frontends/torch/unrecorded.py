@@ -3,7 +3,8 @@
 A trace is made without gradients, so that what the model itself turns off leaves nothing in it. A
 step of training would then train what eager leaves alone. Here the results of torch's functions are
 detached while the model's own code has gradients off. Traces that are made functional have further
-detaches, of torch's own, which mean nothing: those of the model are noted before, by an op.
+detaches, of torch's own, which mean nothing: those of the model are noted before, by an op
+(:mod:`irc.frontends.torch.detached_writes`).
 """
 
 # pyright: basic
@@ -12,21 +13,18 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 from unittest import mock
 
 import torch
-from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from irc.frontends.torch.detached_writes import is_inexact, kept_before, write_again
 from irc.frontends.torch.locations import LAYERS
-from irc.frontends.torch.own_backward import is_differentiated
-from irc.frontends.torch.real_writes import writes
-from irc.frontends.torch.written import is_written
 
 TORCH = str(Path(torch.__file__).parent)
 OWN = str(Path(__file__).parents[2])
@@ -42,15 +40,6 @@ SWITCHES: tuple[tuple[Any, bool | None], ...] = (
 """Contexts that turn gradients on or off; None: by what they are given, as ``mode``."""
 
 
-_LIBRARY = torch.library.Library("irc_capture", "FRAGMENT")
-_LIBRARY.define("detach(Tensor x) -> Tensor")
-torch.library.register_fake(
-    "irc_capture::detach", lambda x: x.new_empty_strided(x.size(), x.stride()), lib=_LIBRARY
-)
-_LIBRARY.impl("detach", torch.clone, "CompositeExplicitAutograd")
-DETACH = torch.ops.aten.detach.default
-
-
 class _Detaching(TorchFunctionMode):
     """Detaches the results of functions while the innermost switch is off."""
 
@@ -61,27 +50,20 @@ class _Detaching(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        results = func(*args, **(kwargs or {}))
         if not self.switches or self.switches[-1]:
-            return results
+            return func(*args, **(kwargs or {}))
+        kept = kept_before(func, args, kwargs or {})
+        results = func(*args, **(kwargs or {}))
+        for written, before in kept:
+            write_again(written, before)
         given = {id(leaf) for leaf in pytree.tree_leaves((args, kwargs))}
 
         def detached(leaf: Any) -> Any:
-            # What a function wrote to and gives back stays the tensor that it was: see below.
+            # What a function wrote to and gives back stays the tensor that it was.
             is_new = isinstance(leaf, torch.Tensor) and id(leaf) not in given
-            return leaf.detach() if is_new and leaf.dtype.is_floating_point else leaf
+            return leaf.detach() if is_new and is_inexact(leaf) else leaf
 
-        if is_differentiated() and writes(func, kwargs or {}):
-            self._detach_written(args, kwargs or {})
         return pytree.tree_map(detached, results)
-
-    @staticmethod
-    def _detach_written(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Write what a function has written once more, detached from what it was computed from."""
-        out = kwargs.get("out")
-        for written in pytree.tree_leaves(args[:1] if out is None else out):
-            if isinstance(written, torch.Tensor) and written.dtype.is_floating_point:
-                written.copy_(written.detach().clone())
 
 
 _LOCK = threading.Lock()
@@ -161,13 +143,3 @@ def _is_of_model(frame: FrameType | None) -> bool:
 
 def _is_of_layers(file: str) -> bool:
     return file.startswith(LAYERS) or not file.startswith((TORCH, OWN))
-
-
-def keep_detached(module: GraphModule) -> None:
-    """Note the detached values of a trace, but for those whose memory is written to."""
-    for child in module.modules():
-        if not isinstance(child, GraphModule):
-            continue
-        for node in child.graph.nodes:
-            if node.op == "call_function" and node.target is DETACH and not is_written(node):
-                node.target = torch.ops.irc_capture.detach.default

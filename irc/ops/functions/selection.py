@@ -45,6 +45,18 @@ FUNCTIONS = (
         cuda=Text(floats="{0}", integers="{0}", bools="{0}"),
     ),
     Pointwise(
+        # The second operand, with gradients as if it were the first: what a write that is not
+        # recorded leaves. Nothing has it once a program is differentiated.
+        "written",
+        arity=2,
+        aten="copy",
+        complex=True,
+        flops=0,
+        derivative=(lambda v: v.g, None),
+        triton=Text(floats="{1}", integers="{1}", bools="{1}"),
+        cuda=Text(floats="{1}", integers="{1}", bools="{1}"),
+    ),
+    Pointwise(
         "cast",
         aten="to",
         result="type",
