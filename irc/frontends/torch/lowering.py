@@ -164,6 +164,16 @@ class Lowering:
         rounds = any(n == n and float(torch.tensor(n, dtype=half)) != n for n in numbers)
         return "f32" if rounds else dtype
 
+    def rounded(self, operand: Operand) -> Operand:
+        """Return a number as a half type of the result holds it; all else as it is.
+
+        Most of torch's kernels take a number in float32 (:meth:`widened`), and these do not: powers
+        and remainders.
+        """
+        if self.dtype not in ("f16", "bf16") or not isinstance(operand, int | float):
+            return operand
+        return float(torch.tensor(operand, dtype=dtypes()[self.dtype]))
+
     def promoted(self, *operands: Operand) -> str:
         """Return the dtype in which torch computes on these operands."""
         stand_ins = [_stand_in(operand) for operand in operands]

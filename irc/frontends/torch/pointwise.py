@@ -9,7 +9,8 @@ from typing import Any
 from xdsl.ir import SSAValue
 
 from irc.dialects.flow import BroadcastOp, ConstantOp, ReshapeOp, tensor
-from irc.dialects.types import is_smooth
+from irc.dialects.types import is_complex, is_smooth
+from irc.frontends.torch.half_quotients import floored, rounds_first, truncated
 from irc.frontends.torch.lowering import Lowering, Operand, enter, is_float, lowers
 from irc.ops.functions import POINTWISE
 from irc.ops.functions.record import Pointwise
@@ -44,6 +45,10 @@ def _binary(fn: str) -> Any:
             t.decline()  # torch refuses it
         if fn in DIVISIONS:
             _refuse_zero(t, other)
+        if fn == "floor_div" and rounds_first(t, other):
+            return floored(t, self, other)
+        if fn in ("remainder", "fmod"):
+            self, other = t.rounded(self), t.rounded(other)
         return t.pointwise(ON_BOOLS.get(fn, fn) if t.dtype == "i1" else fn, self, other)
 
     return row
@@ -133,6 +138,8 @@ def div(
     """Divide; the stated dtype is a float where no rounding is asked for."""
     fn = {None: "div", "floor": "floor_div", "trunc": "trunc_div"}[rounding_mode]
     _refuse_zero(t, other)
+    if rounding_mode is not None and rounds_first(t, other):
+        return (floored if rounding_mode == "floor" else truncated)(t, self, other)
     return t.pointwise(fn, self, other)
 
 
@@ -167,13 +174,13 @@ def power(t: Lowering, self: SSAValue, exponent: float) -> SSAValue:
         case -1:
             return t.pointwise("reciprocal", self)
         case _:
-            return t.pointwise("pow", self, exponent)
+            return t.pointwise("pow", self, t.rounded(exponent))
 
 
 @lowers("pow.Tensor_Tensor", "pow.Scalar", numbers="complex")
 def power_of(t: Lowering, self: Operand, exponent: Operand) -> SSAValue:
     """Raise to the power of a tensor."""
-    return t.pointwise("pow", self, exponent)
+    return t.pointwise("pow", t.rounded(self), exponent)
 
 
 @lowers("gelu")
@@ -297,8 +304,21 @@ def mish(t: Lowering, self: SSAValue) -> SSAValue:
 
 @lowers("lerp", numbers="complex")
 def lerp(t: Lowering, self: SSAValue, end: SSAValue, weight: Operand) -> SSAValue:
-    """Return ``self + weight * (end - self)``."""
-    return t.pointwise("add", self, t.pointwise("mul", t.pointwise("sub", end, self), weight))
+    """Return ``self + weight * (end - self)``, from the end that is nearer."""
+    dtype = t.accumulating(t.dtype)
+
+    def of(fn: str, *operands: Operand) -> SSAValue:
+        return t.pointwise(fn, *operands, dtype=dtype)
+
+    way = of("sub", end, self)
+    from_first = of("add", self, of("mul", way, weight))
+    if is_complex(dtype):
+        return from_first
+    from_last = of("sub", end, of("mul", way, of("sub", 1, weight)))
+    if isinstance(weight, int | float):
+        return t.value(from_first if abs(weight) < 0.5 else from_last, t.dtype)
+    is_near = t.b.pointwise("lt", of("abs", weight), t.value(0.5, dtype))
+    return t.value(t.b.pointwise("where", is_near, from_first, from_last), t.dtype)
 
 
 @lowers("addcmul", numbers="complex")
@@ -306,7 +326,7 @@ def addcmul(
     t: Lowering, self: SSAValue, tensor1: SSAValue, tensor2: SSAValue, *, value: Any = 1
 ) -> SSAValue:
     """Return ``self + value * tensor1 * tensor2``."""
-    return t.pointwise("add", self, scaled(t, t.pointwise("mul", tensor1, tensor2), value))
+    return _added(t, "mul", self, (tensor1, tensor2), value)
 
 
 @lowers("addcdiv", numbers="complex")
@@ -314,7 +334,17 @@ def addcdiv(
     t: Lowering, self: SSAValue, tensor1: SSAValue, tensor2: SSAValue, *, value: Any = 1
 ) -> SSAValue:
     """Return ``self + value * tensor1 / tensor2``."""
-    return t.pointwise("add", self, scaled(t, t.pointwise("div", tensor1, tensor2), value))
+    return _added(t, "div", self, (tensor1, tensor2), value)
+
+
+def _added(
+    t: Lowering, fn: str, x: SSAValue, pair: tuple[SSAValue, SSAValue], value: Any
+) -> SSAValue:
+    """Add a product or quotient of two tensors times a number, which goes with the first."""
+    dtype = t.accumulating(t.dtype)
+    first: Operand = pair[0] if value == 1 else t.pointwise("mul", pair[0], value, dtype=dtype)
+    more = t.pointwise(fn, first, pair[1], dtype=dtype)
+    return t.value(t.pointwise("add", x, more, dtype=dtype), t.dtype)
 
 
 @lowers("threshold")
