@@ -12,7 +12,7 @@ from operator import getitem
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from irc.frontends.torch.drawn_checks import REFUSED, probabilities_of
 from irc.frontends.torch.tensor_checks import CHECKS
@@ -27,6 +27,7 @@ from irc.torch_backend.check_nodes import (
 )
 from irc.torch_backend.compiled import Flat
 from irc.torch_backend.loop_checks import take_from_loop, take_from_steps
+from irc.torch_backend.transformed_checks import Transforms
 
 ONCE = frozenset(
     {"tag_activation_checkpoint", "wrap", "wrap_activation_checkpoint", "wrap_with_autocast",
@@ -46,7 +47,7 @@ def take_checks(gm: GraphModule) -> list[str]:
             (of ``torch.utils.checkpoint``, of autocast), whose checks are results of theirs. Of
             the branches of ``torch.cond`` the one that does not run has none that fails; a
             ``while_loop`` carries whether they have held so far, and ends where one does not;
-            ``scan`` and ``map`` give it for each row.
+            ``scan`` and ``map`` give it for each row, as ``vmap`` does.
 
     Returns:
         what each of them says where it does not hold.
@@ -55,11 +56,14 @@ def take_checks(gm: GraphModule) -> list[str]:
     said: list[str] = []
     results = [*output.args[0]]
     parts: dict[str, tuple[int, list[str]]] = {}
+    transforms = Transforms(gm.graph, results)
     for node in list(gm.graph.nodes):
+        transforms.pass_by(node)
+        before = len(results)
         if node.op != "output" and node.target in CHECKS:
             value = node.args[0] if node.args else node.kwargs["input"]
             with gm.graph.inserting_before(node):  # what is written to it later is not looked at
-                results.append(called(gm.graph, torch.clone, value))
+                results.append(_copied(gm.graph, value, transforms.are_open))
             said.append(node.args[1] if len(node.args) > 1 else node.kwargs.get("assert_msg", ""))
             gm.graph.erase_node(node)
         elif (given := probabilities_of(node.target, node.args, node.kwargs)) is not None:
@@ -93,10 +97,18 @@ def take_checks(gm: GraphModule) -> list[str]:
                 with gm.graph.inserting_after(held):
                     results.append(gm.graph.call_function(torch.all, (held,)))
             said += inner
+        transforms.keep(range(before, len(results)))
     if said:
         output.args = (tuple(results), *output.args[1:])
         gm.recompile()
     return said
+
+
+def _copied(graph: Graph, value: Any, is_transformed: bool) -> Node:
+    """Return what a check looks at as it is now; fake values are not known inside transforms."""
+    if is_transformed:
+        return graph.call_function(torch.clone, (value,))
+    return called(graph, torch.clone, value)
 
 
 def _run_as_part(node: Node, gm: GraphModule) -> str | None:

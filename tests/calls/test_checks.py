@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import irc
 from irc.frontends.torch.tensor_checks import CheckLeftOutWarning
 from irc.torch_backend.counts import counters
+from tests.calls.transformed import added, of_a_gradient, of_each_row
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -228,6 +229,36 @@ def test_regions_check_what_they_run(
                 answer(run, values)
         else:
             torch.testing.assert_close(answer(run, values), answer(function, values))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("function", "wanted"),
+    [
+        (added, lambda x: x.cumsum(0) * 2),
+        (of_each_row, lambda x: x * 2),
+        (of_a_gradient, lambda x: x * 2),
+    ],
+)
+def test_transformed_functions_check_what_they_are_given(
+    function: Callable[[Tensor], Tensor], wanted: Callable[[Tensor], Tensor], way: str, grad: bool
+) -> None:
+    """Eager refuses to look at a tensor inside of ``vmap``; Dynamo writes the check down."""
+    torch._dynamo.reset()
+    run, good = WAYS[way](function), torch.rand(5, 3) + 1
+    for _ in range(2):
+        x = good.clone().requires_grad_(grad)
+        result = run(x)
+        torch.testing.assert_close(result, wanted(good))
+        if grad:
+            (own,) = torch.autograd.grad(result.square().sum(), x)
+            x = good.clone().requires_grad_()
+            torch.testing.assert_close(own, *torch.autograd.grad(wanted(x).square().sum(), x))
+        bad = good.clone()
+        bad[3, 1] = -1
+        with pytest.raises((AssertionError, RuntimeError), match="not positive"):
+            run(bad.requires_grad_(grad))
 
 
 DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
