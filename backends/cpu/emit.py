@@ -258,6 +258,11 @@ def write_rows(
     return Written(schedule.scratch_bytes, schedule.parallel, "rows", pieces)
 
 
+def described(info: KernelInfo, text: str) -> str:
+    """Return the text of a kernel that is written out, with its description."""
+    return f"{_PREFIX}{to_text(info)}\n{text}"
+
+
 def info_of(text: str) -> KernelInfo:
     """Read a kernel's description from its text.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from irc.backends.cpu import openmp
+from irc.backends.cpu.contents import Digest, Piece, digest_text
 from irc.backends.cpu.driver import driver, worker
 from irc.backends.cpu.emit import KernelInfo, emit, info_of
 from irc.backends.cpu.entry import entry_function
@@ -45,6 +46,7 @@ class Segment(NativeSegment):
         num_threads: int,
     ) -> None:
         table = call_table(infos, calls)
+        self._most = num_threads
         num_threads = min(num_threads, MOST)  # each has its box beside the OpenMP runtime, too
         several = table.parallel and num_threads > 1
         if several and not openmp.is_forked():
@@ -61,6 +63,16 @@ class Segment(NativeSegment):
         None where kernels check their indices.
         """
         return self.bound(entry_function(), table, slots)
+
+    def digest(self, pieces: Sequence[Piece]) -> Digest:
+        """Return what tells whether memory still holds the same.
+
+        Args:
+            pieces: the memory, which the caller keeps.
+        """
+        text = digest_text(sum(size for _, size in pieces))
+        made = load_segment([text], [KernelCall(0, ((0, 0), (1, 0)))], self._most)
+        return Digest(made.run, pieces, made.num_threads)
 
 
 def compile_segment(

@@ -103,8 +103,9 @@ def refresh(compiled: Any) -> None:
     """Let a compiled module or function see what was written into its weights through ``.data``.
 
     Kernels read some weights from packed copies. torch counts writes to a tensor, and a copy of an
-    older count is made again before the next call; only writes through ``.data`` (and through
-    memory that torch does not know to be shared) are not counted.
+    older count is made again before the next call. Writes that it does not count (through
+    ``.data``, or memory that it does not know to be shared) are seen by what the weights hold, on
+    CPUs; this is for the weights of a GPU, and those that several ranks hold.
 
     Raises:
         IrcError: ``input-mismatch`` where the argument was not made by ``irc.compile``.

@@ -62,7 +62,7 @@ class Dispatcher:
             original, self._run, self.options, self.record, self._recompiles, self._torchs
         )
         self.handed = self._through_torch.handed
-        self._store = Store()
+        self._store = Store(is_watched=True)
         self._hooks: tuple[dict[int, Any], ...] = ()
         self._is_broken = False
         self._effects = 0

@@ -40,7 +40,7 @@ class OpenGraph:
         self._flat, self._open, self._bind = flat, flat.open, bind
         self._plans = OpenPlans(flat.open, flat.open.program_at, options)
         self._bound = BySizes(self._make)
-        self._store = Store()
+        self._store = Store(is_watched=True)
 
     @property
     def work(self) -> Work:

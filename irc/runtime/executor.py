@@ -92,6 +92,10 @@ class Executor:
         calls = segment_calls(plan)
         threads = driver.num_threads or torch.get_num_threads()
         self._segments: Sequence[Segment] = driver.load(loaded, calls, threads)
+        if driver.store.is_watched:
+            weights.watch(self._segments)
+            if made is not None:
+                made.watch(self._segments)
         device = driver.device.type
         self._inputs = [Input(plan, index, driver.rank, device) for index in plan.inputs]
         self._bases = [spec.base for spec in self._inputs]

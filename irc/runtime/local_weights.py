@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,17 +10,22 @@ import torch
 from irc.errors import IrcError
 from irc.plan.schema import Buffer, Plan
 from irc.runtime.addresses import check_elements
+from irc.runtime.contents import Watch, watch_of
 from irc.runtime.dtypes import dtypes
 from irc.runtime.rooms import is_short, room_of, with_room
 
 
 @dataclass
 class WeightCopy:
-    """A weight of other strides or without room, its copy, and the version that was copied."""
+    """A weight of other strides or without room, its copy, and the version that was copied.
+
+    Where it is watched, writes count that torch does not count.
+    """
 
     weight: torch.Tensor
     copy: torch.Tensor
     version: int | None
+    watch: Watch | None = None
 
     def shows(self, weight: torch.Tensor) -> bool:
         """True where the copy is one of this memory, read in this way."""
@@ -36,8 +41,8 @@ class WeightCopy:
 class LocalWeights:
     """Tensors by buffer of the plan; the copies among them follow what they are copies of.
 
-    torch counts writes to a tensor (not those through ``.data``), so a copy is made again only
-    where there was one.
+    torch counts writes to a tensor, so a copy is made again only where there was one. It does not
+    count those through ``.data``: where copies are watched (:meth:`watch`), they are seen as well.
 
     Args:
         plan: says which weights, and which are written to.
@@ -57,6 +62,7 @@ class LocalWeights:
         self.by_buffer: dict[int, torch.Tensor] = {}
         self._copies: list[WeightCopy] = []
         self._states: list[WeightCopy] = []
+        self._is_watched = False
         known = {} if copies is None else copies
         for index in plan.weights:
             buffer = plan.buffers[index]
@@ -112,13 +118,30 @@ class LocalWeights:
         """Whether any weight is a copy, so that calls must keep it in step."""
         return bool(self._copies)
 
+    def watch(self, segments: Sequence[object]) -> None:
+        """See writes that torch does not count, too.
+
+        Args:
+            segments: of the plan; their backend reads the memory, if it can.
+        """
+        self._is_watched = True
+        states = set(map(id, self._states))
+        for each in self._copies:
+            each.version = None
+            if id(each) not in states:
+                each.watch = watch_of(segments, [each.weight])
+
     def refresh(self) -> None:
         """Copy again what has been written to since."""
         for each in self._copies:
-            now = version_of(each.weight)
-            if now is None or now != each.version:
+            now, differs = version_of(each.weight), self._may_differ(each)
+            if now is None or now != each.version or differs:
                 each.copy.copy_(each.weight)
                 each.version = now
+
+    def _may_differ(self, copy: WeightCopy) -> bool:
+        """True for a copy of what holds something else now, or cannot be watched."""
+        return self._is_watched and (copy.watch is None or copy.watch.looked())
 
     def write_back(self) -> None:
         """Copy the states back to where they came from."""

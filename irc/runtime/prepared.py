@@ -16,6 +16,7 @@ import torch
 from irc.errors import IrcError
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Kernels, Library, Plan
+from irc.runtime.contents import Watch, watch_of
 from irc.runtime.frame import new_prepared
 from irc.runtime.local_weights import WeightCopy
 
@@ -39,7 +40,9 @@ class Store:
     Attributes:
         made: the prepared tensors.
         moved: the weights on a GPU, by name and device.
-        writes: how often weights may have been written to without a count of torch's.
+        writes: how often weights have been or may have been written to without a count of torch
+        is_watched: whether calls look for such writes: the weights are those of a module, whose
+            owner may write to them in any way.
         lock: held by who makes tensors.
     """
 
@@ -48,6 +51,7 @@ class Store:
         default_factory=dict[tuple[str, str], WeightCopy]
     )
     writes: int = 0
+    is_watched: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def may_be_written(self) -> None:
@@ -61,8 +65,9 @@ class Store:
 class Prepared:
     """The prepared buffers of one plan.
 
-    torch counts the writes to a tensor (not those through ``.data``); where the counts of the
-    weights that are read differ from those of the last time, everything is made again.
+    torch counts the writes to a tensor; where the counts of the weights that are read differ from
+    those of the last time, everything is made again. Writes through ``.data``, NumPy or another
+    process it does not count: those are seen by what the weights hold, where the store is watched.
 
     Args:
         loaded: the plan.
@@ -92,6 +97,7 @@ class Prepared:
         self._writes = self._store.writes
         self.sources = tuple(order)
         self._released = False
+        self._watch: Watch | None = None
         with self._store.lock:
             made = {i: self._store.made.setdefault(keys[i], Made(t)) for i, t in fresh.items()}
         self._made = [
@@ -102,10 +108,21 @@ class Prepared:
 
     def is_stale(self) -> bool:
         """True where a tensor is missing, or made of older weights; a fast check."""
-        # Inference tensors are not counted: what is made of them is made at every call.
-        if self._writes != self._store.writes or not self._tracked:
+        if self._writes != self._store.writes:
             return True
-        return [source._version for source in self._sources] != self._seen
+        # Inference tensors are not counted: what is made of them is made at every call.
+        if not self._tracked or [source._version for source in self._sources] != self._seen:
+            return True
+        return self._watch is not None and self._watch.has_changed()
+
+    def watch(self, segments: Sequence[object]) -> None:
+        """Look for writes that torch does not count.
+
+        Args:
+            segments: of the plan; their backend reads the memory, if it can.
+        """
+        if self._tracked:
+            self._watch = watch_of(segments, self._sources)
 
     def forget(self) -> None:
         """Make everything again at the next call."""
@@ -126,6 +143,7 @@ class Prepared:
         self._sources = [source for _, source in left]
         self._seen = [source._version for source in self._sources]
         self._released = self._tracked = True
+        self._watch = None
 
     def make(self, run: Callable[[], None]) -> None:
         """Make the tensors, unless another plan has made them of these weights.
@@ -143,6 +161,8 @@ class Prepared:
             )
         with self._store.lock:
             now = [source._version for source in self._sources] if self._tracked else None
+            if self._watch is not None and self._watch.looked() and now == self._seen:
+                self._store.writes += 1  # what other plans have made is out of date, too
             writes = self._store.writes
             if now is None or any(each.versions != (writes, of(now)) for each, of in self._made):
                 run()

@@ -84,7 +84,8 @@ class CompiledGraph:
         return tuple(shown)
 
     def _launch(self, tensors: Mapping[str, torch.Tensor]) -> Launch:
-        return launch(executor_of(self._plan, tensors, store=self._store, draws=True))
+        store = Store(is_watched=True) if self._store is None else self._store
+        return launch(executor_of(self._plan, tensors, store=store, draws=True))
 
     def _bound_to(self, args: Sequence[Any]) -> Launch:
         """Use the parameters of this call: Dynamo runs one graph for all modules of one form."""

@@ -1,9 +1,12 @@
 """What a plan makes of weights: once, again after a write, and shared by the plans of a model."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -149,3 +152,56 @@ def test_a_plan_says_what_it_prepares() -> None:
         verify_plan(moved)
     with pytest.raises(IrcError, match="no value now"):
         verify_plan(replace(plan, prepared=()))
+
+
+UNCOUNTED: dict[str, Callable[[torch.Tensor], object]] = {
+    "data": lambda w: w.data.mul_(-1),
+    "one element of data": lambda w: w.data[3, 3:4].add_(1),
+    "numpy": lambda w: np.multiply(w.detach().numpy(), 3, out=w.detach().numpy()),
+    "signs": lambda w: w.data.neg_(),
+}
+
+
+@pytest.mark.parametrize("write", UNCOUNTED)
+@pytest.mark.parametrize("rows", [1, 9])
+@torch.no_grad()
+def test_writes_that_torch_does_not_count_are_seen(rows: int, write: str) -> None:
+    module = Twice()
+    found, x = compiled(module, rows)
+    assert plan_of(found).prepared_bytes > 0
+    for _ in range(2):
+        UNCOUNTED[write](module.linear.weight)
+        assert close(found(x), module(x))
+
+
+@pytest.mark.parametrize("way", [irc.compile, partial(torch.compile, backend="irc")])
+@torch.no_grad()
+def test_a_target_that_follows_by_its_data_is_seen(way: Callable[..., Any]) -> None:
+    torch._dynamo.reset()
+    module, target = nn.Linear(200, 300), nn.Linear(200, 300)
+    found, x = way(target), torch.randn(5, 200)
+    for _ in range(4):
+        for mine, theirs in zip(target.parameters(), module.parameters(), strict=True):
+            mine.data.copy_(0.5 * theirs.data + 0.5 * mine.data)
+        assert close(found(x), target(x))
+
+
+@torch.no_grad()
+def test_plans_that_share_what_is_packed_see_a_write_alike() -> None:
+    module = nn.Linear(33, 70)
+    found, x = compiled(module)
+    other = torch.randn(17, 33)
+    found(other)
+    for first, second in ((x, other), (other, x)):
+        module.weight.data.add_(1)
+        assert close(found(first), module(first))
+        assert close(found(second), module(second))
+
+
+@torch.no_grad()
+def test_weights_in_another_order_are_seen() -> None:
+    module = nn.Conv2d(8, 8, 3).to(memory_format=torch.channels_last)
+    found, x = irc.compile(module), torch.randn(2, 8, 9, 9)
+    assert close(found(x), module(x))
+    module.weight.data.mul_(2)
+    assert close(found(x), module(x))
