@@ -17,11 +17,9 @@ from irc.dialects.flow import (
     CUT,
     BroadcastOp,
     ConcatOp,
-    ConstantOp,
     ExternOp,
     FlowOp,
     FusionOp,
-    IotaOp,
     PadOp,
     PointwiseOp,
     ReduceOp,
@@ -33,6 +31,7 @@ from irc.dialects.flow import (
     tensor,
 )
 from irc.dialects.indexing import TakeOp
+from irc.dialects.literals import ConstantOp, IotaOp
 from irc.dialects.types import TensorType, is_complex, is_float, number_in
 from irc.dialects.windows import PoolOp
 from irc.kernels.holds import LIBRARY_DTYPES, is_unread

@@ -15,7 +15,8 @@ from xdsl.passes import ModulePass
 from irc.constraints.fusion import FusionStatement, named_ops, parse_fusion
 from irc.constraints.pins import constraint_text
 from irc.dialects.builder import cloned
-from irc.dialects.flow import FlowOp, FusionOp, IotaOp, YieldOp, loc_of
+from irc.dialects.flow import FlowOp, FusionOp, YieldOp, loc_of
+from irc.dialects.literals import IotaOp
 from irc.dialects.noted import noted_placements, result_id
 from irc.errors import IrcError
 from irc.kernels.fusion.groups import Grouping

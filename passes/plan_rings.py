@@ -14,7 +14,8 @@ from xdsl.passes import ModulePass
 from irc.cluster.load import THIS_HOST, find_cluster
 from irc.cost.model import ClusterCost
 from irc.cost.rings import ring_block, ring_prices
-from irc.dialects.flow import AttentionOp, ExternOp, FlowOp, id_of, loc_of
+from irc.dialects.flow import ExternOp, FlowOp, id_of, loc_of
+from irc.dialects.whole_attention import AttentionOp
 from irc.errors import IrcError, did_you_mean
 from irc.ops.strategies import RING
 from irc.sharding.mesh import mesh_of, parse_mesh

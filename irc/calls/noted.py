@@ -19,7 +19,8 @@ from torch.utils import _pytree as pytree
 from xdsl.dialects.builtin import ModuleOp
 
 from irc import logs
-from irc.dialects.flow import ConstantOp, FlowOp, id_of, loc_of
+from irc.dialects.flow import FlowOp, id_of, loc_of
+from irc.dialects.literals import ConstantOp
 from irc.dialects.printer import Texts
 from irc.dialects.task import KernelOp
 from irc.errors import IrcError

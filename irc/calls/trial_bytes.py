@@ -15,8 +15,9 @@ from xdsl.ir import SSAValue
 
 from irc.cluster.host import memory_bytes
 from irc.dialects.builder import arguments, entry, functions
-from irc.dialects.flow import AttentionOp, FlowOp, FusionOp, tensor
+from irc.dialects.flow import FlowOp, FusionOp, tensor
 from irc.dialects.items import ITEM_BYTES, is_float
+from irc.dialects.whole_attention import AttentionOp
 from irc.dialects.windows import ConvolutionOp
 from irc.interpret.walk import last_read
 from irc.plan.schema import Plan

@@ -18,7 +18,8 @@ from irc.cluster.ports import COMPUTE, Ports
 from irc.cost.kernels import computed_in, op_work
 from irc.cost.roofline import roofline_s
 from irc.dialects.comm import CollectiveOp
-from irc.dialects.flow import ConstantOp, FlowOp, PointwiseOp, ReduceOp, SliceOp, tensor
+from irc.dialects.flow import FlowOp, PointwiseOp, ReduceOp, SliceOp, tensor
+from irc.dialects.literals import ConstantOp
 from irc.dialects.types import ITEM_BYTES, TensorType
 from irc.ops.work import VIEWS
 from irc.schedule.blocks import tasks_of

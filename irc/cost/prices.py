@@ -13,7 +13,8 @@ from xdsl.dialects.builtin import StringAttr
 
 from irc.cost.listed import BY_ELEMENT, around, unfused_seconds
 from irc.cost.model import ClusterCost
-from irc.dialects.flow import AttentionOp, FlowOp, ShapeOp
+from irc.dialects.flow import FlowOp, ShapeOp
+from irc.dialects.whole_attention import AttentionOp
 from irc.ops.attention_ops import ATTENTION, BACKWARD
 from irc.ops.linear_loss import BACKWARD as LOSS_BACKWARD
 

@@ -17,7 +17,6 @@ from xdsl.rewriter import InsertPoint
 
 from irc.dialects.flow import (
     BroadcastOp,
-    ConstantOp,
     FlowOp,
     PointwiseOp,
     ReduceOp,
@@ -25,6 +24,7 @@ from irc.dialects.flow import (
     signature,
     tensor,
 )
+from irc.dialects.literals import ConstantOp
 from irc.dialects.size import Dim
 from irc.dialects.types import TensorType, number_in
 from irc.ops.infer import check_cast

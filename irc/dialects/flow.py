@@ -32,11 +32,8 @@ from irc.dialects.fields import (
     integer_field,
     integers_field,
     number_field,
-    numbers_field,
     operand,
     opt_flag_field,
-    opt_integers_field,
-    opt_operand,
     opt_text_field,
     read_by_name,
     text_field,
@@ -215,34 +212,6 @@ class PointwiseOp(FlowOp):
 
 
 @flow_op
-class ConstantOp(FlowOp):
-    """A literal: one value for all elements, or all values row-major.
-
-    It has 64 values at most; what has more is an argument.
-
-    ```mlir
-    %c = flow.constant() {value = array<f64: 1.0>, loc = "m.py:3"} : () -> !flow.tensor<[], f32>
-    ```
-    """
-
-    name = "flow.constant"
-    value = numbers_field()
-
-
-@flow_op
-class IotaOp(FlowOp):
-    """``result[..., i, ...] = i`` along ``dim``.
-
-    ```mlir
-    %i = flow.iota() {dim = 0 : i64, loc = "m.py:3"} : () -> !flow.tensor<[16], i64>
-    ```
-    """
-
-    name = "flow.iota"
-    dim = integer_field()
-
-
-@flow_op
 class ContractOp(FlowOp):
     """A sum of products in einsum form: every matmul. Half types accumulate in float32.
 
@@ -348,40 +317,6 @@ some sizes, the slice is kept, so that plans for all sizes have the same steps."
 
 
 @flow_op
-class RandomOp(FlowOp):
-    """Counter-based random numbers: element i is a function of (seed, stream, i) alone.
-
-    A shard has a second operand, the row-major place of its first element in the whole tensor, and
-    ``strides``, the places from one element to the next in each dim.
-    """
-
-    name = "flow.random"
-    seed = operand(0)
-    first = opt_operand(1)
-    distribution = text_field()
-    stream = integer_field()
-    strides = opt_integers_field()
-
-
-@flow_op
-class AttentionOp(FlowOp):
-    """softmax(q k^T * scale + mask) v; q [.., H, S, D], k and v [.., G, T, D], H a multiple of G.
-
-    An optional fourth operand is the mask: bool (True takes part) or additive, broadcast to
-    [.., H, S, T]. ``is_causal`` masks column j of row i where j > i (aligned top left, as torch
-    does).
-    """
-
-    name = "flow.attention"
-    q = operand(0)
-    k = operand(1)
-    v = operand(2)
-    mask = opt_operand(3)
-    is_causal = flag_field()
-    scale = number_field()
-
-
-@flow_op
 class ExternOp(FlowOp):
     """Any library op: ``target`` (``aten::cummax``, ``onnx::LSTM``), run as it is.
 
@@ -452,8 +387,8 @@ class YieldOp(FlowOp):
 
 
 CORE: list[type[FlowOp]] = [
-    PointwiseOp, ConstantOp, IotaOp, ContractOp, ReduceOp, ReshapeOp, TransposeOp, BroadcastOp,
-    SliceOp, ConcatOp, PadOp, RandomOp, AttentionOp, ExternOp, FusionOp, YieldOp,
+    PointwiseOp, ContractOp, ReduceOp, ReshapeOp, TransposeOp, BroadcastOp,
+    SliceOp, ConcatOp, PadOp, ExternOp, FusionOp, YieldOp,
 ]  # fmt: skip
 """The ops that are defined here; :mod:`irc.dialects.flow_ops` has all."""
 

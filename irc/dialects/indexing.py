@@ -9,7 +9,8 @@ from xdsl.ir import SSAValue
 
 from irc.dialects.attributes import to_python
 from irc.dialects.fields import integer_field, operand, text_field
-from irc.dialects.flow import FlowOp, IotaOp, flow_op, tensor
+from irc.dialects.flow import FlowOp, flow_op, tensor
+from irc.dialects.literals import IotaOp
 from irc.dialects.placement import B, Partial, Split
 from irc.dialects.size import product
 from irc.dialects.types import Shape, TensorType

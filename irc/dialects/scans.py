@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 from xdsl.ir import SSAValue
 
 from irc.dialects.fields import flag_field, integer_field, operand, text_field
-from irc.dialects.flow import FlowOp, IotaOp, flow_op, tensor
+from irc.dialects.flow import FlowOp, flow_op, tensor
 from irc.dialects.indexing import ScatterOp
+from irc.dialects.literals import IotaOp
 from irc.dialects.size import Dim
 from irc.dialects.types import Shape, TensorType
 from irc.ops.derivative import Adjoint, PhaseBuilder, known

@@ -12,8 +12,9 @@ from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Block, Operation, SSAValue
 
 from irc.dialects.along import OUTPUTS, KernelAlongOp
-from irc.dialects.flow import ConstantOp, ExternOp, FlowOp, ShapeOp, id_of, loc_of, tensor
+from irc.dialects.flow import ExternOp, FlowOp, ShapeOp, id_of, loc_of, tensor
 from irc.dialects.indexing import ScatterOp
+from irc.dialects.literals import ConstantOp
 from irc.dialects.scans import CumulativeOp
 from irc.dialects.searches import SortOp, TopKOp
 from irc.dialects.task import KernelOp

@@ -10,11 +10,12 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from irc.dialects.attention import FLOATS, OUTPUTS, PER_KEY, KernelAttentionOp
 from irc.dialects.attention_backward import KernelAttentionBackwardOp
-from irc.dialects.flow import AttentionOp, ExternOp, FlowOp, TransposeOp, id_of, loc_of, tensor
+from irc.dialects.flow import ExternOp, FlowOp, TransposeOp, id_of, loc_of, tensor
 from irc.dialects.mapping import TaskMapping, repeat, spatial
 from irc.dialects.task import KernelOp
 from irc.dialects.task_types import BufferType
 from irc.dialects.types import TensorType
+from irc.dialects.whole_attention import AttentionOp
 from irc.kernels.attention_parts import parts_attribute
 from irc.kernels.gpu.attention import candidates
 from irc.kernels.gpu.limits import GPUS

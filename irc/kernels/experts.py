@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 from xdsl.ir import SSAValue
 
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import ExternOp, IotaOp, SliceOp, TransposeOp, tensor
+from irc.dialects.flow import ExternOp, SliceOp, TransposeOp, tensor
+from irc.dialects.literals import IotaOp
 from irc.dialects.types import TensorType
 from irc.kernels.grouped import grouped_product
 from irc.kernels.holds import shape_of

@@ -10,10 +10,8 @@ from xdsl.ir import Operation, SSAValue
 from irc.dialects.flow import (
     BroadcastOp,
     ConcatOp,
-    ConstantOp,
     ContractOp,
     FlowOp,
-    IotaOp,
     PadOp,
     PointwiseOp,
     ReduceOp,
@@ -24,6 +22,7 @@ from irc.dialects.flow import (
     tensor,
 )
 from irc.dialects.indexing import GatherOp, TakeOp
+from irc.dialects.literals import ConstantOp, IotaOp
 from irc.dialects.packed_products import GroupedContractOp, GroupedOuterOp, PackedContractOp
 from irc.dialects.searches import ArgReduceOp
 from irc.dialects.size import Size

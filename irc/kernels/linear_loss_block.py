@@ -10,8 +10,9 @@ from xdsl.dialects.func import FuncOp
 from xdsl.ir import Block, SSAValue
 
 from irc.dialects.builder import FlowBuilder, finish_function, functions
-from irc.dialects.flow import ContractOp, ExternOp, IotaOp, loc_of, tensor
+from irc.dialects.flow import ContractOp, ExternOp, loc_of, tensor
 from irc.dialects.indexing import GatherOp
+from irc.dialects.literals import IotaOp
 from irc.dialects.types import TensorType
 from irc.kernels.holds import shape_of
 from irc.ops.linear_loss import accumulating

@@ -23,7 +23,8 @@ from typing import Any
 from xdsl.ir import SSAValue
 
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import ExternOp, IotaOp, PadOp, SliceOp, tensor
+from irc.dialects.flow import ExternOp, PadOp, SliceOp, tensor
+from irc.dialects.literals import IotaOp
 from irc.dialects.types import TensorType, is_float
 from irc.dialects.windows import PoolOp
 from irc.kernels.holds import shape_of

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from xdsl.ir import SSAValue
 
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import ContractOp, IotaOp, tensor
+from irc.dialects.flow import ContractOp, tensor
+from irc.dialects.literals import IotaOp
 from irc.dialects.size import Size
 from irc.dialects.types import Shape, TensorType
 from irc.ops.infer import ShapeError

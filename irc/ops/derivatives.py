@@ -14,7 +14,6 @@ from irc.dialects import items
 from irc.dialects.flow import FlowOp
 from irc.dialects.types import TensorType
 from irc.ops import (
-    derivatives_attention,
     derivatives_extern,
     derivatives_layout,
     derivatives_pointwise,
@@ -32,19 +31,15 @@ DERIVATIVES: Mapping[str, Derivative] = {
     "flow.slice": derivatives_layout.slice_,
     "flow.concat": derivatives_layout.concat,
     "flow.pad": derivatives_layout.pad,
-    "flow.attention": derivatives_attention.attention,
     "flow.extern": derivatives_extern.extern,
 }
-
-FLAT = frozenset({"flow.constant", "flow.iota", "flow.random"})
-"""Ops through which no gradient goes, of those without a record."""
 
 
 def is_flat(op: FlowOp) -> bool:
     """True for an op whose results do not change with small changes of its operands."""
     if op.RECORD is not None and op.RECORD.is_flat:
         return True
-    return op.name in FLAT or op.plain.get("fn") in derivatives_pointwise.FLAT
+    return op.plain.get("fn") in derivatives_pointwise.FLAT
 
 
 def is_smooth(value: SSAValue) -> bool:

@@ -20,7 +20,7 @@ Signature: TypeAlias = tuple[Shape, str]
 Attrs: TypeAlias = Mapping[str, Any]
 
 STATED = frozenset({
-    "flow.constant", "flow.iota", "flow.reshape", "flow.broadcast", "flow.extern", "flow.random",
+    "flow.reshape", "flow.broadcast", "flow.extern",
     "flow.fusion",
 })  # fmt: skip
 
@@ -238,14 +238,6 @@ def check_within(indices: Shape, other: Shape, dim: int | None) -> None:
         raise ShapeError(f"indices of {[*map(str, indices)]} into {[*map(str, other)]}")
 
 
-def _attention(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
-    (q, dtype), (k, _), (v, _) = operands[:3]
-    keys_fit = q[-1] == k[-1] and equal_sizes(k[-2], v[-2]) and equal_shapes(q[:-3], k[:-3])
-    if not (keys_fit and equal_shapes(k[:-2], v[:-2])):
-        raise ShapeError(f"attention of q {[*map(str, q)]}, k {[*map(str, k)]}, v {[*map(str, v)]}")
-    return [((*q[:-1], v[-1]), dtype)]
-
-
 INFER: Mapping[str, Callable[[Attrs, Sequence[Signature]], list[Signature]]] = {
     "flow.pointwise": _pointwise,
     "flow.contract": _contract,
@@ -254,7 +246,6 @@ INFER: Mapping[str, Callable[[Attrs, Sequence[Signature]], list[Signature]]] = {
     "flow.slice": _slice,
     "flow.concat": _concat,
     "flow.pad": _pad,
-    "flow.attention": _attention,
 }
 
 

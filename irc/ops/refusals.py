@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from irc.dialects.flow import FlowOp
 
 REASONS: Mapping[str, str] = {
-    "flow.attention": "every row needs all keys: rows of q split alone under a causal mask or by a "
-    "rule, and q, k and v together in a ring where shards are equal",
     "flow.reshape": "only the leading factor of a merged dim is contiguous on a rank",
     "flow.slice": "a dim that is sliced or stepped through is whole",
     "flow.pad": "a dim that is padded is whole",

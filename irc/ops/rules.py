@@ -26,8 +26,7 @@ from irc.ops.rules_layout import (
     slice_rule,
     transpose_rule,
 )
-from irc.ops.rules_naming import align, dim_of, letters
-from irc.ops.rules_window import attention_rule
+from irc.ops.rules_naming import align, letters
 
 if TYPE_CHECKING:
     from xdsl.ir import SSAValue
@@ -157,17 +156,6 @@ def _reduce(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signa
     )
 
 
-def _constant(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
-    names = letters(results[0][0])
-    splat = len(attrs["value"]) == 1
-    return Rule((), (names,), whole=() if splat else tuple(chain(*names)))
-
-
-def _iota(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
-    names = letters(results[0][0])
-    return Rule((), (names,), whole=names[dim_of(attrs)])
-
-
 def opaque(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
     """Replicate: nothing is known of the op, or its elements depend on their global place."""
     shapes = [shape for shape, _ in (*operands, *results)]
@@ -182,8 +170,6 @@ def opaque(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signat
 
 RULES: Mapping[str, RuleFunction] = {
     "flow.pointwise": _pointwise,
-    "flow.constant": _constant,
-    "flow.iota": _iota,
     "flow.contract": _contract,
     "flow.reduce": _reduce,
     "flow.reshape": reshape_rule,
@@ -192,7 +178,5 @@ RULES: Mapping[str, RuleFunction] = {
     "flow.slice": slice_rule,
     "flow.concat": concat_rule,
     "flow.pad": pad_rule,
-    "flow.random": opaque,
-    "flow.attention": attention_rule,
     "flow.extern": opaque,
 }

@@ -9,7 +9,8 @@ from math import prod
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import ConstantOp, FlowOp
+from irc.dialects.flow import FlowOp
+from irc.dialects.literals import ConstantOp
 from irc.ops.attention_ops import ATTENTION, BACKWARD, form_of
 from irc.ops.rule import Rule
 

@@ -5,12 +5,12 @@ The placements are here, next to the rules; the local programs are in :mod:`irc.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from irc.dialects.items import Shape
-from irc.dialects.placement import AxisPlacement, B, Partial, Split
+from irc.dialects.placement import AxisPlacement, B, Split
 from irc.dialects.size import Dim
 from irc.ops.custom import declaration
 from irc.ops.infer import Attrs, Signature
@@ -52,40 +52,11 @@ StrategyFunction: TypeAlias = Callable[
 
 def strategies_of(op: FlowOp) -> list[Strategy]:
     """Return the strategies of an op, often none."""
-    make = STRATEGIES.get(op.name) if op.RECORD is None else op.RECORD.strategies
+    make = None if op.RECORD is None else op.RECORD.strategies
     if op.name == "flow.extern":
         known = declaration(op.plain["target"])
         make = known.strategies if known else None
     return make(op.plain, *op_signatures(op)) if make else []
-
-
-def _offset_iota(
-    attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]
-) -> list[Strategy]:
-    """Split the counted dim: each rank counts from where its shard starts."""
-    (shape, _), dim = results[0], dim_of(attrs)
-    return [] if shape[dim] == 1 else [Strategy("offset-iota", (), (Split(dim),), shape[dim])]
-
-
-def _offset_random(
-    attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]
-) -> list[Strategy]:
-    """Split any dim: each rank draws the numbers of its own places in the whole tensor."""
-    shape, _ = results[0]
-    return [
-        Strategy("offset-random", (B,), (Split(dim),), size, split=f"dim {dim}")
-        for dim, size in enumerate(shape)
-        if size != 1 and len(operands) == 1
-    ]
-
-
-def _zeros(
-    attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]
-) -> list[Strategy]:
-    """Zeros are the sum of zeros: what is added into them may then differ from rank to rank."""
-    if attrs["value"] in ((0,), (0.0,)):
-        return [Strategy(AS_IT_IS, (), (Partial("sum"),), 0, split="nothing")]
-    return []
 
 
 def over_the_dim(name: str) -> StrategyFunction:
@@ -148,24 +119,3 @@ def ring(
         return []
     placed = (rows, rows, rows, *(mask_rows(shape, q) for shape, _ in masks))
     return [Strategy(RING, placed, (rows,) * num_results, q[-2], even=True)]
-
-
-def _attention(
-    attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]
-) -> list[Strategy]:
-    """A ring; and under a causal mask the rows of q alone, masked by where they stand."""
-    q = operands[0][0]
-    found = ring(operands[:3], operands[3:], 1)
-    if attrs["is_causal"] and q[-2] != 1:
-        rows = Split(len(q) - 2)
-        placed = (rows, B, B, *(mask_rows(shape, q) for shape, _ in operands[3:]))
-        found.append(Strategy(CAUSAL_ROWS, placed, (rows,), q[-2]))
-    return found
-
-
-STRATEGIES: Mapping[str, StrategyFunction] = {
-    "flow.iota": _offset_iota,
-    "flow.random": _offset_random,
-    "flow.constant": _zeros,
-    "flow.attention": _attention,
-}

@@ -60,9 +60,6 @@ VIEWS = frozenset({"flow.reshape", "flow.transpose", "flow.slice", "flow.broadca
 UNKNOWN_FLOPS = 10
 """Assumed per element read or written, of a library op that does not say: it is not free."""
 
-SOFTMAX_FLOPS = 14
-"""Maximum, subtraction, exponential (10), sum and division of one attention score."""
-
 
 def flops(op: FlowOp) -> int:
     """Return the arithmetic operations of the whole op.
@@ -247,16 +244,9 @@ def _contract(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int:
     return len(rule.operands) * _space(attrs, rule, sizes)
 
 
-def _attention(attrs: Attrs, rule: Rule, sizes: Mapping[str, int]) -> int:
-    """Both products and the softmax of every score; a causal mask is not taken to save half."""
-    scores = prod(sizes[name] for name in rule.factors if name not in ("d", "e"))
-    return scores * (2 * sizes["d"] + 2 * sizes["e"] + SOFTMAX_FLOPS)
-
-
 FLOPS: Mapping[str, Formula] = {
     "flow.pointwise": _pointwise,
     "flow.contract": _contract,
     "flow.reduce": _space,
-    "flow.attention": _attention,
 }
 """Ops that are not here only move data; library ops declare theirs, or are assumed."""

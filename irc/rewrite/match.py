@@ -11,7 +11,6 @@ from xdsl.ir import Operation, SSAValue
 
 from irc.dialects.flow import (
     BroadcastOp,
-    ConstantOp,
     ContractOp,
     FlowOp,
     ReduceOp,
@@ -20,6 +19,7 @@ from irc.dialects.flow import (
     id_of,
     tensor,
 )
+from irc.dialects.literals import ConstantOp
 from irc.rewrite.operators import COMMUTATIVE, dims_of, is_op, perm_of, spec_matches
 from irc.rewrite.terms import Apply, Choice, Let, Literal, Name, Number, Rule, Term, Text
 

@@ -17,7 +17,8 @@ from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from irc.dialects.builder import arguments, functions
-from irc.dialects.flow import ConstantOp, ExternOp, FlowOp, loc_of
+from irc.dialects.flow import ExternOp, FlowOp, loc_of
+from irc.dialects.literals import ConstantOp
 from irc.dialects.types import TensorType
 from irc.errors import InternalError
 from irc.interpret.dynamic import WEIGHTS

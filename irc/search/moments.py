@@ -16,10 +16,8 @@ from xdsl.ir import Operation, SSAValue
 
 from irc.dialects.builder import arguments, results
 from irc.dialects.flow import (
-    ConstantOp,
     ExternOp,
     FlowOp,
-    IotaOp,
     PointwiseOp,
     ReduceOp,
     ShapeOp,
@@ -27,6 +25,7 @@ from irc.dialects.flow import (
     phase_of,
     tensor,
 )
+from irc.dialects.literals import ConstantOp, IotaOp
 from irc.dialects.placement import Placement
 from irc.dialects.types import TensorType
 from irc.kernels.attention import is_attention

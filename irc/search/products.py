@@ -23,7 +23,8 @@ from xdsl.ir import SSAValue
 
 from irc.cost.kernels import computed_in
 from irc.dialects.builder import arguments, entry, functions
-from irc.dialects.flow import ContractOp, FlowOp, RandomOp, tensor
+from irc.dialects.flow import ContractOp, FlowOp, tensor
+from irc.dialects.literals import RandomOp
 from irc.ops.derivatives import is_flat, is_smooth
 from irc.ops.infer import parse_spec
 from irc.ops.rule import RuleError

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from xdsl.dialects.builtin import ModuleOp
 
 from irc.dialects.builder import functions
-from irc.dialects.flow import AttentionOp, ContractOp, ExternOp, FlowOp, loc_of, phase_of
+from irc.dialects.flow import ContractOp, ExternOp, FlowOp, loc_of, phase_of
 from irc.dialects.placement import B, Mesh
 from irc.dialects.types import TensorType
+from irc.dialects.whole_attention import AttentionOp
 from irc.dialects.windows import ConvolutionOp
 from irc.ops.work import flops
 from irc.sharding.signatures import axis_signatures

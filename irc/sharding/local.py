@@ -12,8 +12,9 @@ from math import prod
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import FlowOp, PadOp, PointwiseOp, RandomOp, ReshapeOp, SliceOp, tensor
+from irc.dialects.flow import FlowOp, PadOp, PointwiseOp, ReshapeOp, SliceOp, tensor
 from irc.dialects.indexing import ScatterOp, TakeOp
+from irc.dialects.literals import RandomOp
 from irc.dialects.placement import Mesh
 from irc.dialects.types import TensorType
 from irc.ops.experts import DOWN

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from xdsl.ir import SSAValue
 
 from irc.dialects.comm import AllGatherOp
-from irc.dialects.flow import BroadcastOp, ConstantOp, PointwiseOp, ReduceOp, ReshapeOp, tensor
+from irc.dialects.flow import BroadcastOp, PointwiseOp, ReduceOp, ReshapeOp, tensor
 from irc.dialects.indexing import GatherOp
 from irc.dialects.items import integer_range
+from irc.dialects.literals import ConstantOp
 from irc.dialects.scans import CumulativeOp
 from irc.dialects.searches import ArgReduceOp, TopKOp
 from irc.dialects.types import TensorType, is_float, number_in

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from xdsl.ir import SSAValue
 
 from irc.dialects.comm import AllGatherOp, CombineRowsOp, DispatchRowsOp, ReduceScatterOp
-from irc.dialects.flow import ConstantOp, ExternOp, ReduceOp, ReshapeOp, tensor
+from irc.dialects.flow import ExternOp, ReduceOp, ReshapeOp, tensor
+from irc.dialects.literals import ConstantOp
 from irc.dialects.types import TensorType
 from irc.ops.experts import DOWN
 from irc.ops.strategies import TRAVELLING, TRAVELLING_BACK

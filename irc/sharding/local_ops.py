@@ -10,7 +10,8 @@ from xdsl.ir import Attribute, SSAValue
 
 from irc.dialects.attributes import to_attribute
 from irc.dialects.comm import CollectiveOp, PendingType, RankIndexOp, WaitOp
-from irc.dialects.flow import ConstantOp, FlowOp, PointwiseOp, SliceOp, id_of, loc_of, tensor
+from irc.dialects.flow import FlowOp, PointwiseOp, SliceOp, id_of, loc_of, tensor
+from irc.dialects.literals import ConstantOp
 from irc.dialects.placement import Mesh, Placement
 from irc.dialects.types import PlacementAttr, TensorType, number_in
 from irc.dialects.windows import ConvolutionOp

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import ConcatOp, ConstantOp, SliceOp, tensor
+from irc.dialects.flow import ConcatOp, SliceOp, tensor
+from irc.dialects.literals import ConstantOp
 from irc.dialects.types import TensorType, number_in
 from irc.sharding.ring import Part, Ring, Slopes, as_result, attend, merged, slopes
 

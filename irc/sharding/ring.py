@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from xdsl.ir import SSAValue
 
 from irc.dialects.comm import PendingType, PermuteOp, RankIndexOp, WaitOp
-from irc.dialects.flow import AttentionOp, ExternOp, IotaOp, ReshapeOp, tensor
+from irc.dialects.flow import ExternOp, ReshapeOp, tensor
 from irc.dialects.indexing import TakeOp
+from irc.dialects.literals import IotaOp
 from irc.dialects.types import TensorType
+from irc.dialects.whole_attention import AttentionOp
 from irc.ops.attention_ops import BACKWARD, Form, form_of
 from irc.ops.strategies import RING
 

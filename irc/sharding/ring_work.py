@@ -14,7 +14,8 @@ from typing import Any
 from xdsl.ir import Block, SSAValue
 
 from irc.dialects.comm import PermuteOp, RankIndexOp
-from irc.dialects.flow import ConstantOp, ExternOp, FlowOp, PointwiseOp, tensor
+from irc.dialects.flow import ExternOp, FlowOp, PointwiseOp, tensor
+from irc.dialects.literals import ConstantOp
 from irc.dialects.types import ITEM_BYTES
 from irc.ops.attention_ops import ATTENTION, BACKWARD, form_of
 from irc.ops.work import flops

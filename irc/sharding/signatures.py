@@ -15,9 +15,10 @@ from math import prod
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import AttentionOp, ExternOp, FlowOp, names_of, tensor
+from irc.dialects.flow import ExternOp, FlowOp, names_of, tensor
 from irc.dialects.placement import AxisPlacement, B, Broadcast, Mesh, Partial, Placement, Split
 from irc.dialects.types import TensorType
+from irc.dialects.whole_attention import AttentionOp
 from irc.dialects.windows import ConvolutionOp, PoolOp
 from irc.ops.rule import Rule, TensorTerm, static
 from irc.ops.rules import op_signatures, rule_of

@@ -17,7 +17,6 @@ from irc.dialects.comm import CHUNK, CollectiveOp, LocalChunkOp, PendingType
 from irc.dialects.flow import (
     BroadcastOp,
     ConcatOp,
-    ConstantOp,
     FlowOp,
     PointwiseOp,
     ReshapeOp,
@@ -26,6 +25,7 @@ from irc.dialects.flow import (
     loc_of,
     tensor,
 )
+from irc.dialects.literals import ConstantOp
 from irc.dialects.noted import rename_ids
 from irc.dialects.placement import Mesh, Partial, Split
 from irc.dialects.types import ITEM_BYTES, TensorType, tensor_type

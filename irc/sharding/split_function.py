@@ -11,7 +11,8 @@ from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 
 from irc.dialects.builder import finish_function
 from irc.dialects.comm import CollectiveOp
-from irc.dialects.flow import ConstantOp, FlowOp, id_of
+from irc.dialects.flow import FlowOp, id_of
+from irc.dialects.literals import ConstantOp
 from irc.dialects.noted import noted_placement, noted_placements
 
 

@@ -17,8 +17,6 @@ from xdsl.ir import Attribute, Block, BlockArgument, Operation, SSAValue
 from irc.dialects.builder import cloned, finish_function
 from irc.dialects.flow import (
     BroadcastOp,
-    ConstantOp,
-    IotaOp,
     PointwiseOp,
     ReshapeOp,
     TransposeOp,
@@ -27,6 +25,7 @@ from irc.dialects.flow import (
     loc_of,
     tensor,
 )
+from irc.dialects.literals import ConstantOp, IotaOp
 from irc.dialects.types import ITEM_BYTES
 from irc.errors import ErrorCollector
 from irc.training.pairs import FORWARD

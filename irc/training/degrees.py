@@ -19,7 +19,6 @@ from irc.dialects.builder import arguments, entry, functions
 from irc.dialects.flow import (
     BroadcastOp,
     ConcatOp,
-    ConstantOp,
     ContractOp,
     FlowOp,
     PadOp,
@@ -31,6 +30,7 @@ from irc.dialects.flow import (
     tensor,
 )
 from irc.dialects.indexing import GatherOp, TakeOp
+from irc.dialects.literals import ConstantOp
 from irc.program import Program
 
 Degree: TypeAlias = "float | None"

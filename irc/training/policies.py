@@ -34,13 +34,13 @@ from irc.dialects.flow import (
     ContractOp,
     ExternOp,
     PointwiseOp,
-    RandomOp,
     ReduceOp,
     ShapeOp,
     id_of,
     loc_of,
     tensor,
 )
+from irc.dialects.literals import RandomOp
 from irc.entry_points import POLICIES as GROUP
 from irc.entry_points import Registered, broken, load, provider, registered
 from irc.errors import IrcError

@@ -11,7 +11,7 @@ from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Operation, SSAValue
 
 from irc.dialects.builder import arguments, entry, functions
-from irc.dialects.flow import RandomOp
+from irc.dialects.literals import RandomOp
 from irc.errors import IrcError, did_you_mean
 from irc.training.entry import HELD, drop_uncalled, drop_unread, globs
 from irc.training.layer_policies import (

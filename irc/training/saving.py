@@ -26,18 +26,8 @@ from xdsl.dialects.builtin import StringAttr
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Block, Operation, SSAValue
 
-from irc.dialects.flow import (
-    ConstantOp,
-    FlowOp,
-    IotaOp,
-    PointwiseOp,
-    RandomOp,
-    ReduceOp,
-    ShapeOp,
-    id_of,
-    phase_of,
-    tensor,
-)
+from irc.dialects.flow import FlowOp, PointwiseOp, ReduceOp, ShapeOp, id_of, phase_of, tensor
+from irc.dialects.literals import ConstantOp, IotaOp, RandomOp
 from irc.dialects.types import ITEM_BYTES, TensorType
 from irc.ops.derivative import stamp
 

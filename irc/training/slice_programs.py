@@ -18,8 +18,9 @@ from irc.dialects.builder import (
     functions,
     results,
 )
-from irc.dialects.flow import ConcatOp, ContractOp, IotaOp, SliceOp, TransposeOp, loc_of, tensor
+from irc.dialects.flow import ConcatOp, ContractOp, SliceOp, TransposeOp, loc_of, tensor
 from irc.dialects.indexing import TakeOp
+from irc.dialects.literals import IotaOp
 from irc.dialects.types import TensorType
 from irc.ops.linear_loss import LOSS, accumulating, operand_roles
 from irc.training.head import Mean, loss_of, mean_of, weight_chain

@@ -12,7 +12,8 @@ from xdsl.dialects.func import CallOp, FuncOp, ReturnOp
 from xdsl.ir import Block, Operation, SSAValue
 
 from irc.dialects.builder import arguments, functions, results
-from irc.dialects.flow import ContractOp, ExternOp, FlowOp, RandomOp, loc_of
+from irc.dialects.flow import ContractOp, ExternOp, FlowOp, loc_of
+from irc.dialects.literals import RandomOp
 from irc.dialects.types import ITEM_BYTES, TensorType
 from irc.dialects.windows import ConvolutionOp
 from irc.errors import IrcError

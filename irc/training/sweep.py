@@ -15,7 +15,8 @@ from xdsl.dialects.builtin import StringAttr
 from xdsl.dialects.func import CallOp, ReturnOp
 from xdsl.ir import Block, Operation, SSAValue
 
-from irc.dialects.flow import FlowOp, RandomOp, id_of, loc_of, tensor
+from irc.dialects.flow import FlowOp, id_of, loc_of, tensor
+from irc.dialects.literals import RandomOp
 from irc.errors import ErrorCollector, InternalError, IrcError
 from irc.ops.derivative import Adjoint, NotDifferentiable, Part, PhaseBuilder
 from irc.ops.derivatives import gradient, is_flat, is_smooth

@@ -10,9 +10,10 @@ from xdsl.ir import Block
 from irc.cluster.load import find_cluster
 from irc.cost.kernels import local_work, op_work, shape_work
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import AttentionOp, ContractOp, FlowOp
+from irc.dialects.flow import ContractOp, FlowOp
 from irc.dialects.placement import Mesh
 from irc.dialects.types import TensorType
+from irc.dialects.whole_attention import AttentionOp
 from irc.dialects.windows import ConvolutionOp
 from irc.ops.shapes import Attention, Product, shape_of
 from irc.ops.work import factors, flops, local_flops

@@ -17,7 +17,8 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Block
 
 from irc.dialects.builder import FlowBuilder, finish_function
-from irc.dialects.flow import ConstantOp, PadOp
+from irc.dialects.flow import PadOp
+from irc.dialects.literals import ConstantOp
 from irc.dialects.placement import B, Mesh, Partial, Placement, Split
 from irc.dialects.text import context, dump, load
 from irc.dialects.types import TensorType

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, SSAValue
 
-from irc.dialects import flow, indexing, scans, searches, windows
+from irc.dialects import flow, indexing, literals, scans, searches, windows
 from irc.dialects.builder import FlowBuilder, argument_attrs, finish_function
 from irc.dialects.flow import tensor
 from irc.dialects.types import TensorType
+from irc.dialects.whole_attention import AttentionOp
 from irc.program import Program as FlowProgram
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class FlowMeaning:
         return self.b.scalar(value, dtype)
 
     def iota(self, shape: Sequence[int], dim: int) -> SSAValue:
-        return self.b.op(flow.IotaOp, [], result=TensorType.of(shape, "i64"), dim=dim)
+        return self.b.op(literals.IotaOp, [], result=TensorType.of(shape, "i64"), dim=dim)
 
     def reduce(self, fn: str, x: SSAValue, dims: Sequence[int], keep: bool = True) -> SSAValue:
         return self.b.reduce(fn, x, dims, keep_dims=keep)
@@ -91,7 +92,7 @@ class FlowMeaning:
         self, q: SSAValue, k: SSAValue, v: SSAValue, mask: Any, causal: bool, scale: float
     ) -> SSAValue:
         inputs = [q, k, v, *([] if mask is None else [mask])]
-        return self.b.op(flow.AttentionOp, inputs, is_causal=causal, scale=float(scale))
+        return self.b.op(AttentionOp, inputs, is_causal=causal, scale=float(scale))
 
     def convolution(
         self, x: SSAValue, w: SSAValue, bias: Any, stride: int, pad: int, dilation: int, groups: int

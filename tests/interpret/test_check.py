@@ -15,12 +15,12 @@ from irc.backends.cpu import CpuBackend
 from irc.cost.actions import ActionCost
 from irc.dialects.attributes import to_attribute
 from irc.dialects.comm import AllGatherOp, AllReduceOp, LocalChunkOp, ReduceScatterOp
-from irc.dialects.flow import AttentionOp
 from irc.dialects.launches import LaunchOp
 from irc.dialects.noted import result_id
 from irc.dialects.placement import Mesh
 from irc.dialects.task import KernelConstantOp, KernelOp, KernelPointwiseOp, KernelReduceOp, LoadOp
 from irc.dialects.text import dump, load
+from irc.dialects.whole_attention import AttentionOp
 from irc.errors import IrcError
 from irc.frontends.torch.capture import capture
 from irc.interpret.check import check_plan

@@ -9,19 +9,13 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from irc.dialects.builder import FlowBuilder, argument_attrs, finish_function
 from irc.dialects.comm import AllReduceOp, CollectiveOp
-from irc.dialects.flow import (
-    AttentionOp,
-    ContractOp,
-    IotaOp,
-    ReshapeOp,
-    SliceOp,
-    TransposeOp,
-    tensor,
-)
+from irc.dialects.flow import ContractOp, ReshapeOp, SliceOp, TransposeOp, tensor
 from irc.dialects.indexing import TakeOp
+from irc.dialects.literals import IotaOp
 from irc.dialects.placement import Mesh, Placement
 from irc.dialects.text import context, dump, load
 from irc.dialects.types import TensorType
+from irc.dialects.whole_attention import AttentionOp
 from irc.errors import InternalError, IrcError
 from irc.interpret.flow import run_function
 from irc.interpret.levels import difference, random_inputs

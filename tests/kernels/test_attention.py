@@ -14,11 +14,12 @@ import irc
 from irc.dialects.attention import KernelAttentionOp
 from irc.dialects.attributes import to_attribute
 from irc.dialects.builder import FlowBuilder, finish_function
-from irc.dialects.flow import AttentionOp, ExternOp, TransposeOp
+from irc.dialects.flow import ExternOp, TransposeOp
 from irc.dialects.launches import LaunchOp, ViewOp
 from irc.dialects.task import KernelOp
 from irc.dialects.text import context, dump, load
 from irc.dialects.types import TensorType
+from irc.dialects.whole_attention import AttentionOp
 from irc.interpret.flow import run_function
 from irc.interpret.levels import difference, execute, random_inputs
 from irc.kernels.attention_parts import parts_of

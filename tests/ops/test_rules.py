@@ -12,17 +12,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xdsl.ir import Block
 
-from irc.dialects import flow, flow_ops, indexing, packed_products, scans, searches, windows
+from irc.dialects import (
+    flow,
+    flow_ops,
+    indexing,
+    literals,
+    packed_products,
+    scans,
+    searches,
+    windows,
+)
 from irc.dialects.flow import FlowOp
 from irc.dialects.size import symbol
 from irc.dialects.types import TensorType
+from irc.dialects.whole_attention import AttentionOp
 from irc.errors import IrcError
-from irc.ops.derivatives import DERIVATIVES, FLAT
+from irc.ops.derivatives import DERIVATIVES
 from irc.ops.infer import INFER, STATED
 from irc.ops.refusals import REASONS
 from irc.ops.rules import RULES, rule_of
 from irc.ops.rules_layout import factorise
-from irc.ops.strategies import STRATEGIES
 from irc.ops.work import FLOPS
 
 i64, f32 = "i64", "f32"
@@ -96,14 +105,14 @@ EXPECTED: list[tuple[FlowOp, str]] = [
      "(n [g c] 1 1, [g o] c k0 k1) -> (n [g o] y0 y1) sum(c k0 k1) whole(k0 k1 y0 y1) linear(0) linear(1) size(g=2)"),
     (build(windows.PoolOp, (2, 6, 4, 4), result=(2, 6, 2, 2), fn="max", window=(2, 2), count_padding=False, **window(strides=(2, 2))),
      "(a b 1 1) -> (a b y0 y1) whole(y0 y1)"),
-    (build(flow.AttentionOp, (2, 8, 6, 4), (2, 2, 5, 4), (2, 2, 5, 4), is_causal=False, scale=1.0),
+    (build(AttentionOp, (2, 8, 6, 4), (2, 2, 5, 4), (2, 2, 5, 4), is_causal=False, scale=1.0),
      "(b0 [g r] s d, b0 g t d, b0 g t e) -> (b0 [g r] s e) sum(t d) whole(t d e) linear(2) size(g=2)"),
-    (build(flow.AttentionOp, (2, 8, 6, 4), (2, 8, 6, 4), (2, 8, 6, 4), (6, 6), is_causal=True, scale=1.0),
+    (build(AttentionOp, (2, 8, 6, 4), (2, 8, 6, 4), (2, 8, 6, 4), (6, 6), is_causal=True, scale=1.0),
      "(b0 g s d, b0 g t d, b0 g t e, s t) -> (b0 g s e) sum(t d) whole(t d e s) linear(2)"),
-    (build(flow.IotaOp, result=((4, 6), i64), dim=0), "() -> (a b) whole(a)"),
-    (build(flow.ConstantOp, result=(4, 6), value=(1.0,)), "() -> (a b)"),
-    (build(flow.ConstantOp, result=(2, 2), value=(1.0, 2.0, 3.0, 4.0)), "() -> (a b) whole(a b)"),
-    (build(flow.RandomOp, ((), i64), result=(4, 6), distribution="uniform", stream=0), "(.) -> (a b) whole(a b)"),
+    (build(literals.IotaOp, result=((4, 6), i64), dim=0), "() -> (a b) whole(a)"),
+    (build(literals.ConstantOp, result=(4, 6), value=(1.0,)), "() -> (a b)"),
+    (build(literals.ConstantOp, result=(2, 2), value=(1.0, 2.0, 3.0, 4.0)), "() -> (a b) whole(a b)"),
+    (build(literals.RandomOp, ((), i64), result=(4, 6), distribution="uniform", stream=0), "(.) -> (a b) whole(a b)"),
     (build(flow.ExternOp, (4, 6), result=(6,), target="aten::x", arguments="[]"), "(a b) -> (c) whole(a b c)"),
     (build(flow.ExternOp, (4, 6), result=(4,), target="aten::x", arguments="[]", rule="(a b)->(a) sum(b)"), "(a b) -> (a) sum(b)"),
 ]
@@ -183,7 +192,7 @@ def test_a_prefix_that_both_shapes_have_is_always_found(p: int, q: int) -> None:
     assert right[0][0][1:] == (p, True)
 
 
-TABLES = (RULES, INFER, FLOPS, STRATEGIES, DERIVATIVES, REASONS, FLAT, STATED)
+TABLES = (RULES, INFER, FLOPS, DERIVATIVES, REASONS, STATED)
 
 
 def test_an_op_with_a_record_stands_in_no_table() -> None:

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from xdsl.ir import Block
 
-from irc.dialects.flow import (
-    AttentionOp,
-    ContractOp,
-    ExternOp,
-    FlowOp,
-    PointwiseOp,
-    ReduceOp,
-    TransposeOp,
-)
+from irc.dialects.flow import ContractOp, ExternOp, FlowOp, PointwiseOp, ReduceOp, TransposeOp
 from irc.dialects.indexing import TakeOp
 from irc.dialects.placement import Mesh
 from irc.dialects.searches import SortOp
 from irc.dialects.types import TensorType
+from irc.dialects.whole_attention import AttentionOp
 from irc.dialects.windows import ConvolutionOp
 from irc.ops.linear_loss import BACKWARD, arguments
 from irc.ops.work import bytes_moved, flops, local_bytes, local_flops

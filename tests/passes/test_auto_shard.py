@@ -21,12 +21,13 @@ from irc.dialects.builder import (
     finish_function,
     functions,
 )
-from irc.dialects.flow import AttentionOp, ContractOp, FlowOp, TransposeOp, id_of, tensor
+from irc.dialects.flow import ContractOp, FlowOp, TransposeOp, id_of, tensor
 from irc.dialects.indexing import TakeOp
 from irc.dialects.placement import Placement
 from irc.dialects.sbp import BoxingOp
 from irc.dialects.text import context, dump, load
 from irc.dialects.types import PlacementAttr, TensorType
+from irc.dialects.whole_attention import AttentionOp
 from irc.errors import IrcError
 from irc.passes.auto_shard import AutoShardPass
 from irc.passes.lower_boxing import LowerBoxingPass

@@ -10,7 +10,8 @@ from torch import nn
 from xdsl.dialects.builtin import ModuleOp, StringAttr
 
 from irc.dialects.builder import entry, functions, results
-from irc.dialects.flow import ExternOp, RandomOp, id_of, tensor
+from irc.dialects.flow import ExternOp, id_of, tensor
+from irc.dialects.literals import RandomOp
 from irc.dialects.placement import Mesh, Partial
 from irc.dialects.text import dump, load
 from irc.errors import IrcError

@@ -10,19 +10,12 @@ from xdsl.ir import Block, SSAValue
 
 from irc.dialects.builder import FlowBuilder, entry, finish_function
 from irc.dialects.comm import AllReduceOp, PendingType, WaitOp
-from irc.dialects.flow import (
-    AttentionOp,
-    ContractOp,
-    FlowOp,
-    FusionOp,
-    SliceOp,
-    TransposeOp,
-    tensor,
-)
+from irc.dialects.flow import ContractOp, FlowOp, FusionOp, SliceOp, TransposeOp, tensor
 from irc.dialects.indexing import TakeOp
 from irc.dialects.searches import SortOp
 from irc.dialects.text import context, load
 from irc.dialects.types import TensorType
+from irc.dialects.whole_attention import AttentionOp
 from irc.interpret.flow import run_function
 from irc.interpret.levels import difference, execute, random_inputs
 from irc.passes.canonicalize import CanonicalizePass

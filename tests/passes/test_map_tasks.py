@@ -8,13 +8,15 @@ from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
 from xdsl.ir import Block, SSAValue
 
 from irc.dialects.builder import FlowBuilder, finish_function
-from irc.dialects.flow import AttentionOp, ContractOp, IotaOp, SliceOp, TransposeOp, tensor
+from irc.dialects.flow import ContractOp, SliceOp, TransposeOp, tensor
 from irc.dialects.indexing import GatherOp, TakeOp
 from irc.dialects.launches import LaunchOp, ViewOp
+from irc.dialects.literals import IotaOp
 from irc.dialects.searches import SortOp
 from irc.dialects.task import KernelOp
 from irc.dialects.text import context, dump, load
 from irc.dialects.types import TensorType
+from irc.dialects.whole_attention import AttentionOp
 from irc.errors import IrcError
 from irc.interpret.flow import run_function
 from irc.interpret.levels import difference, execute, random_inputs

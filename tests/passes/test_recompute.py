@@ -10,7 +10,8 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation
 
 from irc.dialects.builder import functions
-from irc.dialects.flow import RandomOp, phase_of
+from irc.dialects.flow import phase_of
+from irc.dialects.literals import RandomOp
 from irc.dialects.placement import Mesh
 from irc.dialects.text import context, dump, load
 from irc.errors import IrcError

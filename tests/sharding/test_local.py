@@ -6,19 +6,12 @@ import pytest
 from xdsl.ir import Block
 
 from irc.dialects.comm import RankIndexOp
-from irc.dialects.flow import (
-    AttentionOp,
-    FlowOp,
-    IotaOp,
-    PointwiseOp,
-    SliceOp,
-    id_of,
-    loc_of,
-    tensor,
-)
+from irc.dialects.flow import FlowOp, PointwiseOp, SliceOp, id_of, loc_of, tensor
 from irc.dialects.indexing import TakeOp
+from irc.dialects.literals import IotaOp
 from irc.dialects.placement import B, Mesh, Placement, Split
 from irc.dialects.types import OpaqueType, TensorType
+from irc.dialects.whole_attention import AttentionOp
 from irc.dialects.windows import ConvolutionOp
 from irc.ops.attention_ops import Form, form_of
 from irc.sharding.local import build_local

@@ -18,10 +18,20 @@ import pytest
 import torch
 from xdsl.ir import Block, SSAValue
 
-from irc.dialects import flow, flow_ops, indexing, packed_products, scans, searches, windows
+from irc.dialects import (
+    flow,
+    flow_ops,
+    indexing,
+    literals,
+    packed_products,
+    scans,
+    searches,
+    windows,
+)
 from irc.dialects.flow import FlowOp, tensor
 from irc.dialects.placement import Broadcast, Mesh, Partial, Placement, Split
 from irc.dialects.types import TensorType
+from irc.dialects.whole_attention import AttentionOp
 from irc.interpret.flow import run_op
 from irc.interpret.sharded import run_ranks
 from irc.ops.attention_ops import Form
@@ -29,7 +39,7 @@ from irc.ops.derivative import Adjoint, NotDifferentiable, PhaseBuilder
 from irc.ops.derivatives import gradient, is_flat, is_smooth
 from irc.ops.rule import DimTerm, Rule, parse_rule
 from irc.ops.rules import RULES
-from irc.ops.strategies import AS_IT_IS, STRATEGIES, Strategy
+from irc.ops.strategies import AS_IT_IS, Strategy
 from irc.runtime.dtypes import dtypes
 from irc.sharding import signatures as signatures_module
 from irc.sharding.local_ops import Local
@@ -109,7 +119,7 @@ def attention_cases(n: int, m: int) -> list[Case]:
         form = Form(causal, 0.5, 3 if masks else None)
         q, k, v = f((2, heads, n, 3), (2, groups, n, 3), (2, groups, n, 4))
         y, sums = f((2, heads, n, 4), (2, heads, n))
-        found.append(Case(flow.AttentionOp, (q, k, v, *masks), {"is_causal": causal, "scale": 0.5}))
+        found.append(Case(AttentionOp, (q, k, v, *masks), {"is_causal": causal, "scale": 0.5}))
         found.append(Case(flow.ExternOp, (q, k, v, *masks), form.forward(), (y, sums)))
         back = Form(causal, 0.5, 6 if masks else None)
         found.append(Case(flow.ExternOp, (y, q, k, v, y, sums, *masks), back.backward(), (q, k, v)))
@@ -131,10 +141,10 @@ def cases(n: int, m: int) -> list[Case]:
         Case(point, (((n, 1), "i1"), ((n, m), "f32"), ((m,), "f32")), {"fn": "where"}),
         Case(point, f((n, m)), {"fn": "cast"}, (((n, m), "f64"),)),
         Case(point, f((n, m)), {"fn": "cast"}, (((n, m), "i64"),)),
-        Case(flow.ConstantOp, (), {"value": (2.5,)}, (((n, m), "f32"),)),
-        Case(flow.ConstantOp, (), {"value": (1.0, 2.0, 3.0, 4.0)}, (((4,), "f32"),)),
-        Case(flow.IotaOp, (), {"dim": 0}, (((n,), i64),)),
-        Case(flow.IotaOp, (), {"dim": 1}, (((m, n), "f32"),)),
+        Case(literals.ConstantOp, (), {"value": (2.5,)}, (((n, m), "f32"),)),
+        Case(literals.ConstantOp, (), {"value": (1.0, 2.0, 3.0, 4.0)}, (((4,), "f32"),)),
+        Case(literals.IotaOp, (), {"dim": 0}, (((n,), i64),)),
+        Case(literals.IotaOp, (), {"dim": 1}, (((m, n), "f32"),)),
         Case(flow.ContractOp, f((n, m), (m, 2 * n)), {"spec": "mk,kn->mn"}),
         Case(flow.ContractOp, f((2, n, m), (2, n, m)), {"spec": "bmk,bnk->bnm"}),
         Case(flow.ContractOp, f((n, m), (m,), (n,)), {"spec": "ab,b,a->"}),
@@ -180,9 +190,9 @@ def cases(n: int, m: int) -> list[Case]:
             for kind, fn in (("f32", "sum"), ("i64", "sum"), ("f32", "prod"), ("f32", "max"), ("i1", "set"))
         ),
         Case(indexing.ScatterOp, (((m, n), "f32"), ((2, n), "i64"), ((2, n), "f32")), {"dim": 0, "fn": "sum"}, below=m),
-        Case(flow.ConstantOp, (), {"value": (0,)}, (((n, m), i64),)),
-        Case(flow.ConstantOp, (), {"value": (0.0,)}, (((n,), "f32"),)),
-        Case(flow.RandomOp, (((), i64),), {"distribution": "uniform", "stream": 1}, f((n, 2, m))),
+        Case(literals.ConstantOp, (), {"value": (0,)}, (((n, m), i64),)),
+        Case(literals.ConstantOp, (), {"value": (0.0,)}, (((n,), "f32"),)),
+        Case(literals.RandomOp, (((), i64),), {"distribution": "uniform", "stream": 1}, f((n, 2, m))),
         *(
             Case(flow.ExternOp, experts(tokens, count), {"target": "irc::experts", "arguments": EXPERTS % count}, f((tokens, 3)))
             for tokens, count in ((n, m), (m, n))
@@ -203,10 +213,10 @@ def cases(n: int, m: int) -> list[Case]:
             Case(scans.CumulativeOp, (((n, m), kind),), {"fn": fn, "dim": 0, "exclusive": exclusive, "reverse": reverse}, below=5)
             for kind, fn, exclusive, reverse in (("f32", "sum", True, True), (i64, "sum", True, False), (i64, "min", False, True), ("f32", "max", True, False))
         ),
-        Case(flow.RandomOp, (((), i64),), {"distribution": "normal", "stream": 3}, f((n, m))),
+        Case(literals.RandomOp, (((), i64),), {"distribution": "normal", "stream": 3}, f((n, m))),
         *(
             Case(
-                flow.AttentionOp,
+                AttentionOp,
                 f((2, heads, n, 3), (2, groups, m, 3), (2, groups, m, 5), *masks),
                 {"is_causal": causal, "scale": 0.5},
             )
@@ -218,11 +228,11 @@ def cases(n: int, m: int) -> list[Case]:
             )
         ),
         Case(
-            flow.AttentionOp,
+            AttentionOp,
             (*f((2, n, 4), (2, m, 4), (2, m, 4)), ((n, m), "i1")),
             {"is_causal": True, "scale": 0.5},
         ),
-        Case(flow.AttentionOp, f((n, 3), (m, 3), (m, 3)), {"is_causal": False, "scale": 1.0}),
+        Case(AttentionOp, f((n, 3), (m, 3), (m, 3)), {"is_causal": False, "scale": 1.0}),
         *attention_cases(n, m),
         Case(packed_products.GroupedContractOp, (*f((n, 8), (3, 1, 8, 64, 1)), ((n,), "i64")), {}, below=3),
         Case(packed_products.GroupedOuterOp, (*f((n, 8), (n, 3)), ((n,), "i64")), {"count": 3}, below=3),
@@ -409,13 +419,13 @@ WRONG: list[tuple[str, Case, str]] = [
     ("pad with ones added", Case(flow.PadOp, f((N, M)), attrs(low=(0, 1), high=(0, 0), value=1.0)), "(a 1) -> (a 1) linear(0)"),
     ("bias added by every rank", Case(windows.ConvolutionOp, f((2, M, 5, 4), (4, M, 3, 3), (4,)), window(groups=1)),
      "(n c 1 1, o c k0 k1, o) -> (n o y0 y1) sum(c k0 k1) whole(k0 k1 y0 y1)"),
-    ("causal rows split", Case(flow.AttentionOp, f((2, N, 4), (2, N, 4), (2, N, 4)), attrs(is_causal=True, scale=1.0)),
+    ("causal rows split", Case(AttentionOp, f((2, N, 4), (2, N, 4), (2, N, 4)), attrs(is_causal=True, scale=1.0)),
      "(g s d, g t d, g t e) -> (g s e) sum(t d) whole(t d e)"),
-    ("query heads of other groups", Case(flow.AttentionOp, f((N, 5, 4), (M, 5, 4), (M, 5, 4)), attrs(is_causal=False, scale=1.0)),
+    ("query heads of other groups", Case(AttentionOp, f((N, 5, 4), (M, 5, 4), (M, 5, 4)), attrs(is_causal=False, scale=1.0)),
      "([r g] s d, g t d, g t e) -> ([r g] s e) sum(t d) whole(t d e s) size(g=6)"),
     ("rows written by two ranks", Case(indexing.ScatterOp, (((N, M), "f32"), ((N, 2), "i64"), ((N, 2), "f32")), attrs(dim=1, fn="sum"), below=M),
      "(a 1, a b, a b) -> (a 1) sum(b)"),
-    ("random numbers drawn twice", Case(flow.RandomOp, (((), "i64"),), attrs(distribution="normal", stream=0), f((N, M))), "(.) -> (a b)"),
+    ("random numbers drawn twice", Case(literals.RandomOp, (((), "i64"),), attrs(distribution="normal", stream=0), f((N, M))), "(.) -> (a b)"),
     ("softmax split", Case(flow.ExternOp, f((N, M)), attrs(target="aten::softmax.int", arguments='[[{"operand": 0}, -1], {}]'), f((N, M))),
      "(a b) -> (a b)"),
 ]  # fmt: skip
@@ -434,24 +444,27 @@ def test_a_wrong_rule_is_caught(case: Case, rule: str, monkeypatch: pytest.Monke
 
 def test_a_partial_one_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Zeros on each rank add up to zeros; ones do not add up to ones."""
-    case = Case(flow.ConstantOp, (), {"value": (1.0,)}, f((N, M)))
+    case = Case(literals.ConstantOp, (), {"value": (1.0,)}, f((N, M)))
     check_all([case], Mesh.parse("data=2"), uneven=False)
     wrong = Strategy(AS_IT_IS, (), (Partial("sum"),), 0, split="nothing")
-    monkeypatch.setitem(STRATEGIES, "flow.constant", lambda *_: [wrong])  # type: ignore[arg-type]
+    record = literals.ConstantOp.RECORD
+    assert record is not None
+    planted = replace(record, strategies=lambda *_: [wrong])
+    monkeypatch.setattr(literals.ConstantOp, "RECORD", planted)
     with pytest.raises(AssertionError, match=r"flow\.constant"):
         check_all([case], Mesh.parse("data=2"), uneven=False)
 
 
 PLANTED: list[tuple[str, Case]] = [
     ("masked-scatter", Case(indexing.ScatterOp, (((N, M), "f32"), ((4, M), "i64"), ((4, M), "f32")), attrs(dim=0, fn="max"), below=N)),
-    ("offset-random", Case(flow.RandomOp, (((), "i64"),), attrs(distribution="normal", stream=0), f((N, M)))),
+    ("offset-random", Case(literals.RandomOp, (((), "i64"),), attrs(distribution="normal", stream=0), f((N, M)))),
     ("own-experts", Case(flow.ExternOp, experts(N, M), attrs(target="irc::experts", arguments=EXPERTS % M), f((N, 3)))),
-    ("offset-iota", Case(flow.IotaOp, (), attrs(dim=0), f((N, M)))),
+    ("offset-iota", Case(literals.IotaOp, (), attrs(dim=0), f((N, M)))),
     ("travelling-tokens", Case(flow.ExternOp, experts(N, M), attrs(target="irc::experts", arguments=EXPERTS % M), f((N, 3)))),
     ("two-stage-top-k", Case(searches.TopKOp, f((N, M)), attrs(k=2, dim=0, largest=True))),
     ("two-stage-arg", Case(searches.ArgReduceOp, f((N, M)), attrs(fn="max", dim=0, keep_dims=False))),
     ("scan-of-shards", Case(scans.CumulativeOp, f((N, M)), attrs(fn="sum", dim=0, exclusive=False, reverse=False))),
-    ("causal-rows", Case(flow.AttentionOp, f((2, N, 4), (2, N, 4), (2, N, 4)), attrs(is_causal=True, scale=1.0))),
+    ("causal-rows", Case(AttentionOp, f((2, N, 4), (2, N, 4), (2, N, 4)), attrs(is_causal=True, scale=1.0))),
 ]  # fmt: skip
 
 

@@ -10,9 +10,10 @@ from xdsl.ir import Block
 from irc.cluster.presets import PRESETS
 from irc.cost.model import ClusterCost
 from irc.cost.rings import ring_block, ring_prices
-from irc.dialects.flow import AttentionOp, ExternOp, FlowOp
+from irc.dialects.flow import ExternOp, FlowOp
 from irc.dialects.placement import Mesh
 from irc.dialects.types import TensorType
+from irc.dialects.whole_attention import AttentionOp
 from irc.interpret.flow import run_op
 from irc.interpret.sharded import run_ranks
 from irc.ops.attention_ops import Form

@@ -20,7 +20,8 @@ from irc.cost.model import ClusterCost
 from irc.dialects.attributes import to_attribute
 from irc.dialects.builder import arguments, entry, results
 from irc.dialects.comm import CollectiveOp
-from irc.dialects.flow import FlowOp, RandomOp
+from irc.dialects.flow import FlowOp
+from irc.dialects.literals import RandomOp
 from irc.dialects.placement import Mesh
 from irc.dialects.text import context
 from irc.interpret.flow import run_function

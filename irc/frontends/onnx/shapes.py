@@ -8,8 +8,9 @@ import numpy as np
 from xdsl.dialects.builtin import UnitAttr
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import CUT, ConcatOp, IotaOp, SliceOp, TransposeOp, tensor
+from irc.dialects.flow import CUT, ConcatOp, SliceOp, TransposeOp, tensor
 from irc.dialects.indexing import TakeOp
+from irc.dialects.literals import IotaOp
 from irc.dialects.size import Dim, Size, decided, divide, is_traced, product, terms_of
 from irc.dialects.types import Shape, TensorType
 from irc.errors import IrcError

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import BroadcastOp, ConstantOp, IotaOp, PointwiseOp, ReshapeOp, tensor
+from irc.dialects.flow import BroadcastOp, PointwiseOp, ReshapeOp, tensor
 from irc.dialects.indexing import ScatterOp, TakeOp
+from irc.dialects.literals import ConstantOp, IotaOp
 from irc.dialects.size import Dim
 from irc.frontends.torch.lowering import Lowering, lowers
 from irc.frontends.torch.shapes import iota

@@ -7,7 +7,8 @@ from typing import Any
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import RandomOp, tensor
+from irc.dialects.flow import tensor
+from irc.dialects.literals import RandomOp
 from irc.dialects.types import TensorType, is_float
 from irc.frontends.torch.lowering import Lowering, Operand, enter, lowers, number
 from irc.frontends.torch.shapes import iota

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import ContractOp, RandomOp, tensor
+from irc.dialects.flow import ContractOp, tensor
+from irc.dialects.literals import RandomOp
 from irc.dialects.types import TensorType
 from irc.frontends.torch.lowering import Lowering
 from irc.ops.attention import chances, lead_letters

@@ -9,9 +9,10 @@ from typing import Any
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import AttentionOp, ContractOp, ExternOp, tensor
+from irc.dialects.flow import ContractOp, ExternOp, tensor
 from irc.dialects.items import holds
 from irc.dialects.size import Dim, Size
+from irc.dialects.whole_attention import AttentionOp
 from irc.frontends.torch.dropping import dropped_attention
 from irc.frontends.torch.lowering import Lowering, broadcast_shapes, lowers, number
 from irc.ops.attention_ops import Form

@@ -8,7 +8,8 @@ from typing import Any
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import BroadcastOp, ConstantOp, ReshapeOp, tensor
+from irc.dialects.flow import BroadcastOp, ReshapeOp, tensor
+from irc.dialects.literals import ConstantOp
 from irc.dialects.types import is_complex, is_smooth
 from irc.frontends.torch.half_quotients import floored, rounds_first, truncated
 from irc.frontends.torch.lowering import Lowering, Operand, enter, is_float, lowers

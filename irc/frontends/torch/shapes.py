@@ -7,8 +7,9 @@ from typing import Any
 
 from xdsl.ir import Operation, SSAValue
 
-from irc.dialects.flow import ConcatOp, IotaOp, SliceOp, TransposeOp, tensor
+from irc.dialects.flow import ConcatOp, SliceOp, TransposeOp, tensor
 from irc.dialects.indexing import TakeOp
+from irc.dialects.literals import IotaOp
 from irc.dialects.size import Dim, Size, product
 from irc.dialects.types import TensorType, is_complex
 from irc.frontends.torch.lowering import Lowering, Operand, dim_of, enter, lowers, number

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 from xdsl.ir import SSAValue
 
-from irc.dialects.flow import AttentionOp, IotaOp, SliceOp, TransposeOp, tensor
+from irc.dialects.flow import SliceOp, TransposeOp, tensor
 from irc.dialects.indexing import TakeOp
+from irc.dialects.literals import IotaOp
 from irc.dialects.types import TensorType
+from irc.dialects.whole_attention import AttentionOp
 from irc.frontends.torch.lowering import Lowering, lowers, number
 
 

@@ -15,17 +15,9 @@ from itertools import pairwise
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Block, Operation, SSAValue
 
-from irc.dialects.flow import (
-    ConstantOp,
-    ContractOp,
-    FlowOp,
-    IotaOp,
-    PointwiseOp,
-    ReduceOp,
-    ShapeOp,
-    SliceOp,
-)
+from irc.dialects.flow import ContractOp, FlowOp, PointwiseOp, ReduceOp, ShapeOp, SliceOp
 from irc.dialects.indexing import TakeOp
+from irc.dialects.literals import ConstantOp, IotaOp
 from irc.dialects.packed_products import GroupedContractOp, GroupedOuterOp, PackedContractOp
 from irc.dialects.windows import ConvolutionOp
 from irc.kernels.fusion.profit import tensor_bytes, wasteful

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation, SSAValue
 
-from irc.dialects.flow import ConstantOp, ExternOp, FlowOp, FusionOp, PointwiseOp, ShapeOp, tensor
+from irc.dialects.flow import ExternOp, FlowOp, FusionOp, PointwiseOp, ShapeOp, tensor
+from irc.dialects.literals import ConstantOp
 from irc.dialects.windows import ConvolutionOp
 from irc.kernels.along import is_along
 from irc.kernels.attention import is_attention

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from xdsl.dialects.builtin import ArrayAttr, StringAttr, SymbolRefAttr
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from irc.dialects.flow import ConstantOp, FlowOp, TransposeOp, carry, loc_of, tensor
+from irc.dialects.flow import FlowOp, TransposeOp, carry, loc_of, tensor
 from irc.dialects.launches import LaunchOp
+from irc.dialects.literals import ConstantOp
 from irc.dialects.noted import noted_placements, result_id
 from irc.dialects.types import ALIGNMENT, ITEM_BYTES, TensorType
 from irc.errors import IrcError

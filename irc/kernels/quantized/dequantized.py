@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from xdsl.ir import SSAValue
 
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import ConcatOp, ConstantOp, FlowOp, PointwiseOp, ShapeOp, tensor
+from irc.dialects.flow import ConcatOp, FlowOp, PointwiseOp, ShapeOp, tensor
+from irc.dialects.literals import ConstantOp
 from irc.dialects.types import ITEM_BYTES, TensorType, is_float
 from irc.kernels.holds import shape_of
 from irc.kernels.view import View

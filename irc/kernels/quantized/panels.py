@@ -8,7 +8,8 @@ from __future__ import annotations
 from xdsl.ir import SSAValue
 
 from irc.dialects.builder import FlowBuilder
-from irc.dialects.flow import IotaOp, PadOp, SliceOp, TransposeOp, tensor
+from irc.dialects.flow import PadOp, SliceOp, TransposeOp, tensor
+from irc.dialects.literals import IotaOp
 from irc.dialects.types import TensorType
 from irc.kernels.holds import shape_of
 from irc.kernels.quantized.loads import LANES, NIBBLES, QUAD

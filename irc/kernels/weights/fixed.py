@@ -12,7 +12,8 @@ from xdsl.ir import Operation, SSAValue
 
 from irc.dialects.builder import arguments, functions, results
 from irc.dialects.comm import RankIndexOp
-from irc.dialects.flow import ExternOp, FlowOp, RandomOp
+from irc.dialects.flow import ExternOp, FlowOp
+from irc.dialects.literals import RandomOp
 
 CONSTANT_ROLES = ("parameter", "buffer", "constant")
 """Roles of arguments that stay from call to call, unless the program says what they become."""

@@ -9,9 +9,10 @@ import torch
 from xdsl.ir import Block, SSAValue
 
 from irc.backends.cpu.features import Features
-from irc.dialects.flow import AttentionOp, ExternOp, FlowOp
+from irc.dialects.flow import ExternOp, FlowOp
 from irc.dialects.task import KernelOp
 from irc.dialects.types import TensorType
+from irc.dialects.whole_attention import AttentionOp
 from irc.interpret.task import run_kernel
 from irc.kernels.attention import attention_kernel
 from irc.kernels.trace import GroupError, Stored

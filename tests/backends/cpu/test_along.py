@@ -18,8 +18,9 @@ from irc.backends.cpu.indexing.lanes import LanesWriter
 from irc.backends.cpu.indexing.scan import ScanWriter
 from irc.backends.cpu.indexing.scatter import ScatterWriter
 from irc.backends.cpu.vector.builder import Builder, Operand, Type, constant
-from irc.dialects.flow import BroadcastOp, ConstantOp, ExternOp, FlowOp, ReshapeOp, tensor
+from irc.dialects.flow import BroadcastOp, ExternOp, FlowOp, ReshapeOp, tensor
 from irc.dialects.indexing import ScatterOp
+from irc.dialects.literals import ConstantOp
 from irc.dialects.scans import CumulativeOp
 from irc.dialects.searches import SortOp, TopKOp
 from irc.dialects.task import KernelOp

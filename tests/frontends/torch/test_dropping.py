@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from xdsl.ir import Operation
 
 from irc.dialects.builder import functions, results
-from irc.dialects.flow import RandomOp
+from irc.dialects.literals import RandomOp
 from irc.frontends.torch.capture import capture
 from irc.interpret.flow import run_function
 from irc.passes.differentiate import DifferentiatePass
