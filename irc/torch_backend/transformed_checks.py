@@ -16,6 +16,7 @@ from torch.fx import Graph, Node
 
 ROWS = "_vmap_increment_nesting"
 OPENING = frozenset({ROWS, "_grad_increment_nesting", "_jvp_increment_nesting"})
+_functorch: Any = torch._C._functorch  # type: ignore[attr-defined]  # of C
 CLOSING = frozenset(
     {"_vmap_decrement_nesting", "_grad_decrement_nesting", "_jvp_decrement_nesting"}
 )
@@ -66,5 +67,5 @@ class Transforms:
 
     def _left(self, value: Node, level: int, rows: Any) -> Node:
         if rows is None:
-            return self._graph.call_function(torch._C._functorch._unwrap_for_grad, (value, level))
+            return self._graph.call_function(_functorch._unwrap_for_grad, (value, level))
         return self._graph.call_function(predispatch._remove_batch_dim, (value, level, rows, 0))

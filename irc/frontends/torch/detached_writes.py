@@ -31,14 +31,25 @@ def _like(x: torch.Tensor, _: torch.Tensor | None = None) -> torch.Tensor:
 
 for _name in ("detach", "written"):
     torch.library.register_fake(f"irc_capture::{_name}", _like, lib=_LIBRARY)
+
+
+def _below_autograd(x: torch.Tensor) -> torch.Tensor:
+    with torch._C._AutoDispatchBelowAutograd():
+        return DETACHED(x)
+
+
 _LIBRARY.impl("detach", torch.clone, "CompositeExplicitAutograd")
+_LIBRARY.impl("detach", _below_autograd, "Autograd")
+torch.library.register_vmap(
+    "irc_capture::detach", lambda _, dims, x: (DETACHED(x), dims[0]), lib=_LIBRARY
+)
 _LIBRARY.impl("written", lambda _, value: value.clone(), "CompositeExplicitAutograd")
 
 DETACHED: Any = torch.ops.irc_capture.detach.default
 WRITTEN: Any = torch.ops.irc_capture.written.default
 DETACH: Any = torch.ops.aten.detach.default
 aten: Any = torch.ops.aten
-_DATA: Any = torch.Tensor.data.__get__  # type: ignore[attr-defined]  # a descriptor of C
+DATA: Any = torch.Tensor.data.__get__  # type: ignore[attr-defined]  # a descriptor of C
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # likewise
 
 
@@ -67,7 +78,7 @@ def data_as_detached(
 
     It differs from ``x.detach()`` in that writes to it are not counted.
     """
-    return args[0].detach() if func == _DATA else None
+    return args[0].detach() if func == DATA else None
 
 
 def refuse_other_data(

@@ -27,6 +27,7 @@ from irc.frontends.torch.experts import whole_experts
 from irc.frontends.torch.failures import depends_on_values
 from irc.frontends.torch.flex import plain_flex_attention
 from irc.frontends.torch.fresh_writes import renew, resized_in_order
+from irc.frontends.torch.inner_gradients import is_about_gradients, taken_apart
 from irc.frontends.torch.locations import location, user_frames
 from irc.frontends.torch.own_containers import own_containers
 from irc.frontends.torch.own_decompositions import OWN
@@ -97,7 +98,7 @@ def export(
         unrecorded(),
     ):
         warnings.simplefilter("ignore")
-        program, repeated = _exported(module, args, kwargs, dynamic_shapes, stubbed)
+        program, module, repeated = _traced(module, args, kwargs, dynamic_shapes, bool(whole))
         if transforms(program.graph_module):
             raise IrcError(
                 "capture-failed",
@@ -139,6 +140,30 @@ def export(
             )
         cast_inside(program.graph_module, lambda node: is_plain(node.target, node.args))
         return program.run_decompositions(decompositions(whole))
+
+
+def _traced(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    is_whole: bool,
+) -> tuple[ExportedProgram, nn.Module, bool]:
+    """Return a trace, the module that it is of, and whether layers are stubs.
+
+    What takes gradients inside is another module then, unless a call has another way to be run.
+    """
+    try:
+        program, repeated = _exported(module, args, kwargs, dynamic_shapes, stubbed)
+        if not transforms(program.graph_module) or is_whole or dynamic_shapes is not None:
+            return program, module, repeated
+    except Exception as error:
+        if is_whole or dynamic_shapes is not None or not is_about_gradients(error):
+            raise
+    with own_containers(module), own_thread():
+        module = taken_apart(module, args, kwargs)
+    program, _ = _exported(module, args, kwargs, None)
+    return program, module, False
 
 
 def _exported(
