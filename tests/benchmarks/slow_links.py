@@ -10,6 +10,8 @@ the simulated step. A row without a pass has ``--pass no-NAME``. Stages of a pip
 other values: there, "compute" has the bubbles of the schedule, and the row without ``filler`` has
 the schedule 1f1b, whose backward leaves no weight gradients to compute while values are on their
 way. "experts" are layers of a mixture, whose tokens travel to the ranks of their experts and back.
+The cluster's devices are as fast as this machine is with the plan of the layout, and its links in
+proportion: else what the planner hides behind compute would not be hidden here.
 ``--quick`` has two of the layouts, of four layers, on 2 processes, once.
 
 Targets (issue 23): over at most 1.1 where all passes are on, and no pass makes a step longer by
@@ -53,16 +55,34 @@ name = "lab"
 
 [device]
 name = "core"
-peak_tflops = {{ f32 = 0.07 }}
+peak_tflops = {{ f32 = {tflops} }}
 memory_gb = 8
-memory_gb_per_s = 8
-launch_us = 5
+memory_gb_per_s = {memory}
+launch_us = {launch}
 
 [[link]]
 devices = 4
 gb_per_s = {speed}
 latency_us = {latency}
-launch_us = 10
+launch_us = {begin}
+"""
+TFLOPS, MEMORY, LAUNCH, BEGIN = 0.07, 8.0, 5.0, 10.0
+"""Of a core, GB/s of its memory, and microseconds of a kernel and of a collective."""
+
+
+def cluster_text(speed: float, latency: float, fast: float) -> str:
+    """Return a cluster whose devices and links are so many times as fast as the usual ones."""
+    return CLUSTER.format(
+        tflops=TFLOPS * fast, memory=MEMORY * fast, launch=LAUNCH / fast, speed=speed * fast,
+        latency=latency / fast, begin=BEGIN / fast,
+    )  # fmt: skip
+
+
+FREE_LINK = """[[link]]
+devices = 4
+gb_per_s = 1e6
+latency_us = 0
+launch_us = 0
 """
 
 
@@ -88,13 +108,15 @@ CASES = (
 QUICK = ("tp, slow", "pipe, slow")
 
 
-def export(case: Case, ranks: int, without: Sequence[str], folder: Path, layers: int) -> None:
-    """Write a plan of a step."""
+def export(
+    case: Case, ranks: int, without: Sequence[str], folder: Path, layers: int, fast: float
+) -> None:
+    """Write a plan of a step, for a cluster so many times as fast as the usual one."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(layers=layers, hidden=256, heads=4, vocab=512, block=64))
     tokens = torch.randint(0, 512, (16, 64))
     cluster = folder.with_suffix(".toml")
-    cluster.write_text(CLUSTER.format(speed=case.speed, latency=case.latency))
+    cluster.write_text(cluster_text(case.speed, case.latency, fast))
     common = {"optimizer": "adamw", "cluster": str(cluster), "out": folder}
     if case.layout == "pipe":
         irc.export_plan(model, (tokens, tokens), mesh=f"pipe={ranks}", micro_batches=MICRO_BATCHES,
@@ -134,7 +156,8 @@ def of_stages(path: Path) -> Predicted:
     plan = load_parts(path)
     cluster = path.with_suffix(".toml")
     quick = path.with_suffix(".quick.toml")
-    quick.write_text(CLUSTER.format(speed=1e6, latency=0))
+    text = cluster.read_text()
+    quick.write_text(text[: text.index("[[link]]")] + FREE_LINK)
     with_links, without = (predict_step(plan, find_cluster(str(f))) for f in (cluster, quick))
     return Predicted(_busiest(with_links), without.seconds, with_links.seconds)
 
@@ -148,13 +171,25 @@ def _busiest(run: Simulation) -> float:
     return max(busy.values(), default=0.0)
 
 
+def times_as_fast(case: Case, ranks: int, folder: Path, layers: int) -> float:
+    """Return how many times as fast as the usual core this machine is with a layout's plan."""
+    path = folder / "-".join([case.name.replace(", ", "-"), str(ranks), "usual"])
+    export(case, ranks, (), path, layers, 1.0)
+    return predicted(case, path).compute / max(run_plan(path, compare=False).seconds)
+
+
+def predicted(case: Case, path: Path) -> Predicted:
+    """Return what a plan predicts."""
+    return of_stages(path) if case.layout == "pipe" else of_program(path)
+
+
 def row(
-    case: Case, ranks: int, without: Sequence[str], folder: Path, *, is_quick: bool
+    case: Case, ranks: int, without: Sequence[str], folder: Path, fast: float, *, is_quick: bool
 ) -> dict[str, Any]:
     """Return the figures of a plan."""
     path = folder / "-".join([case.name.replace(", ", "-"), str(ranks), *without])
-    export(case, ranks, without, path, layers=4 if is_quick else 8)
-    said = of_stages(path) if case.layout == "pipe" else of_program(path)
+    export(case, ranks, without, path, 4 if is_quick else 8, fast)
+    said = predicted(case, path)
     pairs = [
         [max(run_plan(path, compare=False, links=links).seconds) for links in (False, True)]
         for _ in range(1 if is_quick else RUNS)
@@ -189,8 +224,9 @@ def main() -> int:
                     continue
                 # In a minute, only the pass that a layout is there for.
                 passes = case.passes[-1:] if args.quick else case.passes
+                fast = times_as_fast(case, ranks, Path(folder), 4 if args.quick else 8)
                 for without in ((), *((name,) for name in passes)):
-                    each = row(case, ranks, without, Path(folder), is_quick=args.quick)
+                    each = row(case, ranks, without, Path(folder), fast, is_quick=args.quick)
                     rows.append(each)
                     print(f"{each['case']:<13} {ranks:>5}  {each['without']:<18}"
                           f"{each['compute'] * 1e3:>12.1f}{each['link'] * 1e3:>9.1f}"
