@@ -105,7 +105,8 @@ def refresh(compiled: Any) -> None:
     Kernels read some weights from packed copies. torch counts writes to a tensor, and a copy of an
     older count is made again before the next call. Writes that it does not count (through
     ``.data``, or memory that it does not know to be shared) are seen by what the weights hold, on
-    CPUs; this is for the weights of a GPU, and those that several ranks hold.
+    CPUs: all of it up to 64 KiB, else at places all over each weight. This is for writes of few
+    elements to large weights, for those of a GPU, and those that several ranks hold.
 
     Raises:
         IrcError: ``input-mismatch`` where the argument was not made by ``irc.compile``.

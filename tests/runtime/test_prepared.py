@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from irc.calls.compiled import dispatcher_of, refresh
 from irc.errors import IrcError
 from irc.plan.schema import Kernels, from_json, to_json
 from irc.plan.verify import verify_plan
+from irc.runtime.contents import looked_at
 
 
 class Twice(nn.Module):
@@ -205,3 +206,35 @@ def test_weights_in_another_order_are_seen() -> None:
     assert close(found(x), module(x))
     module.weight.data.mul_(2)
     assert close(found(x), module(x))
+
+
+MOST: dict[str, Callable[[torch.Tensor], object]] = {
+    "an average": lambda w: w.data.mul_(0.9),
+    "a tenth of the elements": lambda w: w.data.mul_(torch.rand_like(w) > 0.1),
+    "an eighth of the rows": lambda w: w.data[: len(w) // 8].zero_(),
+    "numpy": lambda w: np.negative(w.detach().numpy(), out=w.detach().numpy()),
+}
+
+
+@pytest.mark.parametrize("write", MOST)
+@torch.no_grad()
+def test_writes_to_a_part_of_a_large_weight_are_seen(write: str) -> None:
+    module = nn.Sequential(nn.Linear(500, 700), nn.Tanh(), nn.Linear(700, 300))
+    found, x = irc.compile(module), torch.randn(20, 500)
+    for place in (0, 2):
+        assert close(found(x), module(x))
+        MOST[write](cast("nn.Linear", module[place]).weight)
+        assert close(found(x), module(x))
+    cast("nn.Linear", module[0]).weight.data[300, 7] += 5  # one element: may be unseen until told
+    refresh(found)
+    assert close(found(x), module(x))
+
+
+@pytest.mark.parametrize("size", [70_000, 1 << 16, 100 << 20, 65_537])
+def test_what_is_looked_at_lies_in_the_weight(size: int) -> None:
+    lines = looked_at([(4096, size), (1 << 40, 77)])
+    inside = [(start - 4096, count) for start, count in lines if start < 1 << 40]
+    assert all(start >= 0 and start + count <= size for start, count in inside)
+    # No eighth of it is left out.
+    assert {start * 8 // size for start, _ in inside} == set(range(8))
+    assert (1 << 40, 77) in lines
