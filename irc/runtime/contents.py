@@ -30,6 +30,11 @@ class Watch:
         self._digest = digest
         self._seen: bytes | None = None
 
+    @property
+    def is_new(self) -> bool:
+        """Whether nobody has looked yet."""
+        return self._seen is None
+
     def has_changed(self) -> bool:
         """Return whether it holds something else than when it was looked at last."""
         return self._digest() != self._seen

@@ -161,10 +161,16 @@ class Prepared:
             )
         with self._store.lock:
             now = [source._version for source in self._sources] if self._tracked else None
+            # What other plans have made may be of weights that were written to since.
+            is_new = self._watch is not None and self._watch.is_new
             if self._watch is not None and self._watch.looked() and now == self._seen:
                 self._store.writes += 1  # what other plans have made is out of date, too
             writes = self._store.writes
-            if now is None or any(each.versions != (writes, of(now)) for each, of in self._made):
+            if (
+                now is None
+                or is_new
+                or any(each.versions != (writes, of(now)) for each, of in self._made)
+            ):
                 run()
                 for each, of in self._made:
                     each.versions = None if now is None else (writes, of(now))

@@ -11,6 +11,7 @@ from irc.ops.functions import POINTWISE
 
 SPECIAL = [0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-45, -1e-45, 1e-39, 3e38, -3e38]
 TORCH_FN: dict[str, Any] = {
+    "written": lambda _, value: value,
     "gelu": lambda x: x * 0.5 * torch.special.erfc(-x * 0.5**0.5),
     "gelu_tanh": lambda x: x * torch.sigmoid(2 * (2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)),
     "silu": lambda x: x * torch.sigmoid(x),
