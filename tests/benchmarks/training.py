@@ -16,9 +16,10 @@ the whole batch, as each wants it.
 ``--values`` times nothing. It trains seven models under eleven plans (``training_models``,
 ``training_plans``), in a loop and by ``irc.compile_step``, in float32 and float64, and holds twenty
 losses and the gradients of the first step against eager training on one process. In bfloat16 200
-losses are held against float32's, beside what eager bfloat16 makes of them. A line says, too, what
-share of the parameters, and of their bytes in states, a rank holds. With ``--json`` cells are
-written as they come, and ``--resume`` goes on there.
+losses are held against float32's, as a share of how far a tenth run of eager bfloat16 may be, by
+the nine ways of adding up a batch that are run (``training_models.next_at_most``). A line says,
+too, what share of the parameters, and of their bytes in states, a rank holds. With ``--json`` cells
+are written as they come, and ``--resume`` goes on there.
 
 Targets (issue 22): losses equal one process to 2e-6 in float32, gradients to 1e-5 in norm, and both
 to 1e-11 in float64, in bfloat16 no farther from float32 than eager bfloat16; never below 0.97 of
