@@ -195,7 +195,7 @@ def test_the_budget_that_is_named_where_nothing_fits_works(
     assert "error[plan-infeasible]" in errors
     # Two layers of 64 x 64 and 64 numbers, on two devices.
     assert "parameters and states alone take 16640 bytes on at least one of 2 devices" in errors
-    assert "group memory: memory_bytes=1000" in errors
+    assert "group memory: --memory 1000" in errors
     assert (match := re.search(r"(\d+) bytes do for ", errors)) is not None
     assert main([*words, match[1], "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Generator
+from contextlib import contextmanager
 
-from irc.errors import IrcError
+from irc.errors import IrcError, IrcErrors
 
 UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
@@ -66,3 +69,26 @@ def shown_bytes(size: float) -> str:
         if size < 1000 * UNITS[unit]:
             return f"{size / UNITS[unit]:.4g} {unit}"
     return f"{size / UNITS['TB']:.4g} TB"
+
+
+@contextmanager
+def in_words_of_options() -> Generator[None]:
+    """Let errors name budgets as the command line does: ``--memory N`` for ``memory_bytes=N``.
+
+    Raises:
+        IrcError: the same that is raised within, in other words.
+    """
+    try:
+        yield
+    except IrcErrors:
+        raise
+    except IrcError as error:
+        error.message, error.help = _as_options(error.message), _as_options(error.help)
+        error.because = tuple(map(_as_options, error.because))
+        error.args = (error.code, error.message, error.where, error.because, error.help)
+        raise
+
+
+def _as_options(text: str) -> str:
+    text = re.sub(r"\bmemory_bytes=(?=\d)", "--memory ", text)
+    return re.sub(r"\bstored_bytes=(?=\d)", "--stored-bytes ", text)

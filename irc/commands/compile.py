@@ -1,9 +1,10 @@
 """`irc compile`: an ONNX file, a PyTorch module or a program as text in, a plan folder out."""
 
 import argparse
+from contextlib import nullcontext
 from pathlib import Path
 
-from irc.commands.byte_options import add_memory_option, bytes_option
+from irc.commands.byte_options import add_memory_option, bytes_option, in_words_of_options
 from irc.commands.code_options import add_import_option
 from irc.commands.progress import asked, progress
 from irc.errors import IrcError
@@ -238,7 +239,9 @@ def is_program(model: str) -> bool:
 
 
 def _compiled(args: argparse.Namespace) -> str:
-    with progress(asked(args)):
+    # A budget that is written beside a program is called there as in Python.
+    is_beside = is_program(args.model) and args.memory is None
+    with progress(asked(args)), nullcontext() if is_beside else in_words_of_options():
         PROGRESS.info("capturing %s", args.model)
         if is_program(args.model):
             return _compile_program(args)

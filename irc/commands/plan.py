@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from irc.commands.byte_options import add_memory_option, bytes_option
+from irc.commands.byte_options import add_memory_option, bytes_option, in_words_of_options
 from irc.commands.compile import ADAMW, is_named_object, refuse_bare_file
 from irc.errors import IrcError
 
@@ -105,7 +105,8 @@ def run(args: argparse.Namespace) -> int:
     if args.output:
         check_target(Path(args.output), force=args.force)
     _check_write(args)
-    result = _searched(args)
+    with in_words_of_options():
+        result = _searched(args)
     found = result.found
     print(json.dumps(found.as_json(), indent=1) if args.json else for_stdout(plan_table(found)))
     if args.output:

@@ -20,7 +20,7 @@ from irc.pipeline.reproducer import sources_of
 from irc.pipeline.run import OnStage, run_passes
 from irc.pipeline.training import check_vjp
 from irc.plan.build import build_plan
-from irc.plan.held import check_budget, held_bytes, over, said_bytes
+from irc.plan.held import check_budget, held_bytes, over, said_bytes, smallest_budget
 from irc.plan.load import LoadedPlan
 from irc.plan.ranges import input_ranges
 from irc.plan.save import make_plan as bundle
@@ -31,6 +31,9 @@ from irc.sharding.chunk_pins import known_names
 from irc.sharding.expert_pins import PASS as CHUNKING_EXPERTS
 from irc.simulate.plan import Contention, predict
 
+ASKED = 4
+"""So many budgets at most are tried for one that works, where a mesh has no plan within the user's;
+the second or third does."""
 NEAR = 128
 """What fits into a budget less this part of it is not told from what does not."""
 
@@ -154,10 +157,41 @@ class Compilation:
         """
         limit = self.options.memory_bytes
         is_free = self.options.mesh.num_ranks == 1 or self.lowering.done > 0
-        return self._plan() if limit is None or is_free else self._plan_within(limit)
+        if limit is None or is_free:
+            return self._plan()
+        first = self.program.module.clone()
+        try:
+            return self._plan_within(limit, first)
+        except IrcError as error:
+            if self.options.brief or error.code != "sharding-infeasible":
+                raise
+            raise self._with_working(error, limit, first) from error
 
-    def _plan_within(self, limit: int) -> LoadedPlan:
-        first, loaded = self.program.module.clone(), self._plan()
+    def _with_working(self, error: IrcError, limit: int, first: ModuleOp) -> IrcError:
+        """Return an error with a budget that something is planned within, where it names one.
+
+        What it names is a bound: the search knows it without alignment and collectives under way.
+        """
+        bound = named = smallest_budget(error)
+        for _ in range(ASKED):
+            if named is None or named <= limit:
+                break
+            limit = named
+            self._begin_again(first, limit)
+            try:
+                self._plan_within(limit, first)
+            except IrcError as other:
+                if other.code != "sharding-infeasible":
+                    raise
+                named = smallest_budget(other)
+                continue
+            help_ = error.help.replace(f"memory_bytes={bound}", f"memory_bytes={limit}")
+            help_ = help_.replace("works is about", "works is")
+            return IrcError(error.code, error.message, error.where, error.because, help_)
+        return error
+
+    def _plan_within(self, limit: int, first: ModuleOp) -> LoadedPlan:
+        loaded = self._plan()
         least = held = held_bytes(loaded.plan)
         # Within the one there is no plan; within the other there is, which holds too much.
         low, high, within = 0, limit, limit
@@ -175,17 +209,20 @@ class Compilation:
 
     def _plan_again(self, first: ModuleOp, memory_bytes: int) -> LoadedPlan | None:
         """Plan the program as it was given within other bytes; None where there is no such plan."""
-        self.program.module = first.clone()
-        options = replace(self.options, memory_bytes=memory_bytes)
-        self.lowering = Lowering(self.program.module, options, passes_by_part(options))
-        self.texts.clear()
-        self._printed = Texts()
+        self._begin_again(first, memory_bytes)
         try:
             return self._plan()
         except IrcError as error:
             if error.code != "sharding-infeasible":
                 raise
             return None
+
+    def _begin_again(self, first: ModuleOp, memory_bytes: int) -> None:
+        self.program.module = first.clone()
+        options = replace(self.options, memory_bytes=memory_bytes)
+        self.lowering = Lowering(self.program.module, options, passes_by_part(options))
+        self.texts.clear()
+        self._printed = Texts()
 
     def _plan(self) -> LoadedPlan:
         self.run()

@@ -76,3 +76,10 @@ def check_budget(plan: Plan, memory_bytes: int | None, stored_bytes: int | None)
                 help=f"the smallest budget that works is {option}={held[option]}; a mesh splits "
                 "what is held over several devices",
             )
+
+
+def smallest_budget(error: IrcError) -> int | None:
+    """Return the bytes that an error of memory says would do; None where it says none."""
+    _, marker, rest = error.help.partition("memory_bytes=")
+    digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
+    return int(digits) if marker and digits else None

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, replace
 
 from irc.cluster.topology import Cluster
 from irc.cost.money import HOUR_S, per_hour
+from irc.plan.held import smallest_budget
 from irc.report.decisions import as_plain, difference_lines
 from irc.report.left_alone import Alone, alone_of, alone_text
 from irc.report.table import counted, pairs, percent, seconds, size, table
 from irc.search.configurations import IN_PARTS, Outline
 from irc.search.differences import Difference
 from irc.search.everything import Outcome
-from irc.search.infeasible import smallest_budget
 from irc.search.judge import Judged
 
 SHOWN = 6

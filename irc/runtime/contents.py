@@ -83,6 +83,8 @@ def _lines(start: int, size: int) -> list[tuple[int, int]]:
 
 def _is_dense(x: torch.Tensor) -> bool:
     """True for a tensor that is one piece of memory, in whatever order its dims lie there."""
+    if not x.numel():
+        return True
     dims = sorted(zip(x.stride(), x.shape, strict=True))
     step = 1
     for stride, size in dims:

@@ -105,6 +105,7 @@ class _Messages:
 
     def __init__(self, works: Sequence[Any], group: Any) -> None:
         self._works, self._number = works, next(_numbers)
+        self._is_full = len(works) == 2 * (group.size() - 1)
         self._under_way = _under_way.setdefault(group, {})
         self._under_way[self._number] = works
 
@@ -112,10 +113,11 @@ class _Messages:
         """Wait for all; to be called once."""
         for work in self._works:
             work.wait()
-        # Between two ranks they keep their order: what began before has arrived as well.
-        for number in list(self._under_way):
-            if number <= self._number:
-                self._under_way.pop(number, None)
+        # Between two ranks they keep their order: what began before has arrived as well, but
+        # nothing is known of peers that send or receive nothing here.
+        before = [n for n in list(self._under_way) if n < self._number] if self._is_full else []
+        for number in (*before, self._number):
+            self._under_way.pop(number, None)
 
 
 _numbers = count()

@@ -40,7 +40,7 @@ def defer_network_threads() -> None:
     """
     if sys.platform != "linux":
         return
-    place = _place(os.environ)
+    place = local_place(os.environ)
     own = None if place is None else cpus_of_rank(*place)
     for task in _TASKS.iterdir():
         # A thread may have ended meanwhile, and a container may forbid it: collectives are slower.
@@ -51,8 +51,10 @@ def defer_network_threads() -> None:
                     os.sched_setaffinity(int(task.name), own)
 
 
-def _place(environment: Mapping[str, str]) -> tuple[int, int] | None:
+def local_place(environment: Mapping[str, str]) -> tuple[int, int] | None:
     """Return rank and number of ranks on this machine, as torchrun says them; None without it."""
-    words = (environment.get(name, "") for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    rank, ranks = (int(word) if word.isascii() and word.isdigit() else 0 for word in words)
+    words = [environment.get(name, "") for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")]
+    if not all(word.isascii() and word.isdigit() for word in words):
+        return None
+    rank, ranks = map(int, words)
     return (rank, ranks) if rank < ranks else None

@@ -36,6 +36,7 @@ from irc.runtime.compare import compare
 from irc.runtime.executors import executor_of, memory_of
 from irc.runtime.inputs import inputs_for, read_inputs
 from irc.runtime.links import links_of
+from irc.runtime.network_threads import local_place
 from irc.runtime.processes import (
     agree,
     check_world,
@@ -93,7 +94,9 @@ def run_rank(args: argparse.Namespace, load: LoadSegments = load_segments) -> Ru
     rank, world = place_of(os.environ)
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     torch.set_num_threads(threads_per_process(local))
-    bind_crowded(int(os.environ.get("LOCAL_RANK", rank)), local)
+    # Of a launcher that does not say which ranks share this machine, they cannot divide it.
+    if (own := local_place(os.environ)) is not None:
+        bind_crowded(*own)
     import_all(args.imports)
     if world == 1:
         loaded = _load(args.plan, trust=args.trust)

@@ -72,10 +72,3 @@ def _of_memory(trials: Trials) -> tuple[list[str], str]:
         return groups, ""
     groups += [f"group {pin}" for pin in pins_in_conflict(trials, own)]
     return groups, f"{works.num_bytes} bytes do for {own}, the least of those tried; less may do"
-
-
-def smallest_budget(error: IrcError) -> int | None:
-    """Return the bytes that an error of memory says would do; None where it says none."""
-    _, marker, rest = error.help.partition("memory_bytes=")
-    digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
-    return int(digits) if marker and digits else None

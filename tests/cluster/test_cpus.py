@@ -12,6 +12,7 @@ import pytest
 
 from irc.cluster import cpus
 from irc.cluster.cpus import bind_crowded, cpus_of_rank, usable_cpus, use_all_cpus
+from irc.runtime.network_threads import local_place
 
 PROGRAM = """
 import ctypes, json, os, sys, threading
@@ -102,3 +103,19 @@ def test_only_ranks_without_a_processor_to_themselves_are_bound() -> None:
         assert len(own) == 1
     finally:
         os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, (1, 2)),
+        ({"LOCAL_WORLD_SIZE": "2"}, None),  # all ranks took the part of the first one
+        ({"LOCAL_RANK": "1"}, None),
+        ({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, None),
+        ({"RANK": "3", "WORLD_SIZE": "4"}, None),
+    ],
+)
+def test_only_ranks_that_a_launcher_places_divide_a_machine(
+    words: dict[str, str], place: tuple[int, int] | None
+) -> None:
+    assert local_place(words) == place

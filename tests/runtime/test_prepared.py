@@ -16,7 +16,7 @@ from irc.calls.compiled import dispatcher_of, refresh
 from irc.errors import IrcError
 from irc.plan.schema import Kernels, from_json, to_json
 from irc.plan.verify import verify_plan
-from irc.runtime.contents import looked_at
+from irc.runtime.contents import looked_at, watch_of
 
 
 class Twice(nn.Module):
@@ -239,3 +239,14 @@ def test_what_is_looked_at_lies_in_the_weight(size: int) -> None:
     # No eighth of it is left out.
     assert {start * 8 // size for start, _ in inside} == set(range(8))
     assert (1 << 40, 77) in lines
+
+
+def test_weights_beside_one_that_is_empty_are_watched() -> None:
+    class Segment:
+        def digest(self, pieces: list[tuple[int, int]]) -> Callable[[], bytes]:
+            return lambda: repr(pieces).encode()
+
+    own = torch.zeros(4)
+    assert watch_of([Segment()], [own, torch.zeros(4, 0)]) is not None
+    assert watch_of([Segment()], [own, torch.zeros(0, 4)]) is not None
+    assert watch_of([Segment()], [own, torch.zeros(4).expand(3, 4)]) is None

@@ -18,6 +18,7 @@ from irc.cluster.topology import Cluster
 from irc.commands.plan import said
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
+from irc.plan.held import smallest_budget
 from irc.search.bounds import least_s
 from irc.search.by_pieces import (
     ALIKE_ERROR,
@@ -37,7 +38,6 @@ from irc.search.configurations import (
     with_first_again,
 )
 from irc.search.everything import Search
-from irc.search.infeasible import smallest_budget
 from irc.search.judge import Judged, Verdict
 from irc.search.limits import Limits, Objective
 from irc.search.status import Status
