@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import functional
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 
 import irc
@@ -75,6 +76,11 @@ def through_a_call(m: Net, x: Tensor) -> Tensor:
     return vmap(lambda row: functional_call(m.b, p, (m.a(row).tanh(),)))(x).square().mean()
 
 
+def derivative(name: str, function: Callable[..., Any], *at: Tensor, **options: bool) -> Tensor:
+    result = getattr(functional, name)(function, *at, create_graph=True, **options)
+    return (result[1] if isinstance(result, tuple) else result).square().mean()
+
+
 LOSSES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "vmap": lambda m, x: vmap(m.net)(x).square().mean(),
     "nested": lambda m, x: vmap(lambda r: m.net(r) * vmap(torch.sin)(r).sum())(x).square().mean(),
@@ -83,6 +89,15 @@ LOSSES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "jacrev": lambda m, x: jacrev(m.net)(x[0]).square().mean(),
     "jacfwd": lambda m, x: jacfwd(m.net)(x[0]).square().mean(),
     "hessian": lambda m, x: hessian(lambda r: m.net(r).sum())(x[0]).square().mean(),
+    "functional.jacobian": lambda m, x: derivative("jacobian", m.net, x[0]),
+    "functional.jacobian at once": lambda m, x: derivative("jacobian", m.net, x[0], vectorize=True),
+    "functional.hessian": lambda m, x: derivative("hessian", lambda r: m.net(r).sum(), x[0]),
+    "functional.vjp": lambda m, x: derivative("vjp", m.net, x[0], torch.ones(2)),
+    "functional.jvp": lambda m, x: derivative("jvp", m.net, x[0], x[1]),
+    "functional.hvp": lambda m, x: derivative("hvp", lambda r: m.net(r).sum(), x[0], x[1]),
+    "functional.jacobian detached": lambda m, x: (
+        functional.jacobian(m.net, x[0]).mean() * m.net(x).square().mean()
+    ),
     "inner step": inner_step,
     "inner step by autograd": inner_step_by_autograd,
     "first order": first_order,

@@ -93,9 +93,29 @@ def read_by_a_write(h: Tensor) -> Tensor:
     return (other + half).mean()
 
 
+def through_views_of_what_was_written(h: Tensor) -> Tensor:
+    with torch.no_grad():
+        h.index_add_(0, torch.tensor([0, 2]), torch.ones(2, 3))
+        h.t()[0].fill_(3.0)
+    return h.mean()
+
+
+def outside_of_inference(h: Tensor) -> Tensor:
+    with torch.inference_mode(False), torch.no_grad():
+        h.index_add_(0, torch.tensor([0, 2]), torch.ones(2, 3))
+        h.t()[0].fill_(3.0)
+    return h.mean()
+
+
+def with_gradients_on(h: Tensor) -> Tensor:
+    with torch.no_grad(), torch.enable_grad():
+        return h.square().mean()
+
+
 WAYS = [
     scaled, through_a_view, by_a_mask, again_and_again, by_options, of_a_detached_one, of_its_data,
-    of_a_part, read_by_a_write,
+    of_a_part, read_by_a_write, through_views_of_what_was_written, outside_of_inference,
+    with_gradients_on,
 ]  # fmt: skip
 
 
@@ -113,6 +133,21 @@ def test_gradients_go_to_what_was_there_before(between: Callable[[Tensor], Tenso
     torch.testing.assert_close(
         dict(mine.state_dict()), dict(theirs.state_dict()), rtol=1e-4, atol=1e-5
     )
+
+
+def test_a_loss_below_enable_grad_is_trained() -> None:
+    class Enabled(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.enable_grad():
+                return super().forward(x)
+
+    mine, theirs, x = Enabled(scaled), Net(scaled), torch.randn(5, 4)
+    loss = irc.compile_step(mine, optimizer="sgd")(x, lr=0.1)
+    expected = theirs(x)
+    expected.backward()
+    torch.optim.SGD(theirs.parameters(), 0.1).step()
+    torch.testing.assert_close(loss, expected.detach())
+    torch.testing.assert_close(dict(mine.state_dict()), dict(theirs.state_dict()))
 
 
 @pytest.mark.parametrize("between", WAYS)

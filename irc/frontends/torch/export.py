@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch._higher_order_ops.effects import has_effects
 from torch.export import Dim, ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 from torch.utils import _pytree as pytree
 
 from irc.errors import IrcError, did_you_mean
@@ -37,7 +37,7 @@ from irc.frontends.torch.strided_writes import copy_into_strided
 from irc.frontends.torch.table import row_of
 from irc.frontends.torch.unfold_writes import unfold_by_slices
 from irc.frontends.torch.unrecorded import unrecorded
-from irc.frontends.torch.wrapped import cast_inside, inline, mark_autocast
+from irc.frontends.torch.wrapped import cast_inside, inline, mark_autocast, turn_gradients_off
 
 NEEDS_STATISTICS = ("aten::batch_norm", "aten::instance_norm")
 """Ops that move their running statistics, though their schema does not say so."""
@@ -179,9 +179,12 @@ def _exported(
     def traced() -> ExportedProgram:
         nonlocal entered
         with around(module) as entered:
-            return torch.export.export(
+            program = torch.export.export(
                 module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
             )
+        note_users(program.graph)
+        turn_gradients_off(program.graph_module)
+        return program
 
     with own_containers(module), own_thread():
         try:
@@ -191,6 +194,17 @@ def _exported(
             if program is None:
                 raise
             return program, entered
+
+
+def note_users(graph: Graph) -> None:
+    """Let nodes know all their users: torch.export forgets some.
+
+    Where it writes out what was traced with gradients off, the node that is a result there loses
+    the users that it has among the others. What replaces a node asks for its users.
+    """
+    for node in graph.nodes:
+        for operand in node.all_input_nodes:
+            operand.users.setdefault(node)
 
 
 def transforms(module: GraphModule) -> bool:

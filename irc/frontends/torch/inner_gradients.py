@@ -31,13 +31,16 @@ TORCH = Path(torch.__file__).parent
 PARTS = tuple(str(TORCH / name) for name in ("_functorch", "autograd", "func"))
 """Where torch takes gradients and transforms functions."""
 
+TEXTS = ("functorch tensor", "We found a fake tensor in the exported program constant's list")
+"""What torch says of them elsewhere: to a trace above autograd, gradients are constants."""
+
 
 def is_about_gradients(error: BaseException) -> bool:
     """True for an error from inside of a gradient or a transform that traced code asked for."""
     at: BaseException | None = error
     while at is not None:
         files = [frame.filename for frame in traceback.extract_tb(at.__traceback__)]
-        if "functorch tensor" in str(at) or any(file.startswith(PARTS) for file in files):
+        if any(text in str(at) for text in TEXTS) or any(file.startswith(PARTS) for file in files):
             return True
         at = at.__cause__ or at.__context__
     return False
@@ -132,7 +135,7 @@ def _refusal(because: str) -> IrcError:
         "capture-failed",
         "gradients are taken, or functions transformed, in what is compiled",
         because=because,
-        help="torch.func (grad, vmap, jvp, jacrev, functional_call) and torch.autograd.grad of "
-        "tensors that the module computes can be a part of it; for the rest call the module through"
-        " irc.compile, and an optimizer of torch's",
+        help="torch.func (grad, vmap, jvp, jacrev, functional_call), torch.autograd.functional "
+        "and torch.autograd.grad of tensors that the module computes can be a part of it; for the "
+        "rest call the module through irc.compile, and an optimizer of torch's",
     )

@@ -31,6 +31,20 @@ def wrapper_of(node: Node) -> str:
     return target.name()
 
 
+def turn_gradients_off(module: GraphModule) -> None:
+    """Leave gradients off in functions that torch.export has below ``enable_grad``.
+
+    A trace is made without them, and notes by ops of its own what eager detaches. With a result of
+    such a function, what takes the graph apart would trace a backward pass as well. Code below
+    ``inference_mode(False)`` and ``no_grad`` ends in such a function: torch notes that gradients
+    are on again behind it, and not that they were off around it.
+    """
+    for child in module.modules():
+        for node in child.graph.nodes if isinstance(child, GraphModule) else ():
+            if wrapper_of(node) == "wrap_with_set_grad_enabled":
+                node.args = (False, *node.args[1:])
+
+
 def is_autocast(node: Node, around: bool) -> bool:
     """Return whether autocast is on in the function that a node calls, by what is on around it."""
     return bool(node.args[2]) if wrapper_of(node) == "wrap_with_autocast" else around
