@@ -7,7 +7,6 @@ import torch
 
 from irc.dialects.flow_ops import OP_BY_NAME
 from irc.ops.functions import POINTWISE
-from irc.ops.infer import infer
 from irc.runtime import library
 from irc.runtime.flow_ops import extern
 
@@ -66,7 +65,10 @@ def test_attention_with_grouped_heads(mask: str, *, causal: bool) -> None:
     (found,) = library.run("flow.attention", attrs, [q, k, v, *operands], [((2, 6, 5, 4), "f32")])
     torch.testing.assert_close(found, expected)
     shapes = [(tuple(t.shape), "f32") for t in (q, k, v)]
-    assert infer("flow.attention", attrs, shapes) == [((2, 6, 5, 4), "f32")]
+    record = OP_BY_NAME["flow.attention"].RECORD
+    assert record is not None
+    assert record.infer is not None
+    assert record.infer(attrs, shapes) == [((2, 6, 5, 4), "f32")]
 
 
 def test_random_numbers_do_not_depend_on_the_shape_drawn() -> None:

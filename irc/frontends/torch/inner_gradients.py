@@ -28,8 +28,15 @@ from irc.frontends.torch.detached_writes import DATA, DETACH, DETACHED, is_inexa
 from irc.frontends.torch.faces import face, subclass
 
 TORCH = Path(torch.__file__).parent
-PARTS = tuple(str(TORCH / name) for name in ("_functorch", "autograd", "func"))
-"""Where torch takes gradients and transforms functions."""
+PARTS = tuple(
+    str(TORCH / folder / f"{name}.py")
+    for folder, names in {
+        "_functorch": ("apis", "eager_transforms", "predispatch", "pyfunctorch", "vmap"),
+        "autograd": ("__init__", "functional"),
+    }.items()
+    for name in names
+)
+"""Where torch takes gradients and transforms functions; its export and ``no_grad`` stand beside."""
 
 TEXTS = ("functorch tensor", "We found a fake tensor in the exported program constant's list")
 """What torch says of them elsewhere: to a trace above autograd, gradients are constants."""
@@ -40,7 +47,7 @@ def is_about_gradients(error: BaseException) -> bool:
     at: BaseException | None = error
     while at is not None:
         files = [frame.filename for frame in traceback.extract_tb(at.__traceback__)]
-        if any(text in str(at) for text in TEXTS) or any(file.startswith(PARTS) for file in files):
+        if any(text in str(at) for text in TEXTS) or any(file in PARTS for file in files):
             return True
         at = at.__cause__ or at.__context__
     return False
