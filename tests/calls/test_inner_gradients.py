@@ -13,6 +13,7 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 
 import irc
 from irc.errors import IrcError
+from tests.calls.trained import trains_as_eager
 
 linear = nn.functional.linear
 
@@ -109,18 +110,7 @@ LOSSES: dict[str, Callable[[Any, Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_step_trains_as_eager(name: str) -> None:
-    mine, theirs, x = Net(LOSSES[name]), Net(LOSSES[name]), torch.randn(5, 4)
-    step = irc.compile_step(mine, optimizer="sgd")
-    optimizer = torch.optim.SGD(theirs.parameters(), 0.1)
-    for _ in range(3):
-        loss = theirs(x)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        torch.testing.assert_close(step(x, lr=0.1), loss.detach(), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(
-        dict(mine.state_dict()), dict(theirs.state_dict()), rtol=1e-4, atol=1e-5
-    )
+    trains_as_eager(lambda: Net(LOSSES[name]), (5, 4))
 
 
 def test_what_is_no_result_is_refused() -> None:

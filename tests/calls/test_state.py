@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 import irc
 from irc.calls.compiled import statistics
+from tests.calls.trained import trains_as_eager
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::irc.calls.recompiles.RecompileWarning"),
@@ -390,7 +391,7 @@ def test_a_step_of_what_is_normed_by_its_spectrum(normed: Any) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.line(x).square().mean()
 
-    _trains_as_eager(Model)
+    trains_as_eager(Model, (8, 4), rtol=1e-3, atol=1e-4)
 
 
 def test_a_step_does_not_train_through_what_is_written_without_gradients() -> None:
@@ -410,20 +411,4 @@ def test_a_step_does_not_train_through_what_is_written_without_gradients() -> No
                 torch.mul(low, 2, out=self.get_buffer("low"))
             return ((y - self.get_buffer("mean")) * self.get_buffer("low")).square().mean()
 
-    _trains_as_eager(Model)
-
-
-def _trains_as_eager(build: Callable[[], nn.Module]) -> None:
-    """Hold three steps of a model, its losses and all its state, against eager training."""
-    mine, theirs, x = build(), build(), torch.randn(8, 4)
-    step = irc.compile_step(mine, optimizer="sgd")
-    optimizer = torch.optim.SGD(theirs.parameters(), 0.1)
-    for _ in range(3):
-        loss = theirs(x)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        torch.testing.assert_close(step(x, lr=0.1), loss.detach(), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(
-        dict(mine.state_dict()), dict(theirs.state_dict()), rtol=1e-3, atol=1e-4
-    )
+    trains_as_eager(Model, (8, 4), rtol=1e-3, atol=1e-4)

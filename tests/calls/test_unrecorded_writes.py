@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import irc
 from irc.errors import IrcError
+from tests.calls.trained import trains_as_eager
 
 functional: Any = nn.functional
 
@@ -121,18 +122,7 @@ WAYS = [
 
 @pytest.mark.parametrize("between", WAYS)
 def test_gradients_go_to_what_was_there_before(between: Callable[[Tensor], Tensor]) -> None:
-    mine, theirs, x = Net(between), Net(between), torch.randn(5, 4)
-    step = irc.compile_step(mine, optimizer="sgd")
-    optimizer = torch.optim.SGD(theirs.parameters(), 0.1)
-    for _ in range(3):
-        loss = theirs(x)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        torch.testing.assert_close(step(x, lr=0.1), loss.detach(), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(
-        dict(mine.state_dict()), dict(theirs.state_dict()), rtol=1e-4, atol=1e-5
-    )
+    trains_as_eager(lambda: Net(between), (5, 4))
 
 
 def test_a_loss_below_enable_grad_is_trained() -> None:
