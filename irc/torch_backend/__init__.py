@@ -25,9 +25,9 @@ from torch.fx import GraphModule
 
 from irc.choices import backend_options, checked, mode_option, names_option, strict_option
 from irc.constraints.pins import pins_option
-from irc.frontends.torch.margin_loss import write_out_margins
 from irc.frontends.torch.overlapping_writes import overlapping_write
 from irc.frontends.torch.settings import default_device, is_elsewhere
+from irc.frontends.torch.written_out import write_out
 from irc.pipeline import Options
 from irc.record import Recompile, Record
 from irc.torch_backend.angles import order_angles
@@ -88,7 +88,7 @@ NUMBER = re.compile(r"^\d+(/\d+)*:\s*")
 
 def _compiled(gm: GraphModule, example_inputs: Sequence[Any], options: Options) -> Flat:
     order_angles(gm)
-    write_out_margins(gm)
+    write_out(gm)
     if (write := overlapping_write(gm.graph.nodes)) is not None:
         count_left(options, "graph", "it writes to memory that overlaps itself", write)
         return gm.forward

@@ -38,7 +38,6 @@ from irc.frontends.torch.failures import explained
 from irc.frontends.torch.guards import Guards
 from irc.frontends.torch.idle_dropout import idle
 from irc.frontends.torch.locations import location
-from irc.frontends.torch.margin_loss import exact_margins
 from irc.frontends.torch.memory_views import looks_at_memory
 from irc.frontends.torch.open_sizes import (
     NumberedSizes,
@@ -65,6 +64,7 @@ from irc.frontends.torch.structure import argument_names, register_known
 from irc.frontends.torch.tensor_checks import TensorChecks
 from irc.frontends.torch.traced_calls import TracedCalls
 from irc.frontends.torch.unseen_casts import shown_to_modes, unseen_cast
+from irc.frontends.torch.written_out import written_out
 from irc.process_wide import deep_recursion
 from irc.program import Program
 
@@ -229,7 +229,7 @@ def capture(
         try:
             # Where results need not have eager's dtypes, such a call computes without casts.
             asks = (
-                reads.note, writes.keep, idle, refused, exact_margins, checks.note,
+                reads.note, writes.keep, idle, refused, written_out, checks.note,
                 refuse_other_data,
                 *[unseen_cast] * memory,
             )  # fmt: skip

@@ -7,13 +7,9 @@ eager mode do not. So the loss is written out here, and stands for torch's in wh
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx import GraphModule
 
 NONE, MEAN = 0, 1
 """Reductions, by torch's numbers; 2 adds up."""
@@ -70,21 +66,3 @@ OWN = {
     torch._C._nn.multilabel_margin_loss: multilabel_margin_loss,  # type: ignore[attr-defined]
     torch.ops.aten.multilabel_margin_loss.default: multilabel_margin_loss,
 }
-
-
-def exact_margins(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """Return what a traced call of that loss gives, None for all other calls."""
-    own = OWN.get(function) if function in OWN else None
-    return None if own is None else own(*args, **kwargs)
-
-
-def write_out_margins(module: GraphModule) -> None:
-    """Write the loss out in a graph, and in those that it runs."""
-    for child in module.modules():
-        if not isinstance(child, GraphModule):
-            continue
-        calls = [n for n in child.graph.nodes if n.op == "call_function" and n.target in OWN]
-        for node in calls:
-            node.target = OWN[node.target]
-        if calls:
-            child.recompile()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,10 @@ from torch import Tensor
 
 import irc
 
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "irc.compile": irc.compile,
+    "torch.compile": partial(torch.compile, backend="irc"),
+}
 OF_TWO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
     "floor": lambda a, b: torch.div(a, b, rounding_mode="floor"),
@@ -82,3 +88,59 @@ def test_no_gradient_passes_a_whole_number() -> None:
     torch.testing.assert_close(
         before - model.bias.detach(), torch.full((8,), 1 / 8).bfloat16(), rtol=0.05, atol=0
     )
+
+
+def every_number(dtype: torch.dtype) -> Tensor:
+    return torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+
+
+@pytest.mark.parametrize("dtype", [*ALIKE, torch.float32])
+@pytest.mark.parametrize("lambd", [0.5, 0.3, 0.0])
+@pytest.mark.parametrize("way", WAYS)
+def test_softshrink_of_each_number_of_a_half_type(
+    way: str, lambd: float, dtype: torch.dtype
+) -> None:
+    torch._dynamo.reset()
+    a = every_number(torch.bfloat16 if dtype is torch.float32 else dtype).to(dtype)
+
+    def function(x: Tensor) -> Tensor:
+        return torch.nn.functional.softshrink(x, lambd)
+
+    with torch.no_grad():
+        mine, eager = WAYS[way](function)(a), function(a)
+    torch.testing.assert_close(mine, eager, rtol=0, atol=0, equal_nan=True)
+    numbers = ~eager.isnan()
+    assert torch.equal(mine.signbit()[numbers], eager.signbit()[numbers])  # 0, where torch has -0
+    given, own = (a.clone().requires_grad_() for _ in range(2))
+    function(given).sum().backward()
+    WAYS[way](function)(own).sum().backward()
+    assert given.grad is not None and own.grad is not None
+    # Backward, eager rounds lambd to the half type.
+    is_told = a.abs() != torch.tensor(lambd, dtype=dtype)
+    assert torch.equal(own.grad[is_told], given.grad[is_told])
+
+
+@pytest.mark.parametrize("dtype", ALIKE)
+@pytest.mark.parametrize("way", WAYS)
+def test_the_normal_distribution_is_rounded_at_each_step(way: str, dtype: torch.dtype) -> None:
+    torch._dynamo.reset()
+    given, own = (every_number(dtype).requires_grad_() for _ in range(2))
+    eager, mine = torch.special.ndtr(given), WAYS[way](torch.special.ndtr)(own)
+    torch.testing.assert_close(mine, eager, rtol=2 * ALIKE[dtype], atol=1e-6, equal_nan=True)
+    assert int(((mine != eager) & ~given.isnan()).sum()) < 10  # where erf lies between two numbers
+    eager.sum().backward()
+    mine.sum().backward()
+    # Of the gradient, eager rounds each step too.
+    near = {"rtol": 4 * ALIKE[dtype], "atol": 1e-6}
+    torch.testing.assert_close(own.grad, given.grad, equal_nan=True, **near)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_softshrink_refuses(way: str) -> None:
+    torch._dynamo.reset()
+    run = WAYS[way](torch.nn.functional.softshrink)
+    for given, lambd in ((torch.ones(3), -1.0), (torch.ones(3, dtype=torch.int64), 0.5)):
+        with pytest.raises(RuntimeError):
+            torch.nn.functional.softshrink(given, lambd)
+        with pytest.raises(RuntimeError):
+            run(given, lambd)

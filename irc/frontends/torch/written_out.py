@@ -1,0 +1,40 @@
+"""Functions of torch that are written out before torch takes them apart, which loses eager's.
+
+A trace and AOTAutograd take some functions apart by ways of torch's own, whatever irc has for the
+ops. So calls of them are replaced where user code makes them: in a trace, and in Dynamo's graphs.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.fx import GraphModule
+
+from irc.frontends.torch import half_steps, margin_loss
+
+OWN: Mapping[Any, Callable[..., Tensor]] = {**margin_loss.OWN, **half_steps.OWN}
+
+
+def written_out(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Return what a traced call of such a function gives, None for all other calls."""
+    own = OWN.get(function) if function in OWN and kwargs.get("out") is None else None
+    return None if own is None else own(*args, **kwargs)
+
+
+def write_out(module: GraphModule) -> None:
+    """Write such functions out in a graph, and in those that it runs."""
+    for child in module.modules():
+        if not isinstance(child, GraphModule):
+            continue
+        calls = [
+            node
+            for node in child.graph.nodes
+            if node.op == "call_function" and node.target in OWN and node.kwargs.get("out") is None
+        ]
+        for node in calls:
+            node.target = OWN[node.target]
+        if calls:
+            child.recompile()
