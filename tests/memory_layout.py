@@ -57,6 +57,8 @@ def overlapping(tensors: Sequence[Tensor | None]) -> set[tuple[int, int]]:
 def _memory(x: Tensor | None) -> int | None:
     if x is None or x.layout is not torch.strided or not x.numel():
         return None
+    if x._is_zerotensor():  # the gradient of sgn: zeros that lie nowhere
+        return None
     return x.untyped_storage().data_ptr()
 
 
