@@ -111,7 +111,7 @@ def simplify(block: Block, *, keep_detached: bool = True) -> None:
     """Simplify a block in one walk: operands are simple before their readers are met."""
     seen: dict[Any, FlowOp] = {}
     for op in list(block.ops):
-        if not isinstance(op, FlowOp) or not op.name.startswith("flow."):
+        if not isinstance(op, FlowOp) or op.dialect_name() != "flow":
             continue
         kept = keep_detached and isinstance(op, PointwiseOp) and op.fn in ("detach", "written")
         simple = op if kept else _rewritten(op)

@@ -64,6 +64,12 @@ class FlowOp(IRDLOperation):
     """What irc knows of the op, where that stands beside it and not in the tables of irc.ops."""
 
     @classmethod
+    def short_name(cls) -> str:
+        """Return what a reader calls the op: ``sort``; of another dialect ``comm.all_reduce``."""
+        dialect, _, name = cls.name.partition(".")
+        return name if dialect == "flow" else cls.name
+
+    @classmethod
     def make(
         cls,
         inputs: Sequence[SSAValue],

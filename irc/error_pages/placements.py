@@ -94,7 +94,7 @@ PAGES = (
         exit_code=2,
         what="Ranks that hold the operands so cannot compute the results so without communication.",
         why="Each operation states which splits it allows; another one would give wrong numbers.",
-        example="flow.reduce of the split dim 0, with a result that is B",
+        example="an op flow.reduce of the split dim 0, with a result that is B",
         fix="make the result P(sum), and put an sbp.boxing to B behind it",
     ),
     ErrorPage(

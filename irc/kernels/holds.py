@@ -95,5 +95,5 @@ def shape_of(value: SSAValue) -> tuple[int, ...]:
 
 def is_unread(op: Operation) -> bool:
     """True for a flow op whose results nobody reads: flow ops are pure, so it can go."""
-    flow = isinstance(op, FlowOp) and op.name.startswith("flow.") and bool(op.results)
+    flow = isinstance(op, FlowOp) and op.dialect_name() == "flow" and bool(op.results)
     return flow and not any(value.first_use for value in op.results)

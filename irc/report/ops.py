@@ -182,7 +182,7 @@ class Ops:
 
 def label(op: FlowOp) -> str:
     """Name an op with what tells it from others of its kind."""
-    name, plain = op.name.removeprefix("flow."), op.plain
+    name, plain = op.short_name(), op.plain
     detail = next((str(plain[key]) for key in ("fn", "spec", "target") if key in plain), "")
     if name in ("pointwise", "reduce"):
         return detail if name == "pointwise" else f"reduce {detail}"

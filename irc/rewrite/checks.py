@@ -27,7 +27,7 @@ from irc.dialects.types import DTYPES
 from irc.errors import did_you_mean
 from irc.ops.functions import POINTWISE
 from irc.rewrite.conditions import CONSTANTS, FUNCTIONS, Kind
-from irc.rewrite.operators import FLOW, OPERATORS
+from irc.rewrite.operators import OPERATORS
 from irc.rewrite.terms import (
     Apply,
     Coalesce,
@@ -166,7 +166,7 @@ def check_put(term: Apply, lets: Mapping[str, Let]) -> None:
 def _check_operands(term: Apply) -> None:
     if term.op in POINTWISE:
         wanted = POINTWISE[term.op].arity
-    elif term.op in FLOW and term.op not in ("reshape", "transpose", "broadcast"):
+    elif OPERATORS[term.op] not in (ReduceOp, ReshapeOp, TransposeOp, BroadcastOp):
         return
     else:
         wanted = 1

@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from irc.dialects.flow import FlowOp, PointwiseOp, ReduceOp
-from irc.dialects.flow_ops import OP_BY_NAME
+from irc.dialects.flow import (
+    BroadcastOp,
+    ConcatOp,
+    ContractOp,
+    FlowOp,
+    PadOp,
+    PointwiseOp,
+    ReduceOp,
+    ReshapeOp,
+    SliceOp,
+    TransposeOp,
+)
+from irc.dialects.indexing import GatherOp, TakeOp
+from irc.dialects.whole_attention import AttentionOp
+from irc.dialects.windows import ConvolutionOp, PoolOp
 from irc.ops.functions import POINTWISE
 from irc.ops.infer import parse_spec
 
@@ -16,13 +29,13 @@ COMMUTATIVE = frozenset({
 })  # fmt: skip
 """Pointwise functions whose operands may stand in either order."""
 
-FLOW = (
-    "contract", "reshape", "transpose", "broadcast", "slice", "concat", "pad", "take", "gather",
-    "convolution", "pool", "attention",
+OWN = (
+    ContractOp, ReshapeOp, TransposeOp, BroadcastOp, SliceOp, ConcatOp, PadOp, TakeOp, GatherOp,
+    ConvolutionOp, PoolOp, AttentionOp,
 )  # fmt: skip
 
 OPERATORS: Mapping[str, type[FlowOp]] = {
-    **{name: OP_BY_NAME[f"flow.{name}"] for name in FLOW},
+    **{op.short_name(): op for op in OWN},
     **dict.fromkeys(REDUCTIONS, ReduceOp),
     **dict.fromkeys(POINTWISE, PointwiseOp),
 }

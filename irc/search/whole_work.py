@@ -71,5 +71,5 @@ def _whole_on(op: FlowOp, mesh: Mesh, axis: str) -> str:
     sizes = dict.fromkeys(s.size for s in axis_signatures(op) if s.split and s.size % count)
     if not sizes:
         return ""
-    what = op.plain.get("target", op.name).rpartition("::")[2].removeprefix("flow.")
+    what = op.plain.get("target", op.short_name()).rpartition("::")[2]
     return f"{what} at {loc_of(op)}, as {axis}={count} does not divide {', '.join(map(str, sizes))}"

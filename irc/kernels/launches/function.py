@@ -84,7 +84,7 @@ class _Walk:
         elif is_recurrent(op, self.table.target, self.table.fixed, any_rows=self.table.any_rows):
             self._recurrent(op)
         else:
-            strided = isinstance(op, FlowOp) and op.name.startswith("flow.")
+            strided = isinstance(op, FlowOp) and op.dialect_name() == "flow"
             for index, value in enumerate(op.operands):
                 op.operands[index] = self.launcher.operand(value, strided=strided)
 
