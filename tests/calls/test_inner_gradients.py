@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd import functional
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vmap
 
 import irc
 from irc.errors import IrcError
@@ -82,6 +82,14 @@ def derivative(name: str, function: Callable[..., Any], *at: Tensor, **options: 
     return (result[1] if isinstance(result, tuple) else result).square().mean()
 
 
+def forward_jacobian(function: Callable[..., Any], at: Any) -> Any:
+    return functional.jacobian(function, at, vectorize=True, strategy="forward-mode")
+
+
+def normed(y: Tensor) -> Tensor:
+    return nn.functional.batch_norm(y, None, None, training=True)
+
+
 LOSSES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "vmap": lambda m, x: vmap(m.net)(x).square().mean(),
     "nested": lambda m, x: vmap(lambda r: m.net(r) * vmap(torch.sin)(r).sum())(x).square().mean(),
@@ -92,6 +100,12 @@ LOSSES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "hessian": lambda m, x: hessian(lambda r: m.net(r).sum())(x[0]).square().mean(),
     "functional.jacobian": lambda m, x: derivative("jacobian", m.net, x[0]),
     "functional.jacobian at once": lambda m, x: derivative("jacobian", m.net, x[0], vectorize=True),
+    "functional.jacobian forward": lambda m, x: forward_jacobian(m.net, x[0]).square().mean(),
+    "functional.jacobian of two forward": lambda m, x: (
+        forward_jacobian(lambda a, b: (m.net(a * b), a), (x[0], x[1]))[0][1].square().mean()
+    ),
+    "batch norm": lambda m, x: grad(lambda r: normed(m.net(r)).cos().sum())(x).square().mean(),
+    "number beside an example": lambda m, x: vmap(lambda r: m.net(r)[0] * 3)(x).square().mean(),
     "functional.hessian": lambda m, x: derivative("hessian", lambda r: m.net(r).sum(), x[0]),
     "functional.vjp": lambda m, x: derivative("vjp", m.net, x[0], torch.ones(2)),
     "functional.jvp": lambda m, x: derivative("jvp", m.net, x[0], x[1]),
@@ -123,3 +137,13 @@ def test_what_is_no_result_is_refused() -> None:
     with pytest.raises(IrcError, match=r"gradients are taken") as caught:
         step(torch.randn(5, 4), lr=0.1)
     assert "torch.func" in str(caught.value)
+
+
+def test_a_gradient_that_torch_keeps_a_part_of_is_refused() -> None:
+    def along(m: Net, x: Tensor) -> Tensor:
+        return linearize(m.net, x)[1](x.cos()).square().mean()
+
+    step = irc.compile_step(Net(along), optimizer="sgd")
+    with pytest.raises(IrcError, match=r"torch.func.linearize") as caught:
+        step(torch.randn(5, 4), lr=0.1)
+    assert "torch.func.jvp" in str(caught.value)

@@ -26,6 +26,7 @@ from irc.frontends.torch.expert_loops import merge_loops
 from irc.frontends.torch.experts import whole_experts
 from irc.frontends.torch.failures import depends_on_values
 from irc.frontends.torch.flex import plain_flex_attention
+from irc.frontends.torch.forward_mode import watched_forward_modes
 from irc.frontends.torch.fresh_writes import renew, resized_in_order
 from irc.frontends.torch.inner_gradients import is_about_gradients, taken_apart
 from irc.frontends.torch.locations import location, user_frames
@@ -96,6 +97,7 @@ def export(
         whole_experts(module),
         plain_flex_attention(),
         unrecorded(),
+        watched_forward_modes(),
     ):
         warnings.simplefilter("ignore")
         program, module, repeated = _traced(module, args, kwargs, dynamic_shapes, bool(whole))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -25,7 +26,7 @@ def softshrink(input: Tensor, lambd: float = 0.5) -> Tensor:  # noqa: A002 - tor
     it apart into -0.
     """
     if not input.is_floating_point() or lambd < 0:
-        return torch._C._nn.softshrink(input, lambd)  # which refuses them
+        return F.softshrink(input, lambd)  # which refuses them
     wide = input.float() if input.dtype in HALVES else input
     size = wide.abs()
     # What is no number stays so, and passes no gradient.
@@ -46,7 +47,7 @@ def ndtr(input: Tensor) -> Tensor:  # noqa: A002 - torch's name
 
 
 OWN: Mapping[Any, Callable[..., Tensor]] = {
-    torch._C._nn.softshrink: softshrink,
+    F.softshrink: softshrink,
     torch.ops.aten.softshrink.default: softshrink,
     torch.special.ndtr: ndtr,
     torch.ops.aten.special_ndtr.default: ndtr,

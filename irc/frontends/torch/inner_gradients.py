@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from irc.errors import IrcError
 from irc.frontends.torch.detached_writes import DATA, DETACH, DETACHED, is_inexact
 from irc.frontends.torch.faces import face, subclass
+from irc.frontends.torch.forward_mode import forward_modes
 
 TORCH = Path(torch.__file__).parent
 PARTS = tuple(
@@ -80,6 +81,7 @@ def taken_apart(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) 
         with (
             _reparametrize_module(module, own, tie_weights=True),
             _Detaching(),
+            forward_modes(),
             torch.enable_grad(),
         ):
             results, shape = pytree.tree_flatten(module.forward(*own_args, **own_kwargs))

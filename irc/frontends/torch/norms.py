@@ -255,6 +255,24 @@ def _batch_statistics(
     return t.b.cast(y, t.dtype), mean, rstd
 
 
+@lowers("_native_batch_norm_legit.no_stats")
+def batch_norm_alone(
+    t: Lowering,
+    input: SSAValue,
+    weight: Maybe,
+    bias: Maybe,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> list[SSAValue]:
+    """Normalise channels by this batch, and give its statistics, which a gradient may read."""
+    y, *statistics = _batch_statistics(t, input, weight, bias, eps)
+    return [
+        y,
+        *(t.b.reshape(s, kind.shape) for s, kind in zip(statistics, t.results[1:], strict=True)),
+    ]
+
+
 @lowers("_native_batch_norm_legit_functional")
 def batch_norm_training(
     t: Lowering,

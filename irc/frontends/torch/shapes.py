@@ -41,7 +41,9 @@ def _copy(t: Lowering, self: SSAValue, **options: Any) -> SSAValue:
     return self
 
 
-def _cast(t: Lowering, self: SSAValue, *options: Any, **more: Any) -> SSAValue:
+def _cast(t: Lowering, self: Operand, *options: Any, **more: Any) -> SSAValue:
+    if not isinstance(self, SSAValue):
+        return t.value(self, t.dtype)  # vmap casts a number beside numbers of its examples
     if is_complex(tensor(self).dtype) and not is_complex(t.dtype):
         t.decline()  # torch warns of the part that is dropped
     return t.b.cast(self, t.dtype)
