@@ -11,7 +11,7 @@ from math import inf
 
 from irc.calls.assembly import Assembly
 from irc.search.blocks import Blocks
-from irc.search.configurations import FULL, NOTHING, Configuration
+from irc.search.configurations import FULL, NOTHING, Configuration, divisors
 from irc.search.fitting import fewest
 from irc.search.least_pieces import computed_again, in_more_parts
 
@@ -37,6 +37,23 @@ class LeastPrices:
             return 0.0
         if (blocks := self._pieces(own)) is not None:
             return self._seconds(own, blocks, 0)
+        return max(self._of_fewer_s(own), self._of_less_again_s(own))
+
+    def _of_fewer_s(self, own: Configuration) -> float:
+        """Return what it takes at least by the same step in fewer micro-batches.
+
+        More of them, on a rank that has the whole model, compute as much in smaller products, and
+        sum gradients behind the last one alone.
+        """
+        if own.pipe > 1 or own.in_parts:
+            return 0.0
+        fewer = (replace(own, micro_batches=count) for count in divisors(own.micro_batches)[:-1])
+        known = ((each, self._pieces(each)) for each in fewer if self.steps.is_known(each))
+        steps = (self._seconds(each, blocks, 0) for each, blocks in known if blocks is not None)
+        return max(steps, default=0.0)
+
+    def _of_less_again_s(self, own: Configuration) -> float:
+        """Return what it takes at least by the same step with nothing computed again."""
         if own.recompute == NOTHING or own.in_parts:
             return 0.0
         if (blocks := self._pieces(replace(own, recompute=NOTHING))) is None:

@@ -26,16 +26,13 @@ from irc.search.judge import Judged
 from irc.search.seeds import seeds, smallest
 from irc.search.trials import Trials
 from irc.search.within_less import plan_tighter
-from irc.search.worth import PRICE_ERROR, Worth, is_in_fewer
+from irc.search.worth import ALIKE_ERROR, PRICE_ERROR, Worth, is_in_fewer
 
 MOST_PRICED = 40
 """So many configurations on one number of devices are priced from pieces."""
 
 PLANNED = 3
 """So many of them at most are planned whole, of those that have a plan."""
-
-ALIKE_ERROR = 0.02
-"""So far off are prices of one search from each other: what one is off, the others are about."""
 
 NEAR = 1.25
 """An estimate of so many times that of the best one is not priced for being beside it."""
@@ -117,7 +114,7 @@ class _Whole:
         for own in every:
             del trials.left[own]
         most = len(trials.judged) + MOST_PRICED
-        worth = Worth(trials, trials.judge.outline(), self.devices, most)
+        worth = Worth(trials, trials.judge.outline(), self.devices, most, PRICE_ERROR)
         trials.prices = True
         try:
             for own in every:

@@ -10,8 +10,9 @@ What they take at least is known from those of the step as it is:
 - What lies in parts is gathered and summed in each micro-batch, so that functions take as long at
   least as where less of it does, on as many copies of the model or on fewer. The update, which is
   divided, is not counted, nor is anything that is held.
+- A rank with the whole model takes as long at least in more micro-batches as in fewer.
 
-The former is arithmetic. The latter holds where a search of placements comes as close to the best
+The first is arithmetic. The others hold where a search of placements comes as close to the best
 in one case as in the other; tests hold all prices of small models to it.
 """
 

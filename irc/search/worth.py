@@ -24,6 +24,13 @@ LEAST_KNOWN = 2
 PRICE_ERROR = 0.05
 """Of the step of a whole plan: so far off are prices from pieces, as tests hold them to."""
 
+ALIKE_ERROR = 0.02
+"""So far off are prices of one search from each other: what one is off, the others are about.
+
+Bounds are of the same pieces as prices. What is left alone by this little is noted, and looked at
+once more when the best has a plan, which says how far off they are.
+"""
+
 
 @dataclass(frozen=True)
 class Worth:
@@ -34,12 +41,14 @@ class Worth:
         outline: of the forward pass of the whole batch.
         devices: that configurations are on.
         most: that are priced.
+        error: of bounds, beside the step that they are held against.
     """
 
     trials: Trials
     outline: Outline
     devices: int
     most: int
+    error: float = ALIKE_ERROR
 
     def is_worth(self, configuration: Configuration, least_s: float) -> bool:
         """Whether to price a configuration, or to make one smaller that takes so long at least.
@@ -56,9 +65,9 @@ class Worth:
         return left is None
 
     def beat_s(self) -> float:
-        """Return the seconds that a price is to be below, by the error of prices; infinity."""
+        """Return the seconds that a price is to be below, by the error of bounds; infinity."""
         steps = self._steps()
-        return min(steps.values()) / (1 - PRICE_ERROR) if steps else inf
+        return min(steps.values()) / (1 - self.error) if steps else inf
 
     def behind(self, configuration: Configuration, least_s: float) -> Left | None:
         """Return None for what is worth a price, else the seconds for which it is not, or 0.
@@ -77,7 +86,7 @@ class Worth:
         ratio = min(step_s / self.estimate(own) for own, step_s in steps.items())
         likely_s = ratio * self.estimate(configuration) if len(steps) >= LEAST_KNOWN else 0.0
         best_s = min(steps.values())
-        if least_s * (1 - PRICE_ERROR) > best_s:
+        if least_s * (1 - self.error) > best_s:
             return Left(least_s, is_bound=True)
         return Left(likely_s) if likely_s >= BEHIND * best_s else None
 

@@ -19,6 +19,7 @@ from irc.dialects.placement import B, Mesh, Placement
 from irc.errors import IrcError
 from irc.pipeline import Options
 from irc.program import Program
+from irc.search.ahead import Ahead
 from irc.search.blocks import Blocks, Content, Passed, Piece
 from irc.search.configurations import FULL, IN_PARTS, Configuration, with_first_again
 from irc.search.judge import Verdict
@@ -99,7 +100,9 @@ def prices(model: Model, memory_mb: float, planned: list[Configuration] | None =
     options = Options(cluster=CLUSTER, memory_bytes=int(1e6 * memory_mb))
     steps = Assembly(_nothing, _nothing, options, find_cluster(CLUSTER))
     steps.__dict__["_cuts"] = _EqualStages()
-    steps.__dict__["pieces"] = pieces = Pieces(_nothing, options, steps.cluster)
+    # What a child plans is not noted here.
+    alone = Ahead(begins=False)
+    steps.__dict__["pieces"] = pieces = Pieces(_nothing, options, steps.cluster, alone)
     pieces.plan = plan
     # Flops of the whole batch: each rank of a stage has its part of each micro-batch's.
     return Prices(steps, (("bf16", 1e-3 * model.again * PEAK * 8),))
@@ -223,6 +226,26 @@ def test_pieces_of_what_is_slower_in_any_case_are_not_planned() -> None:
     planned.clear()
     assert some.fitting(more, least_s) is None
     assert planned == []
+
+
+def test_more_micro_batches_take_as_long_as_fewer_that_are_known() -> None:
+    """Their pieces were planned to be told so, and the forward pass traced for their size."""
+    planned: list[Configuration] = []
+    model = Model(1.0, 0.8, 0.1, (0.0, 2.0, 3.0), 20.0, (20.0, 15.0, 10.0), 1.0)
+    some = prices(model, 150.0, planned)
+    own = Configuration(Mesh.parse("data=4"), 2)
+    more = replace(own, micro_batches=4)
+    assert some.least_s(more, is_fitted=False) == 0.0
+    one = step_s(own, some)
+    planned.clear()
+    assert 0.0 < one < inf
+    assert some.least_s(more, is_fitted=False) == pytest.approx(one)
+    assert some.least_s(replace(more, recompute=FULL), is_fitted=False) == 0.0
+    assert planned == []
+    # A pipeline has more micro-batches for its own good.
+    stages = Configuration(Mesh.parse("pipe=2,data=2"), 4)
+    step_s(stages, some)
+    assert some.least_s(replace(stages, micro_batches=8), is_fitted=False) == 0.0
 
 
 def test_a_schedule_that_pieces_do_not_know_has_no_bound() -> None:

@@ -227,6 +227,37 @@ def test_what_is_left_alone_never_beats_the_best(seed: int, needed: float) -> No
                 assert says(each).step_s >= best.verdict.step_s
 
 
+@pytest.mark.parametrize("dearer", [1.0, 1.04])
+def test_what_is_left_for_little_is_priced_once_the_best_proves_dearer(dearer: float) -> None:
+    """Prices and bounds are off alike: what 3 % says is known when the first is planned whole."""
+    plain = Search(Priced(by_estimate), CLUSTER).run(16)
+    first, *rest = sorted(
+        (each for each in (*plain.judged, *plain.priced) if not each.configuration.in_parts),
+        key=lambda own: own.priced_s or (own.verdict.step_s if own.verdict else inf),
+    )
+    best, behind = first.configuration, rest[0].configuration
+    best_s = by_estimate(best).step_s
+
+    def says(configuration: Configuration) -> Verdict:
+        if configuration == behind:
+            return Verdict(1.03 * best_s, 10**9)
+        more = 1.0 if configuration == best else 1.5
+        return Verdict(more * by_estimate(configuration).step_s, 10**9)
+
+    class Bounded(Priced):
+        def least_s(self, configuration: Configuration, *, is_fitted: bool) -> float:
+            return 1.03 * best_s if configuration == behind else 0.0
+
+        def judge(self, configuration: Configuration, *, brief: bool = True) -> Verdict:
+            own = super().judge(configuration, brief=brief)
+            return replace(own, step_s=dearer * own.step_s) if configuration == best else own
+
+    judge = Bounded(says)
+    outcome = Search(judge, CLUSTER).run(16)
+    assert (behind in judge.asked) == (dearer > 1)
+    assert outcome.best.configuration == (behind if dearer > 1 else best)
+
+
 @pytest.mark.parametrize(("fits", "room"), [(True, 2.0), (True, 1.05), (False, 2.0)])
 def test_more_micro_batches_of_a_step_are_priced_where_fewer_do_not_fit(
     fits: bool, room: float
