@@ -47,7 +47,7 @@ from irc.backends.cpu.quantized.amx_writer import TileProductWriter
 from irc.backends.cpu.quantized.depthwise import TapsWriter
 from irc.backends.cpu.quantized.product import read_packed
 from irc.backends.cpu.quantized.writer import PackedWeightsWriter
-from irc.backends.cpu.recurrent.write import write_recurrent
+from irc.backends.cpu.recurrent.kernel import write_recurrent
 from irc.backends.cpu.vector.builder import Builder, Operand
 from irc.dialects.size import Dim, Size, UnboundSizeError
 from irc.dialects.task import KernelOp, LoadOp

@@ -26,10 +26,12 @@ from irc.dialects.flow import flow_op
 from irc.dialects.size import Dim, is_negative, least
 from irc.dialects.task import KernelBodyOp
 from irc.dialects.task_types import BufferType
-from irc.ops.recurrent import FUNCTIONS, GATES, SIMPLE, UNIT, padded, rows
+from irc.ops.recurrent import FUNCTIONS, GATES, SIMPLE, UNIT, depth, padded, rows
 
 WEIGHTS = ("w", "added", "r", "inner")
-INPUTS = ("x", *WEIGHTS, "lengths", "h", "c")
+BYTE_WEIGHTS = ("w_scale", "w_sums", "w_zeros", "r_scale", "r_sums", "r_zeros")
+"""What weights of 8 bits have beside them."""
+INPUTS = ("x", *WEIGHTS, *BYTE_WEIGHTS, "lengths", "h", "c")
 OUTPUTS = ("y", "last", "last_cell")
 
 
@@ -65,6 +67,11 @@ class RecurrentForm:
         return GATES[self.kind]
 
     @property
+    def in_bytes(self) -> bool:
+        """True where weights are of 8 bits."""
+        return "w_scale" in self.buffers
+
+    @property
     def padded(self) -> int:
         """Hidden units, padded."""
         return padded(self.hidden)
@@ -77,10 +84,20 @@ class RecurrentForm:
             "added": (d, self.gates * p),
             "r": (d, p // UNIT, self.gates, rows(self.kind, self.hidden), UNIT),
             "inner": (d, p),
+            **dict.fromkeys(BYTE_WEIGHTS, (d, self.gates * p)),
             "lengths": (self.batch,),
             "y": (self.steps, *state),
         }
+        if self.in_bytes:
+            shapes["w"] = (d, self.gates * p, depth(self.inputs))
+            shapes["r"] = (d, p // UNIT, self.gates, depth(self.hidden), UNIT)
         return shapes.get(role, state)
+
+    def dtype(self, role: str) -> str:
+        """Return the dtype of a buffer."""
+        if role in ("w", "r") and self.in_bytes:
+            return "i8"
+        return "i32" if role == "lengths" or role.endswith(("_sums", "_zeros")) else "f32"
 
     def reach(self) -> tuple[Dim, Dim]:
         """Return the least and the greatest element of the inputs that is read.
@@ -102,10 +119,12 @@ class KernelRecurrentOp(KernelBodyOp):
     """A cell over time, its weights packed.
 
     Roles: ``x`` [steps, batch, inputs]; the packed weights ``w``, ``added``, ``r`` and, of a GRU
-    that resets after its product, ``inner``; perhaps ``lengths`` [batch], how many steps each
-    sequence has (at most all; behind them ``y`` is zero); perhaps the first states ``h`` and, of an
-    LSTM, ``c`` [directions, batch, hidden]. Written are ``y`` [steps, directions, batch, hidden],
-    ``last`` and, of an LSTM, ``last_cell`` [directions, batch, hidden].
+    that resets after its product, ``inner``; of an LSTM whose weights are bytes, their scales, sums
+    and zero points (``w_scale``, ``w_sums``, ``w_zeros`` and the same of ``r``); perhaps
+    ``lengths`` [batch], how many steps each sequence has (at most all; behind them ``y`` is zero);
+    perhaps the first states ``h`` and, of an LSTM, ``c`` [directions, batch, hidden]. Written are
+    ``y`` [steps, directions, batch, hidden], ``last`` and, of an LSTM, ``last_cell`` [directions,
+    batch, hidden].
     """
 
     name = "task.recurrent"
@@ -168,6 +187,8 @@ class KernelRecurrentOp(KernelBodyOp):
         if kind == "GRU":
             needed.add("inner")
         optional = {"lengths", "h"}
+        if kind == "LSTM" and set(roles) & set(BYTE_WEIGHTS):
+            needed |= set(BYTE_WEIGHTS)
         if kind == "LSTM":
             needed.add("last_cell")
             optional.add("c")
@@ -181,7 +202,7 @@ class KernelRecurrentOp(KernelBodyOp):
         for role, value in zip(self.roles, self.inputs, strict=True):
             kind = value.type
             assert isinstance(kind, BufferType)
-            if kind.dtype != ("i32" if role == "lengths" else "f32"):
+            if kind.dtype != form.dtype(role):
                 raise VerifyException(f"{role} of task.recurrent is {kind.dtype}")
             if (role in OUTPUTS) != (form.buffers[role] >= first):
                 raise VerifyException(f"{role} of task.recurrent is no {role}: see num_inputs")

@@ -23,12 +23,13 @@ from irc.dialects.flow import (
     loc_of,
     tensor,
 )
-from irc.dialects.recurrent import KernelRecurrentOp
+from irc.dialects.recurrent import INPUTS, KernelRecurrentOp
 from irc.dialects.task import KernelOp
 from irc.dialects.task_types import BufferType
 from irc.dialects.types import TensorType
 from irc.kernels.holds import shape_of
 from irc.kernels.lower import Lowered
+from irc.kernels.quantized.cell import byte_weights, is_bytes
 from irc.kernels.schedule import schedule
 from irc.kernels.trace import GroupError, Stored
 from irc.kernels.weights.fixed import Fixed
@@ -47,9 +48,14 @@ from irc.ops.recurrent import (
 
 TARGET = "irc::recurrent"
 """What an op calls that reads packed weights; it is in no program, a kernel is made of it."""
-CELLS = ("onnx::RNN", "onnx::GRU", "onnx::LSTM")
-ROLES = ("x", "w", "r", "bias", "lengths", "h", "c", "peepholes")
-"""The operands of these, in their order."""
+BYTES = "onnx::DynamicQuantizeLSTM"
+CELLS = ("onnx::RNN", "onnx::GRU", "onnx::LSTM", BYTES)
+ROLES = ("x", "w", "r", "bias", "lengths", "h", "c", "peepholes",
+         "w_scale", "w_zero", "r_scale", "r_zero")  # fmt: skip
+"""The operands of these, in their order; the last four are of weights of 8 bits."""
+WEIGHTS = ("w", "r", "bias", *ROLES[8:])
+FLOATS = ("x", "bias", "lengths", "h", "c")
+"""What an LSTM of 8 bits has as one of float32 does."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,7 @@ class _Cell:
         directions: one or two.
         backwards: a single direction goes from the end.
         activations: flow's names, of each direction.
+        in_bytes: its weights are of 8 bits.
     """
 
     kind: str
@@ -71,6 +78,7 @@ class _Cell:
     directions: int
     backwards: bool
     activations: tuple[str, ...]
+    in_bytes: bool
 
     @staticmethod
     def of(op: ExternOp) -> _Cell | None:
@@ -85,7 +93,7 @@ class _Cell:
         names: Sequence[str] = options["activations"]
         if not plain or "peepholes" in operands or not simple(names):
             return None
-        own = op.target.removeprefix("onnx::")
+        own = "LSTM" if op.target == BYTES else op.target.removeprefix("onnx::")
         kind = loop_of(own, resets_after=bool(options["linear_before_reset"]))
         each = FUNCTIONS[kind]
         if len(names) % each or any(names[i] != names[i % each] for i in range(len(names))):
@@ -93,6 +101,7 @@ class _Cell:
         return _Cell(
             kind, operands, options["hidden"], len(names) // each,
             options["direction"] == "reverse", tuple(SIMPLE[name] for name in names[:each]),
+            op.target == BYTES,
         )  # fmt: skip
 
     @property
@@ -102,6 +111,10 @@ class _Cell:
         steps, batch, inputs = shapes["x"]
         d, wide = self.directions, GATES[self.kind] * self.hidden
         state = (d, batch, self.hidden)
+        if self.in_bytes:
+            if not is_bytes(self.operands, d, self.hidden, inputs):
+                return False
+            shapes = {role: shape for role, shape in shapes.items() if role in FLOATS}
         wanted = {
             "x": (steps, batch, inputs), "w": (d, wide, inputs), "r": (d, wide, self.hidden),
             "bias": (d, 2 * wide), "lengths": (batch,), "h": state, "c": state,
@@ -116,8 +129,8 @@ class _Cell:
 def is_recurrent(op: Operation, target: str, fixed: Fixed, *, any_rows: bool = False) -> bool:
     """True for a recurrent cell that a kernel computes: of weights that stay from call to call.
 
-    Not there: peepholes, clipping, activations with parameters, batches first, large batches, which
-    a library does faster.
+    Not there: peepholes, clipping, activations with parameters, batches first, large batches of
+    float32, which a library does faster.
 
     Args:
         op: any.
@@ -132,8 +145,9 @@ def is_recurrent(op: Operation, target: str, fixed: Fixed, *, any_rows: bool = F
     cell = _Cell.of(op)
     if cell is None or not cell.fits:
         return False
-    weights = (cell.operands[role] for role in ("w", "r", "bias") if role in cell.operands)
-    return all(map(fixed, weights)) and (any_rows or shape_of(cell.operands["x"])[1] <= MOST_ROWS)
+    weights = (cell.operands[role] for role in WEIGHTS if role in cell.operands)
+    few = any_rows or cell.in_bytes or shape_of(cell.operands["x"])[1] <= MOST_ROWS
+    return few and all(map(fixed, weights))
 
 
 @dataclass(frozen=True)
@@ -179,35 +193,48 @@ def packed_cell(op: ExternOp) -> PackedCell:
 
 def _weights(b: FlowBuilder, cell: _Cell) -> dict[str, SSAValue]:
     """Append what packs the weights of a cell, as :mod:`irc.ops.recurrent` has them."""
+    own = byte_weights(b, cell.operands, cell.hidden) if cell.in_bytes else _matrices(b, cell)
+    return _in_order({**own, **_added(b, cell)})
+
+
+def _units(b: FlowBuilder, cell: _Cell, value: SSAValue, *, last: int, count: int) -> SSAValue:
+    """[d, count * hidden, n] to [d, count, P, last], padded with zeros."""
+    n, hidden, whole = shape_of(value)[-1], cell.hidden, padded(cell.hidden)
+    apart = b.reshape(value, (cell.directions, count, hidden, n))
+    if whole == hidden and last == n:
+        return apart
+    high = (0, 0, whole - hidden, last - n)
+    return b.op(PadOp, [apart], low=(0, 0, 0, 0), high=high, value=0.0)
+
+
+def _matrices(b: FlowBuilder, cell: _Cell) -> dict[str, SSAValue]:
+    """Append what packs both weights of float32."""
     gates, hidden, d = GATES[cell.kind], cell.hidden, cell.directions
     whole, long = padded(hidden), rows(cell.kind, hidden)
     width, inputs = columns(cell.kind, hidden), shape_of(cell.operands["x"])[2]
 
-    def units(value: SSAValue, *, last: int, count: int = gates) -> SSAValue:
-        """[d, count * hidden, n] to [d, count, P, last], padded with zeros."""
-        n = shape_of(value)[-1]
-        apart = b.reshape(value, (d, count, hidden, n))
-        if whole == hidden and last == n:
-            return apart
-        high = (0, 0, whole - hidden, last - n)
-        return b.op(PadOp, [apart], low=(0, 0, 0, 0), high=high, value=0.0)
-
     def turned(value: SSAValue, shape: Sequence[int], perm: Sequence[int]) -> SSAValue:
         return b.op(TransposeOp, [b.reshape(value, shape)], perm=tuple(perm))
 
-    w = units(cell.operands["w"], last=inputs)
-    r = units(cell.operands["r"], last=long)
-    found = {
+    w = _units(b, cell, cell.operands["w"], last=inputs, count=gates)
+    r = _units(b, cell, cell.operands["r"], last=long, count=gates)
+    return {
         "w": turned(w, (d, gates * whole // width, width, inputs), (0, 1, 3, 2)),
         "r": turned(r, (d, gates, whole // UNIT, UNIT, long), (0, 2, 1, 4, 3)),
     }
+
+
+def _added(b: FlowBuilder, cell: _Cell) -> dict[str, SSAValue]:
+    """Append what is added to the products."""
+    gates, hidden, d, whole = GATES[cell.kind], cell.hidden, cell.directions, padded(cell.hidden)
     bias = cell.operands.get("bias")
     if bias is None:
-        found["added"] = b.constant([0.0], (d, gates * whole), "f32")
-        if cell.kind == "GRU":
-            found["inner"] = b.constant([0.0], (d, whole), "f32")
-        return _in_order(found)
-    every = units(b.reshape(bias, (d, 2 * gates * hidden, 1)), last=1, count=2 * gates)
+        none = {"added": b.constant([0.0], (d, gates * whole), "f32")}
+        return none | (
+            {"inner": b.constant([0.0], (d, whole), "f32")} if cell.kind == "GRU" else {}
+        )
+    rows_of_one = b.reshape(bias, (d, 2 * gates * hidden, 1))
+    every = _units(b, cell, rows_of_one, last=1, count=2 * gates)
     parts = b.reshape(every, (d, 2 * gates, whole))
 
     def cut(start: int, stop: int) -> SSAValue:
@@ -215,15 +242,14 @@ def _weights(b: FlowBuilder, cell: _Cell) -> dict[str, SSAValue]:
 
     inner = 1 if cell.kind == "GRU" else 0
     total = b.pointwise("add", cut(0, gates - inner), cut(gates, 2 * gates - inner))
-    if inner:
-        total = b.op(ConcatOp, [total, cut(gates - 1, gates)], dim=1)
-        found["inner"] = cut(2 * gates - 1, 2 * gates)
-    found["added"] = total
-    return _in_order(found)
+    if not inner:
+        return {"added": total}
+    total = b.op(ConcatOp, [total, cut(gates - 1, gates)], dim=1)
+    return {"added": total, "inner": cut(2 * gates - 1, 2 * gates)}
 
 
-def _in_order(found: dict[str, SSAValue]) -> dict[str, SSAValue]:
-    return {role: found[role] for role in ("w", "added", "r", "inner") if role in found}
+def _in_order(weights: dict[str, SSAValue]) -> dict[str, SSAValue]:
+    return {role: weights[role] for role in INPUTS if role in weights}
 
 
 def recurrent_kernel(op: ExternOp, source: Callable[[SSAValue], Stored]) -> Lowered:
@@ -271,7 +297,7 @@ def recurrent_kernel(op: ExternOp, source: Callable[[SSAValue], Stored]) -> Lowe
     directions = shape_of(op.outputs[1])[0]
     space = (directions, batch, steps, hidden, gates, inputs + hidden)
     kernel = KernelOp.make(
-        given["kind"].lower().replace(" ", "_"),
+        given["kind"].lower().replace(" ", "_") + ("_bytes" if "w_scale" in roles else ""),
         block,
         template="recurrent",
         space=space,

@@ -10,6 +10,20 @@ whole units, with weights of zero. With P padded units and H hidden ones, all fl
   what is read for a gate of some units is one run of memory;
 - what is added to a GRU's product before the reset gate, ``[P]``.
 
+An LSTM of 8 bits (ONNX Runtime's ``DynamicQuantizeLSTM``) has bytes in place of the first and the
+third, each multiplied with four units of an input at once (:data:`QUAD`). Weights of u8 are stored
+less 128, and so are their zero points. With D an input's or a state's units padded to
+:func:`depth`:
+
+- the inputs' weights, i8 ``[gates * P / UNIT, D / QUAD, UNIT, QUAD]``;
+- the recurrent weights, i8 ``[P / UNIT, gates, D / QUAD, UNIT, QUAD]``;
+- of each of both, ``[gates * P]``: the scale of a column (f32), its sum less D zero points, and its
+  zero point (i32). So ``(x - x_zero) (w - zero)`` summed is
+  ``sum(x w) - x_zero * sums - zero * sum(x)``.
+
+The inputs of all steps are rounded to bytes by one range, as ONNX Runtime does it. A state is
+rounded by its own, and so is each row of a batch: what a row gives does not depend on others.
+
 Gates lie as ONNX has them: z, r, n of a GRU, i, o, f, g of an LSTM. A GRU's reset gate is applied
 after its product, or (``GRU before``) before it: then the new value is a second product.
 """
@@ -32,6 +46,12 @@ MOST_ROWS = 32
 """Of a batch: a library reads a matrix once for all rows of a larger one."""
 ROWS = 4
 """Rows of a batch that a loop does together."""
+QUAD = 4
+"""Bytes that one lane of a dot-product instruction multiplies."""
+BYTE_CHAINS = 2
+"""Quads that are summed apart, so that no sum waits for the one before."""
+MOST_BYTES = (1 << 31) // (255 * 255)
+"""So many products of two numbers of 8 bits, less their zero points, sum to less than i32 holds."""
 
 
 def padded(hidden: int) -> int:
@@ -46,6 +66,16 @@ def padded(hidden: int) -> int:
 def rows(kind: str, hidden: int) -> int:
     """Return how many rows the recurrent weights are padded to; not more than :func:`padded`."""
     return -(-hidden // CHAINS[kind]) * CHAINS[kind]
+
+
+def depth(units: int) -> int:
+    """Return what the units of an input or a state in bytes are padded to.
+
+    >>> depth(1), depth(8), depth(33)
+    (8, 8, 40)
+    """
+    whole = QUAD * BYTE_CHAINS
+    return -(-units // whole) * whole
 
 
 def columns(kind: str, hidden: int) -> int:

@@ -3,7 +3,9 @@
 # pyright: basic
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -49,16 +51,16 @@ class QuantizedProduct:
         whole = torch.nn.functional.pad(whole, (0, 0, 0, parts * size - k))
         return QuantizedProduct(whole.reshape(parts, size, n), scale[index])
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Quantise all of x by one scale, and multiply."""
+    def __call__(self, x: torch.Tensor, *, by_row: bool = False) -> torch.Tensor:
+        """Quantise all of x by one scale, or each of its rows by its own, and multiply."""
         import torch
 
-        low, high = (float(bound) for bound in (x.min(), x.max())) if x.numel() else (0.0, 0.0)
-        low, high = (
-            torch.tensor(min(low, 0.0), dtype=torch.float32),
-            torch.tensor(max(high, 0.0), dtype=torch.float32),
-        )
-        step = (high - low) / 255 if high > low else torch.ones(())
+        if by_row and x.numel():
+            low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
+        else:
+            low, high = x.aminmax() if x.numel() else (torch.zeros(()), torch.zeros(()))
+        low, high = low.clamp(max=0), high.clamp(min=0)
+        step = torch.where(high > low, (high - low) / 255, torch.ones(()))
         zero = (-low / step).clamp(0, 255).round()
         whole = ((x / step).round() + zero).clamp(0, 255) - zero
         parts, size, n = self.weight.shape
@@ -71,3 +73,8 @@ class QuantizedProduct:
             sums = torch.bmm(apart.reshape(-1, parts, size).transpose(0, 1), self.weight)
             total = sums.double().sum(0).float()
         return total.reshape(*x.shape[:-1], n) * (step * self.scale)
+
+    @property
+    def by_row(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The product that quantises each row of its left side by its own scale."""
+        return partial(self, by_row=True)

@@ -80,9 +80,9 @@ def quantized_lstm(
 ) -> list[torch.Tensor]:
     """LSTM of 8-bit weights, quantised as ONNX Runtime's ``DynamicQuantizeLSTM`` does.
 
-    The inputs of all steps are quantised together, the hidden state of each step by itself; a
-    scale is for a whole weight, or for a column of it. (ONNX Runtime on several threads may
-    quantise parts of a batch by themselves.)
+    The inputs of all steps are quantised together, the hidden state of each step and row by itself;
+    a scale is for a whole weight, or for a column of it. (ONNX Runtime quantises the states of some
+    rows together, of how many depends on its threads.)
 
     Args:
         operands: those of an LSTM, w as i8 or u8 ``[directions, inputs, 4 * hidden]`` and r
@@ -97,7 +97,8 @@ def quantized_lstm(
         # What lies behind the longest sequence has no part in the range.
         x = x.clone()
         x[int(lengths.max()) :] = 0
-    return _run(LSTM, x, products or _quantized(operands), [*rest[:5]], options)
+    inputs, hidden = products or _quantized(operands)
+    return _run(LSTM, x, (inputs, [each.by_row for each in hidden]), [*rest[:5]], options)
 
 
 def _quantized(operands: Operands) -> Products:

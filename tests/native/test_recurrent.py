@@ -17,6 +17,8 @@ from irc.from_files import compile_file
 from irc.ops.recurrent import GATES
 from irc.runtime import load
 from irc.runtime.native import processor
+from tests.frontends.onnx.test_contrib import model_with
+from tests.frontends.onnx.test_contrib_recurrent import operands
 
 pytestmark = pytest.mark.skipif(
     processor.system() != "linux-x86_64", reason="programs are for Linux on x86-64"
@@ -77,6 +79,27 @@ def check(path: Path, plan: Path, sizes: dict[str, int]) -> None:
     ):
         for mine, want in zip(found, wanted, strict=True):
             np.testing.assert_allclose(np.asarray(mine), np.asarray(want), rtol=1e-5, atol=1e-5)
+
+
+def test_a_cell_of_8_bits_is_one_too(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    given = operands(2, 3, steps=9, width=WIDTH, hidden=HIDDEN)
+    given[5] = given[6] = None
+    named = {f"x{i}": value for i, value in enumerate(given) if value is not None}
+    stored = [name for name in named if name != "x0"]
+    onnx.save(
+        model_with("DynamicQuantizeLSTM", named, 12, 3, stored, hidden_size=HIDDEN,
+                   direction="bidirectional"),
+        path,
+    )  # fmt: skip
+    kinds = f"{KINDS},x86-64-v4-dots"
+    text = compile_file(str(path), str(tmp_path / "plan"), native=kinds)
+    assert text.endswith("numpy alone") and "library     none" in text
+    feeds = feeds_of(path, {})
+    wanted = irc_onnx.InferenceSession(str(path)).run(None, feeds)
+    program = load(tmp_path / "plan", threads=2)
+    for mine, want in zip(program.run(feeds), wanted, strict=True):
+        np.testing.assert_allclose(np.asarray(mine), np.asarray(want), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

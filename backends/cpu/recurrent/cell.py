@@ -20,8 +20,12 @@ Sums: TypeAlias = Callable[[int], Operand]
 
 @dataclass(frozen=True)
 class Row:
-    """Where one row of the batch has its products, its states before and after, and its cell."""
+    """Where one row of the batch has its products, its states before and after, and its cell.
 
+    ``index`` is its number among the rows of a step.
+    """
+
+    index: Operand
     inputs: Operand
     before: Operand
     new: Operand
@@ -109,7 +113,7 @@ class Cell:
         b = self.b
         start = b.scale(index, self.padded)
         h, y, c = (b.address(base, "float", start) for base in (before, new, self.at["c"]))
-        return Row(b.address(p, "float", b.scale(start, self.gates)), h, y, c)
+        return Row(index, b.address(p, "float", b.scale(start, self.gates)), h, y, c)
 
     def _store(self, at: Operand, some: Sequence[Row]) -> None:
         for value, row in zip(self._units(at, some), some, strict=True):

@@ -16,29 +16,16 @@ from irc.backends.cpu.recurrent.cell import Cell
 from irc.backends.cpu.recurrent.memory import copy, fill, less
 from irc.backends.cpu.recurrent.projection import project
 from irc.backends.cpu.vector.builder import PTR, Builder, Operand, Type, constant
-from irc.dialects.recurrent import KernelRecurrentOp, RecurrentForm
+from irc.dialects.recurrent import BYTE_WEIGHTS, WEIGHTS, RecurrentForm
 from irc.dialects.size import Dim
-from irc.dialects.task import KernelOp
-from irc.errors import InternalError
 from irc.ops.recurrent import ROWS, UNIT
 
-FLOAT_BYTES = 4
+WORD_BYTES = 4
 CHUNK_ROWS = 128
 """Rows of inputs that are multiplied together: each reads all weights of the inputs once."""
+ELEMENTS = {"f32": "float", "i32": "i32", "i8": "i8"}
 OPEN_CHUNK = 16
 """Steps of these where the batch has a name."""
-
-
-def write_recurrent(
-    b: Builder, kernel: KernelOp, features: Features, buffers: dict[int, Operand]
-) -> tuple[Dim, bool, str, int, Dim]:
-    """Write a kernel of ``task.recurrent``; returns what ``Written`` of the emitter has."""
-    op = kernel.body.block.first_op
-    if not isinstance(op, KernelRecurrentOp):
-        raise InternalError(f"kernel @{kernel.sym_name.data} has no task.recurrent")
-    writer = Writer(b, op.form, features, buffers)
-    writer.write()
-    return writer.scratch_bytes, writer.parallel, "recurrent", 1, writer.work
 
 
 class Writer:
@@ -60,10 +47,14 @@ class Writer:
             self.chunk = min(form.steps, wanted) if isinstance(form.steps, int) else wanted
         else:
             self.chunk = OPEN_CHUNK
-        self._places, self.scratch_bytes = self._laid_out()
+        self._places: dict[str, Dim] = {}
+        self.scratch_bytes: Dim = 0
+        for name, size in self.parts().items():
+            self._places[name] = self.scratch_bytes
+            self.scratch_bytes = self.scratch_bytes + size
 
-    def _laid_out(self) -> tuple[dict[str, Dim], Dim]:
-        """Return where in scratch memory each part begins, and the bytes of all."""
+    def parts(self) -> dict[str, Dim]:
+        """Return the bytes of each part of scratch memory."""
         form = self.form
         state = form.batch * form.padded
         parts: dict[str, Dim] = {
@@ -73,12 +64,28 @@ class Writer:
             "p": state * form.gates * self.chunk,
             "x": form.batch * form.inputs * self.chunk,
         }
-        places: dict[str, Dim] = {}
-        total: Dim = 0
-        for name, count in parts.items():
-            places[name] = total
-            total = total + count * FLOAT_BYTES
-        return places, total
+        return {name: count * WORD_BYTES for name, count in parts.items()}
+
+    def begin(self) -> None:
+        """Write what comes before all rows."""
+
+    def cell(self, at: dict[str, Operand]) -> Cell:
+        """Return what writes a step."""
+        form = self.form
+        return Cell(self.b, form.kind, form.hidden, form.activations, self.features, at)
+
+    def clear(self, at: dict[str, Operand], count: Operand) -> None:
+        """Write what memory holds before the steps of rows, besides states."""
+
+    def take(self, source: Operand, at: dict[str, Operand], place: Operand) -> None:
+        """Write a copy of an input."""
+        b, inputs = self.b, self.form.inputs
+        copy(b, source, b.address(at["x"], "float", b.scale(place, inputs)), inputs)
+
+    def project(self, at: dict[str, Operand], rows: Operand) -> None:
+        """Write the products of some inputs."""
+        b, form = self.b, self.form
+        project(b, form.kind, form.hidden, self.features, at, rows, b.i64(form.inputs))
 
     def write(self) -> None:
         """Write the kernel: this thread's groups of rows, of each direction by itself."""
@@ -86,6 +93,7 @@ class Writer:
         groups = b.parts(form.batch, ROWS)
         units = b.scale(groups, form.directions)
         low, high = thread_range(b, units, units)
+        self.begin()
 
         def direction(d: Operand, _: list[Operand]) -> list[Operand]:
             skipped = b.times(groups, d)
@@ -104,18 +112,12 @@ class Writer:
     def _rows(self, d: Operand, begin: Operand, end: Operand) -> None:
         """Write some rows of a direction: together, or each up to the end of its sequence."""
         b, count = self.b, less(self.b, end, begin)
-        lengths = self.roles.get("lengths")
-        if lengths is None:
+        if "lengths" not in self.roles:
             self._walk(d, begin, count, self.steps)
             return
 
-        def length(row: Operand) -> Operand:
-            read = b.load(Type("i32"), b.address(lengths, "i32", row))
-            held = b.intrinsic("smax", b.convert("sext", read, "i64"), b.i64(0))
-            return b.intrinsic("smin", held, self.steps)
-
         def shorter(row: Operand, found: list[Operand]) -> list[Operand]:
-            short = b.compare("icmp ne", length(row), self.steps)
+            short = b.compare("icmp ne", self.length(row), self.steps)
             return [b.binary("or", found[0], short)]
 
         (uneven,) = b.loop(begin, end, 1, [constant(Type("i1"), 0)], shorter)
@@ -124,23 +126,32 @@ class Writer:
 
         def block(i: Operand, _: list[Operand]) -> list[Operand]:
             row = b.add(begin, i)
-            self._walk(d, row, rows, length(row))
+            self._walk(d, row, rows, self.length(row))
             return []
 
         b.loop(b.i64(0), blocks, 1, [], block)
+
+    def length(self, row: Operand) -> Operand:
+        """Append how many steps a row has."""
+        b = self.b
+        read = b.load(Type("i32"), b.address(self.roles["lengths"], "i32", row))
+        held = b.intrinsic("smax", b.convert("sext", read, "i64"), b.i64(0))
+        return b.intrinsic("smin", held, self.steps)
 
     def _walk(self, d: Operand, row: Operand, count: Operand, steps: Operand) -> None:
         """Write all steps of rows from ``row`` on, in a direction."""
         b, form = self.b, self.form
         memory = {name: self._scratch(name) for name in self._places}
         weights = {
-            role: b.address(self.roles[role], "float", b.scale(d, _size(form, role)))
-            for role in ("w", "added", "r", "inner")
+            role: b.address(self.roles[role], ELEMENTS[form.dtype(role)],
+                            b.scale(d, _size(form, role)))
+            for role in (*WEIGHTS, *BYTE_WEIGHTS)
             if role in self.roles
-        }
+        }  # fmt: skip
         bias = weights.pop("inner", weights["added"])
-        at = {**weights, "bias": bias, "x": memory["x"], "p": memory["p"], "c": memory["cell"]}
-        cell = Cell(b, form.kind, form.hidden, form.activations, self.features, at)
+        at = {**memory, **weights, "bias": bias, "c": memory["cell"]}
+        cell = self.cell(at)
+        self.clear(at, count)
         self._start("h", memory["even"], d, row, count)
         if form.kind == "LSTM":
             self._start("c", memory["cell"], d, row, count)
@@ -152,9 +163,8 @@ class Writer:
 
         def chunk(start: Operand, states: list[Operand]) -> list[Operand]:
             stop = b.intrinsic("smin", b.add(start, b.i64(self.chunk)), steps)
-            self._gather(start, stop, time, row, count, memory["x"])
-            rows = b.times(less(b, stop, start), count)
-            project(b, form.kind, form.hidden, self.features, at, rows, b.i64(form.inputs))
+            self._gather(start, stop, time, row, count, at)
+            self.project(at, b.times(less(b, stop, start), count))
 
             def step(n: Operand, carried: list[Operand]) -> list[Operand]:
                 before, new = carried
@@ -214,9 +224,9 @@ class Writer:
         time: Callable[[Operand], Operand],
         row: Operand,
         count: Operand,
-        target: Operand,
+        at: dict[str, Operand],
     ) -> None:
-        """Copy the inputs of some steps behind each other."""
+        """Take the inputs of some steps behind each other."""
         b, form = self.b, self.form
         of_steps, of_rows = form.strides
         first = b.address(self.roles["x"], "float", b.i64(form.offset))
@@ -227,8 +237,7 @@ class Writer:
 
             def one(i: Operand, _: list[Operand]) -> list[Operand]:
                 source = b.address(here, "float", b.scale(b.add(row, i), of_rows))
-                place = b.scale(b.add(skipped, i), form.inputs)
-                copy(b, source, b.address(target, "float", place), form.inputs)
+                self.take(source, at, b.add(skipped, i))
                 return []
 
             b.loop(b.i64(0), count, 1, [], one)

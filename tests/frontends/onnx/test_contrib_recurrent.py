@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeAlias
+
 import numpy as np
+import onnxruntime
 import pytest
 
 from irc.errors import IrcError
 from irc.onnx import InferenceSession
 from irc.runtime.quantized_product import QuantizedProduct
 from tests.frontends.onnx.test_contrib import bytes_of, check, floats, model_with
+
+Feeds: TypeAlias = Mapping[str, np.ndarray]
 
 
 def operands(
@@ -28,15 +34,89 @@ def operands(
     ]  # fmt: skip
 
 
+STORED = (1, 2, 8, 9, 10, 11)
+"""ONNX Runtime wants the weights stored."""
+
+
 @pytest.mark.parametrize("signed", [True, False])
 @pytest.mark.parametrize(("columns", "batch"), [(False, 1), (True, 1)])
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 def test_lstm_of_8_bit_weights(direction: str, columns: bool, batch: int, signed: bool) -> None:
     given = operands(2 if direction == "bidirectional" else 1, batch, columns=columns,
                      signed=signed)  # fmt: skip
-    # ONNX Runtime wants the weights stored.
-    check("DynamicQuantizeLSTM", given, outputs=3, stored=(1, 2, 8, 9, 10, 11), relative=2e-5,
+    check("DynamicQuantizeLSTM", given, outputs=3, stored=STORED, relative=2e-5,
           hidden_size=5, direction=direction)  # fmt: skip
+
+
+@pytest.fixture
+def in_torch(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Counts the weights that the library prepares: none where the cell is a kernel."""
+    made, make = list[int](), QuantizedProduct.of
+    monkeypatch.setattr(
+        QuantizedProduct, "of", staticmethod(lambda *a: (made.append(1), make(*a))[1])
+    )
+    return made
+
+
+def session(given: list[np.ndarray | None], **options: object) -> tuple[InferenceSession, Feeds]:
+    """Return a session of one op, and its inputs; weights and biases are stored."""
+    named = {f"x{i}": value for i, value in enumerate(given) if value is not None}
+    stored = [f"x{i}" for i in (*STORED, 3)]
+    model = model_with("DynamicQuantizeLSTM", named, 12, 3, stored, **options)
+    return InferenceSession(model), {n: v for n, v in named.items() if n not in stored}
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize(("steps", "width", "hidden"), [(1, 1, 1), (40, 37, 33), (100, 16, 64)])
+def test_it_is_a_kernel_exact_where_bytes_are(
+    steps: int, width: int, hidden: int, columns: bool, in_torch: list[int]
+) -> None:
+    given = operands(2, 1, steps=steps, width=width, hidden=hidden, columns=columns)
+    check("DynamicQuantizeLSTM", given, outputs=3, stored=(*STORED, 3), relative=1e-5,
+          hidden_size=hidden, direction="bidirectional")  # fmt: skip
+    assert not in_torch
+
+
+def test_a_row_of_a_batch_is_what_onnx_runtime_gives_for_it_alone() -> None:
+    given = operands(1, 7, steps=20, width=18, hidden=20, signed=False)
+    x, h, c = given[0], given[5], given[6]
+    assert x is not None and h is not None and c is not None
+    x[0, :, 0], x[0, :, 1] = 5.0, -5.0  # all rows have one range
+    mine, feeds = session(given, hidden_size=20)
+    every = [np.asarray(value) for value in mine.run(None, feeds)]
+    for row in range(7):
+        alone = slice(row, row + 1)
+        named = {f"x{i}": value for i, value in enumerate(given) if value is not None}
+        cut = {n: v[:, alone] if n in feeds else v for n, v in named.items()}
+        stored = [n for n in named if n not in feeds]
+        model = model_with("DynamicQuantizeLSTM", cut, 12, 3, stored, hidden_size=20)
+        other = onnxruntime.InferenceSession(model.SerializeToString())
+        want = other.run(None, {name: cut[name] for name in feeds})
+        for one, value in zip(every, want, strict=True):
+            np.testing.assert_allclose(one[..., alone, :], value, rtol=1e-5, atol=1e-5)
+
+
+def test_lengths_are_those_of_onnx_runtime(in_torch: list[int]) -> None:
+    given = operands(2, 1, steps=9, hidden=20)
+    given[4] = np.array([6], np.int32)
+    check("DynamicQuantizeLSTM", given, outputs=3, stored=(*STORED, 3), relative=2e-5,
+          hidden_size=20, direction="bidirectional")  # fmt: skip
+    assert not in_torch
+
+
+def test_peepholes_are_left_to_the_library(in_torch: list[int]) -> None:
+    given = operands(1, 1, hidden=20)
+    given[7] = floats(1, 60)
+    check("DynamicQuantizeLSTM", given, outputs=3, stored=(*STORED, 3), relative=2e-5,
+          hidden_size=20)  # fmt: skip
+    assert in_torch
+
+
+def test_an_empty_batch_gives_nothing() -> None:
+    mine, feeds = session(operands(1, 0, hidden=20), hidden_size=20)
+    assert [np.shape(value) for value in mine.run(None, feeds)] == [
+        (7, 1, 0, 20), (1, 0, 20), (1, 0, 20),
+    ]  # fmt: skip
 
 
 def test_a_missing_scale_is_said() -> None:
