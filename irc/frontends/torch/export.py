@@ -30,10 +30,12 @@ from irc.frontends.torch.forward_mode import watched_forward_modes
 from irc.frontends.torch.fresh_writes import renew, resized_in_order
 from irc.frontends.torch.inner_gradients import is_about_gradients, taken_apart
 from irc.frontends.torch.locations import location, user_frames
+from irc.frontends.torch.own_backward import is_differentiated
 from irc.frontends.torch.own_containers import own_containers
 from irc.frontends.torch.own_decompositions import OWN
 from irc.frontends.torch.own_thread import own_thread
 from irc.frontends.torch.repeat import expand, is_mark, stubbed
+from irc.frontends.torch.stale_values import refuse_stale
 from irc.frontends.torch.strided_writes import copy_into_strided
 from irc.frontends.torch.table import row_of
 from irc.frontends.torch.unfold_writes import unfold_by_slices
@@ -100,7 +102,8 @@ def export(
         watched_forward_modes(),
     ):
         warnings.simplefilter("ignore")
-        program, module, repeated = _traced(module, args, kwargs, dynamic_shapes, bool(whole))
+        source = module
+        program, module, repeated = _traced(source, args, kwargs, dynamic_shapes, bool(whole))
         if transforms(program.graph_module):
             raise IrcError(
                 "capture-failed",
@@ -109,6 +112,9 @@ def export(
                 " apart, or write them out",
             )
         look(program)
+        if is_differentiated():
+            with own_containers(source), own_thread():
+                refuse_stale(program.graph_module, source, args, kwargs)
         if repeated:
             inline(program.graph_module, is_mark)
         settle(program.graph_module)

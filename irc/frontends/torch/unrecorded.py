@@ -105,6 +105,16 @@ def unrecorded() -> Generator[None]:
         _HERE.mode = before
 
 
+@contextlib.contextmanager
+def as_it_is() -> Generator[None]:
+    """Inside of a trace, run code with gradients on and off as in eager."""
+    before, _HERE.mode = getattr(_HERE, "mode", None), None
+    try:
+        yield
+    finally:
+        _HERE.mode = before
+
+
 def _patched(switch: Any, state: bool | None) -> Any:
     """Return what lets a switch tell the trace of this thread, if there is one."""
     enter, leave = switch.__enter__, switch.__exit__

@@ -1,0 +1,148 @@
+"""Steps refuse to write to what the backward pass needs, where eager raises; and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import irc
+from irc.errors import IrcError
+from tests.calls.trained import trains_as_eager
+
+
+class Net(nn.Module):
+    """A layer, and what is done to its result."""
+
+    def __init__(self, then: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.then, self.calls = nn.Linear(3, 3), then, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.then(self.layer(x)).square().mean()
+
+
+def a_factor(h: Tensor) -> Tensor:
+    y = h * h
+    with torch.no_grad():
+        h.mul_(2)
+    return y
+
+
+def a_detached_factor(h: Tensor) -> Tensor:
+    y = h * h
+    h.detach().mul_(2)
+    return y
+
+
+def a_result(h: Tensor) -> Tensor:
+    y = h.sigmoid()
+    with torch.no_grad():
+        y.mul_(2)
+    return y
+
+
+def a_result_by_a_mask(h: Tensor) -> Tensor:
+    y = h.softmax(-1)
+    with torch.no_grad():
+        y[y < 0.3] = 0
+    return y
+
+
+def beside_it(h: Tensor) -> Tensor:
+    y = h[0].exp() * h[1]
+    with torch.no_grad():
+        h[2].zero_()
+    return y
+
+
+def a_constant(h: Tensor) -> Tensor:
+    weight = torch.ones(3, 2)
+    y = h @ weight
+    weight.mul_(2)
+    return y
+
+
+def an_index(h: Tensor) -> Tensor:
+    places = torch.tensor([0, 1])
+    y = h[places]
+    places.add_(1)
+    return y
+
+
+def with_gradients(h: Tensor) -> Tensor:
+    return h.exp().add_(h) + h.exp().mul_(2)
+
+
+REFUSED = [
+    a_factor, a_detached_factor, a_result, a_result_by_a_mask, beside_it, a_constant, an_index,
+    with_gradients,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("then", REFUSED)
+def test_what_eager_raises_for_is_refused(then: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(4, 3)
+    with pytest.raises(RuntimeError, match=r"modified by an inplace operation"):
+        Net(then)(x).backward()
+    model = Net(then)
+    step = irc.compile_step(model, optimizer="sgd")
+    with pytest.raises(IrcError, match=r"written to after it was read") as caught:
+        step(x, lr=0.1)
+    assert caught.value.code == "not-differentiable"
+    assert "test_stale_values.py:" in str(caught.value)
+    assert model.calls == 0
+
+
+def test_what_eager_does_not_count_is_refused() -> None:
+    def its_data(h: Tensor) -> Tensor:
+        y = h * h
+        h.data.mul_(2)
+        return y
+
+    step = irc.compile_step(Net(its_data), optimizer="sgd")
+    with pytest.raises(IrcError, match=r"written to after it was read"):
+        step(torch.randn(4, 3), lr=0.1)
+
+
+def a_sum(h: Tensor) -> Tensor:
+    y = h + h
+    with torch.no_grad():
+        h.mul_(2)
+    return y
+
+
+def before(h: Tensor) -> Tensor:
+    with torch.no_grad():
+        h.mul_(2)
+    return h * h
+
+
+def a_copy(h: Tensor) -> Tensor:
+    y = h.clone() ** 2
+    with torch.no_grad():
+        h.mul_(2)
+    return y
+
+
+def what_no_gradient_needs(h: Tensor) -> Tensor:
+    y = h * h
+    with torch.no_grad():
+        h.mul_(2)
+    return h + y.detach()
+
+
+def in_place_with_gradients(h: Tensor) -> Tensor:
+    return h.mul_(2).add_(1).relu_()
+
+
+TRAINED = [a_sum, before, a_copy, what_no_gradient_needs, in_place_with_gradients]
+
+
+@pytest.mark.parametrize("then", TRAINED)
+def test_what_eager_trains_is_trained(then: Callable[[Tensor], Tensor]) -> None:
+    trains_as_eager(lambda: Net(then), (4, 3))
