@@ -105,23 +105,28 @@ def keep_detached(module: GraphModule) -> None:
     for child in module.modules():
         if not isinstance(child, GraphModule):
             continue
+        apart: set[Node] = set()
         for node in list(child.graph.nodes):
-            if node.op != "call_function" or node.target is not DETACH:
+            if node.op != "call_function" or node.target is not DETACH or node in apart:
                 continue
             if not is_written(node):
                 node.target = DETACHED
             elif is_differentiated() and is_inexact(node.meta["val"]):
-                _set_apart(node)
+                _set_apart(node, apart)
 
 
-def _set_apart(node: Node) -> None:
-    """Detach what is read of a tensor, or of its views, and write once more what is written."""
+def _set_apart(node: Node, apart: set[Node]) -> None:
+    """Detach what is read of a tensor, or of its views, and write once more what is written.
+
+    Views, and what is detached of what is detached, join those that are set apart.
+    """
+    apart.add(node)
     for user in list(node.users):
         written = writes_to(user, node)
         if written:
             _write_again_behind(user, node)
         if gives_view(user, node):
-            _set_apart(user)
+            _set_apart(user, apart)
         elif not written and user.op != "output":
             with node.graph.inserting_before(user):
                 user.replace_input_with(node, _called(DETACHED, node))

@@ -36,8 +36,8 @@ KEEP_NO_RESULT = frozenset({
     "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
     "convolution", "linear", "matmul", "mm", "bmm", "addmm", "batch_norm", "layer_norm",
     "group_norm", "instance_norm", "embedding", "add", "sub", "mul", "div", "neg", "cat", "stack",
-    "clone", "to", "_to_copy", "contiguous", "zeros", "ones", "full", "empty", "arange", "zeros_like",
-    "ones_like", "full_like", "empty_like", "rand", "randn", "rand_like", "randn_like", "where",
+    "clone", "to", "_to_copy", "contiguous", "zeros", "ones", "full", "empty", "arange",
+    "zeros_like", "ones_like", "full_like", "empty_like", "rand", "randn", "rand_like", "randn_like", "where",
     "index", "mean", "sum", "avg_pool2d", "dropout", "pad",
 })
 """Ops of whose results autograd keeps none, by name."""
