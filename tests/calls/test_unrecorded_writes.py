@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 import irc
 from irc.errors import IrcError
+from irc.frontends.torch.detached_writes import WRITTEN
+from irc.frontends.torch.export import export
+from irc.frontends.torch.own_backward import as_differentiated
 from tests.calls.trained import trains_as_eager
 
 functional: Any = nn.functional
@@ -113,10 +116,17 @@ def with_gradients_on(h: Tensor) -> Tensor:
         return h.square().mean()
 
 
+def through_nested_views(h: Tensor) -> Tensor:
+    h.detach()[0].detach()[1:] += 1
+    with torch.no_grad():
+        h.detach()[1].detach()[1:].mul_(2)
+    return h.mean()
+
+
 WAYS = [
     scaled, through_a_view, by_a_mask, again_and_again, by_options, of_a_detached_one, of_its_data,
     of_a_part, read_by_a_write, through_views_of_what_was_written, outside_of_inference,
-    with_gradients_on,
+    with_gradients_on, through_nested_views,
 ]  # fmt: skip
 
 
@@ -155,3 +165,19 @@ def test_other_data_is_refused() -> None:
     step = irc.compile_step(Net(exchanged), optimizer="sgd")
     with pytest.raises(IrcError, match=r"the \.data of a tensor is set"):
         step(torch.randn(5, 4), lr=0.1)
+
+
+def test_each_write_counts_once_however_deep_its_view() -> None:
+    def written(depth: int) -> int:
+        def nested(h: Tensor) -> Tensor:
+            view = h
+            for _ in range(depth):
+                view = view.detach()[:4]
+            view.add_(1)
+            return h.mean()
+
+        with as_differentiated():
+            program = export(Net(nested), (torch.randn(5, 4),), {}, None)
+        return sum(node.target is WRITTEN for node in program.graph.nodes)
+
+    assert written(1) == written(5) == 1

@@ -37,8 +37,8 @@ KEEP_NO_RESULT = frozenset({
     "convolution", "linear", "matmul", "mm", "bmm", "addmm", "batch_norm", "layer_norm",
     "group_norm", "instance_norm", "embedding", "add", "sub", "mul", "div", "neg", "cat", "stack",
     "clone", "to", "_to_copy", "contiguous", "zeros", "ones", "full", "empty", "arange",
-    "zeros_like", "ones_like", "full_like", "empty_like", "rand", "randn", "rand_like", "randn_like", "where",
-    "index", "mean", "sum", "avg_pool2d", "dropout", "pad",
+    "zeros_like", "ones_like", "full_like", "empty_like", "rand", "randn", "rand_like",
+    "randn_like", "where", "index", "mean", "sum", "avg_pool2d", "dropout", "pad",
 })
 """Ops of whose results autograd keeps none, by name."""
 # fmt: on
