@@ -26,6 +26,7 @@ from irc.training.entry import (
     drop_unread,
     is_frozen,
     loss_index,
+    refuse_complex,
     set_results,
 )
 from irc.training.loss_scale import KIND, SCALE
@@ -119,6 +120,7 @@ class DifferentiatePass(ModulePass):
         func = entry(op)
         trained = choose(func, "parameter", self.trainable, self.frozen, "trainable or frozen")
         wanted = {n: v for n, v in trained.items() if not is_frozen(func, v)}
+        refuse_complex(func, self.trainable, self.frozen)
         wanted |= choose(func, "input", self.inputs, "", "inputs")
         loss = loss_index(func, self.loss) if self.seeds == "loss" else None
 

@@ -87,7 +87,8 @@ PAGES = (
         what="A gradient has to pass an operation that neither irc nor its library can"
         " differentiate, or a torch.autograd.Function whose backward pass is not the derivative of"
         " its forward, of which a compiled step knows nothing. Or a value that it needs is written"
-        " to after it was read, where eager raises: x.detach().mul_(2) behind x * x.",
+        " to after it was read, where eager raises: x.detach().mul_(2) behind x * x. Or it has a"
+        " hook, which a step does not call, or leads to a complex parameter.",
         why="Leaving it out would train on a wrong gradient without a word.",
         example="loss = aten::rrelu of a trained layer, which draws numbers of its own",
         fix="freeze the parameters before it, detach its operand, or write it with other ops",

@@ -19,7 +19,7 @@ from xdsl.ir import SSAValue
 
 from irc.dialects.builder import argument_attrs, arguments, functions, results
 from irc.dialects.flow import id_of, tensor
-from irc.dialects.types import TensorType, is_float
+from irc.dialects.types import TensorType, is_complex, is_float
 from irc.errors import IrcError, did_you_mean
 from irc.sharding.padding import ROWS
 
@@ -58,6 +58,29 @@ def choose(func: FuncOp, role: str, wanted: str, unwanted: str, option: str) -> 
         and not matches(name, globs(unwanted))
         and is_float(tensor(value).dtype)
     }
+
+
+def refuse_complex(func: FuncOp, wanted: str, unwanted: str) -> None:
+    """Refuse complex parameters that would be trained, and that something reads.
+
+    Raises:
+        IrcError: ``not-differentiable``.
+    """
+    for role, name, value in arguments(func):
+        is_chosen = matches(name, globs(wanted)) and not matches(name, globs(unwanted))
+        if (
+            role == "parameter"
+            and is_complex(tensor(value).dtype)
+            and value.uses
+            and is_chosen
+            and not is_frozen(func, value)
+        ):
+            raise IrcError(
+                "not-differentiable",
+                f"parameter '{name}' is complex, and no optimiser of a step moves those",
+                help="hold real numbers [..., 2], and compute on torch.view_as_complex of them; "
+                "freeze it; or train by irc.compile(model) and an optimizer of torch's",
+            )
 
 
 def is_frozen(func: FuncOp, value: SSAValue) -> bool:

@@ -36,6 +36,7 @@ from irc.frontends.torch.export import LOOKING, as_module, export, shape_specs
 from irc.frontends.torch.exported_signature import SignatureReader, named_tensors
 from irc.frontends.torch.failures import explained
 from irc.frontends.torch.guards import Guards
+from irc.frontends.torch.hooks import refuse_backward_hooks, refuse_hook
 from irc.frontends.torch.idle_dropout import idle
 from irc.frontends.torch.locations import location
 from irc.frontends.torch.memory_views import looks_at_memory
@@ -204,6 +205,7 @@ def capture(
     register_known()
     module, args, kwargs = as_module(module_or_function), positional(args), dict(kwargs or {})
     bound(module.forward, args, kwargs)
+    refuse_backward_hooks(module)
     leaf_names = argument_names(module.forward, args, kwargs)
     check_leaves(leaf_names, args, kwargs)
     args, kwargs = _placed(module, args, kwargs)
@@ -229,8 +231,8 @@ def capture(
         try:
             # Where results need not have eager's dtypes, such a call computes without casts.
             asks = (
-                reads.note, writes.keep, idle, refused, written_out, checks.note,
-                refuse_other_data,
+                reads.note, writes.keep, idle, refused, checks.note, written_out,
+                refuse_other_data, refuse_hook,
                 *[unseen_cast] * memory,
             )  # fmt: skip
             with (

@@ -7,11 +7,15 @@ see that hooks on all modules come and go; calls run uncompiled while there are 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules import module as of_all
+
+from irc.errors import IrcError
+from irc.frontends.torch.own_backward import is_differentiated
 
 FORWARD = ("_forward_pre_hooks", "_forward_hooks")
 
@@ -39,3 +43,51 @@ def layer_hooks(module: nn.Module) -> tuple[dict[int, Any], ...]:
 def on_all_modules() -> bool:
     """True where there are hooks that torch runs for each module that there is."""
     return any(ON_ALL)
+
+
+_TENSOR: Any = torch.Tensor
+ON_GRADIENTS = (_TENSOR.register_hook, _TENSOR.register_post_accumulate_grad_hook)
+BACKWARD = ("_backward_pre_hooks", "_backward_hooks")
+
+
+def has_gradient_hook(parameter: torch.Tensor) -> bool:
+    """True for a tensor with a function that autograd calls with its gradient."""
+    of_tensor: Any = parameter
+    return bool(of_tensor._backward_hooks or of_tensor._post_accumulate_grad_hooks)
+
+
+def refuse_backward_hooks(module: nn.Module) -> None:
+    """Refuse to train a module with hooks of the backward pass, which a step would not call.
+
+    Raises:
+        IrcError: ``not-differentiable``, in a trace of what is trained.
+    """
+    if not is_differentiated():
+        return
+    layers: Any = module
+    for name, parameter in module.named_parameters():
+        if has_gradient_hook(parameter):
+            raise not_called(f"the gradient of parameter '{name}'")
+    for name, layer in layers.named_modules():
+        if any(vars(layer).get(kind) for kind in BACKWARD):
+            raise not_called(f"the backward pass of '{name or type(layer).__name__}'")
+    if any(ON_ALL[len(FORWARD) :]):
+        raise not_called("the backward pass of all modules")
+
+
+def refuse_hook(
+    func: Callable[..., Any], args: Sequence[Any], _: Mapping[str, Any]
+) -> IrcError | None:
+    """Return the error for a call that hooks a gradient, in a trace of what is trained."""
+    return not_called("a gradient") if func in ON_GRADIENTS and is_differentiated() else None
+
+
+def not_called(what: str) -> IrcError:
+    """Return the error for a hook that a step would not call."""
+    return IrcError(
+        "not-differentiable",
+        f"{what} has a hook, which a compiled step does not call",
+        because="its backward pass is one program, in which no Python runs",
+        help="train it by irc.compile(model) and an optimizer of torch's, which call hooks, or "
+        "write what the hook does into the loss",
+    )

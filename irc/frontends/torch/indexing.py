@@ -12,7 +12,7 @@ from irc.dialects.flow import tensor
 from irc.dialects.indexing import GatherOp, ScatterOp, TakeOp
 from irc.dialects.size import Dim, product
 from irc.frontends.torch.lowering import Lowering, Operand, broadcast_shapes, dim_of, lowers
-from irc.frontends.torch.shapes import iota, permuted
+from irc.frontends.torch.shapes import iota, may_be_trained, permuted
 
 REDUCTIONS = {
     "sum": "sum",
@@ -30,10 +30,12 @@ def embedding(
     weight: SSAValue,
     indices: SSAValue,
     padding_idx: int = -1,
-    *options: Any,
-    **more: Any,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
 ) -> SSAValue:
     """Look rows up; the row of ``padding_idx`` is not trained, which the op says."""
+    if scale_grad_by_freq and may_be_trained(weight):
+        t.decline()  # the library's gradient counts how often a row is looked up
     value = t.b.op(TakeOp, [weight, indices], dim=0)
     if padding_idx >= 0 and isinstance(value.owner, TakeOp):
         value.owner.attributes["padding_idx"] = to_attribute(padding_idx)

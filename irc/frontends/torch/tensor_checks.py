@@ -13,6 +13,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from irc.frontends.torch import drawn_checks
 from irc.frontends.torch.drawn_checks import probabilities_of
+from irc.frontends.torch.gaussian_loss import looks_at_variances
 
 _TORCH: Any = torch
 CHECKS = (
@@ -55,7 +56,7 @@ class TensorChecks:
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         """Look at a call before it runs."""
-        if function in CHECKS:
+        if function in CHECKS or looks_at_variances(function, args, kwargs):
             self.effect = EFFECT
         elif probabilities_of(function, args, kwargs) is not None:
             self.effect = self.effect or drawn_checks.EFFECT

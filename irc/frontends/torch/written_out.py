@@ -13,14 +13,16 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule
 
-from irc.frontends.torch import half_steps, margin_loss
+from irc.frontends.torch import gaussian_loss, half_steps, margin_loss
 
 OWN: Mapping[Any, Callable[..., Tensor]] = {**margin_loss.OWN, **half_steps.OWN}
+IN_TRACES: Mapping[Any, Callable[..., Tensor | None]] = {**OWN, **gaussian_loss.OWN}
+"""Those that are written out in a trace; None that they return leaves a call to torch."""
 
 
 def written_out(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
     """Return what a traced call of such a function gives, None for all other calls."""
-    own = OWN.get(function) if function in OWN and kwargs.get("out") is None else None
+    own = IN_TRACES.get(function) if function in IN_TRACES and kwargs.get("out") is None else None
     return None if own is None else own(*args, **kwargs)
 
 
