@@ -247,7 +247,7 @@ def _best(
         return []
     tried = [(timing.seconds(each), len(each), each) for each in choices]
     alone = timing.seconds([])
-    most = min([alone, *(seconds for seconds, _, _ in tried)]) + TIE * timing.apart
+    most = min([alone, *(seconds for seconds, _, _ in tried)]) + timing.near_s
     near = [(n, each) for seconds, n, each in tried if seconds <= most]
     # Fewer collectives than alone, at no cost: also where the link would have been fast enough.
     joined = [(len(members) - sum(map(len, each)) + n, each) for n, each in near]
@@ -287,6 +287,17 @@ class _Timing(Generic[Part]):
         self._launch_s = cost.cluster.device.launch_s
         # Processes of one host take its cores for their transport: nothing is hidden.
         self._hides = not cost.cluster.device.cores
+
+    @property
+    def near_s(self) -> float:
+        """By how much later a block may end for fewer collectives.
+
+        Where compute hides them, by no more than one of them takes: a part of all of them grows
+        with the depth, and allowed buckets of many layers, which keep the link from collectives of
+        other kinds. This clock does not see these, and layers wait for them.
+        """
+        near = TIE * self.apart
+        return min(near, self.apart / len(self._members)) if self._hides else near
 
     @cached_property
     def compute(self) -> list[float]:
