@@ -69,7 +69,8 @@ def refuse_backward_hooks(module: nn.Module) -> None:
         if has_gradient_hook(parameter):
             raise not_called(f"the gradient of parameter '{name}'")
     for name, layer in layers.named_modules():
-        if any(vars(layer).get(kind) for kind in BACKWARD):
+        held: Any = vars(layer)
+        if any(held.get(kind) for kind in BACKWARD):
             raise not_called(f"the backward pass of '{name or type(layer).__name__}'")
     if any(ON_ALL[len(FORWARD) :]):
         raise not_called("the backward pass of all modules")

@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 from torch._decomp.decompositions import pw_cast_for_opmath
 
-MEAN = 1
-"""The reduction of a loss that divides by the number of its elements."""
+from irc.frontends.torch.detached_writes import DETACHED
+from irc.frontends.torch.own_backward import is_differentiated
+
+NONE, MEAN = 0, 1
+"""Reductions of a loss, by torch's numbers; 2 adds up."""
 
 
 @pw_cast_for_opmath
@@ -30,6 +33,27 @@ def smooth_l1_loss_backward(
     )
 
 
+@pw_cast_for_opmath
+def binary_cross_entropy(
+    self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN
+) -> Tensor:
+    """Return the loss of probabilities; in what is trained with eager's gradient.
+
+    That is bounded at 0 and 1, where the derivative of a logarithm is infinite.
+    """
+    below = torch.log1p(-self).clamp(min=-100)
+    above = torch.log(self).clamp(min=-100)
+    loss = (target - 1) * below - target * above
+    if is_differentiated():
+        slope = DETACHED((self - target) / ((1 - self) * self).clamp(min=1e-12))
+        loss = DETACHED(loss) + slope * (self - DETACHED(self))
+        loss = loss + DETACHED(below - above) * (target - DETACHED(target))
+    if weight is not None:
+        loss = loss * weight
+    return loss.mean() if reduction == MEAN else loss if reduction == NONE else loss.sum()
+
+
 OWN: Mapping[Any, Callable[..., Any]] = {
+    torch.ops.aten.binary_cross_entropy.default: binary_cross_entropy,
     torch.ops.aten.smooth_l1_loss_backward.default: smooth_l1_loss_backward,
 }

@@ -12,7 +12,9 @@ from irc.dialects.flow import BroadcastOp, ReshapeOp, tensor
 from irc.dialects.literals import ConstantOp
 from irc.dialects.types import is_complex, is_smooth
 from irc.frontends.torch.half_quotients import floored, rounds_first, truncated
+from irc.frontends.torch.kinks import bounded
 from irc.frontends.torch.lowering import Lowering, Operand, enter, is_float, lowers
+from irc.frontends.torch.own_backward import is_differentiated
 from irc.ops.functions import POINTWISE
 from irc.ops.functions.record import Pointwise
 
@@ -208,34 +210,31 @@ def clamp(
     t: Lowering, self: SSAValue, min: Operand | None = None, max: Operand | None = None
 ) -> SSAValue:
     """Bound from below, then from above; NaN stays."""
-    value: Operand = self
-    value = value if min is None else t.pointwise("maximum", value, min)
-    value = value if max is None else t.pointwise("minimum", value, max)
-    return t.value(value, t.dtype)
+    return bounded(t, self, min, max)
 
 
 @lowers("hardtanh")
 def hardtanh(t: Lowering, self: SSAValue, min_val: float = -1, max_val: float = 1) -> SSAValue:
     """Bound from both sides."""
-    return clamp(t, self, min_val, max_val)
+    return bounded(t, self, min_val, max_val, ends=False)
 
 
 @lowers("clamp_min")
 def clamp_min(t: Lowering, self: SSAValue, min: Operand) -> SSAValue:
     """Bound from below."""
-    return t.pointwise("maximum", self, min)
+    return bounded(t, self, min, None)
 
 
 @lowers("clamp_max")
 def clamp_max(t: Lowering, self: SSAValue, max: Operand) -> SSAValue:
     """Bound from above."""
-    return t.pointwise("minimum", self, max)
+    return bounded(t, self, None, max)
 
 
 @lowers("relu6")
 def relu6(t: Lowering, self: SSAValue) -> SSAValue:
     """Clamp to [0, 6]."""
-    return clamp(t, self, 0, 6)
+    return bounded(t, self, 0, 6, ends=False)
 
 
 @lowers("leaky_relu")
@@ -270,14 +269,20 @@ def elu(
 @lowers("hardsigmoid")
 def hardsigmoid(t: Lowering, self: SSAValue) -> SSAValue:
     """Return ``clamp(x + 3, 0, 6) / 6``."""
-    return t.pointwise("div", clamp(t, t.pointwise("add", self, 3), 0, 6), 6)
+    return t.pointwise("div", bounded(t, t.pointwise("add", self, 3), 0, 6, ends=False), 6)
 
 
 @lowers("hardswish")
 def hardswish(t: Lowering, self: SSAValue) -> SSAValue:
     """Return ``x * clamp(x + 3, 0, 6) / 6``."""
-    gate = clamp(t, t.pointwise("add", self, 3), 0, 6)
-    return t.pointwise("div", t.pointwise("mul", self, gate), 6)
+    gate = bounded(t, t.pointwise("add", self, 3), 0, 6, ends=False)
+    value = t.pointwise("div", t.pointwise("mul", self, gate), 6)
+    if not is_differentiated():
+        return value
+    is_high = t.b.pointwise("ge", self, t.value(3, t.dtype))
+    is_low = t.b.pointwise("le", self, t.value(-3, t.dtype))
+    value = t.b.pointwise("where", is_high, self, value)
+    return t.b.pointwise("where", is_low, t.value(0, t.dtype), value)
 
 
 @lowers("softplus")

@@ -14,6 +14,7 @@ from irc.dialects.scans import CumulativeOp
 from irc.dialects.searches import ArgReduceOp, SortOp, TopKOp
 from irc.dialects.size import Dim
 from irc.dialects.types import is_float
+from irc.frontends.torch.kinks import extreme_along, root
 from irc.frontends.torch.lowering import (
     Lowering,
     count,
@@ -90,10 +91,7 @@ def _extreme_along(fn: str) -> Any:
         if not ndim:
             return [self, t.b.constant([0], (), "i64")]
         dim = dim_of(dim, ndim)
-        index = (
-            t.b.op(ArgReduceOp, [self], fn=fn, dim=dim, keep_dims=keepdim) if t.read[1] else None
-        )
-        return [t.b.reduce(fn, self, [dim], keep_dims=keepdim), index]
+        return extreme_along(t, self, fn, dim, keepdim)
 
     return row
 
@@ -191,7 +189,7 @@ def var(t: Lowering, self: SSAValue, *args: Any, **options: Any) -> SSAValue:
 @lowers("std")
 def std(t: Lowering, self: SSAValue, *args: Any, **options: Any) -> SSAValue:
     """Return the root of the variance."""
-    return t.pointwise("sqrt", _variance(t, self, *_correction(args, options))[0])
+    return root(t, _variance(t, self, *_correction(args, options))[0])
 
 
 @lowers("var_mean")

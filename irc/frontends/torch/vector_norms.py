@@ -9,6 +9,7 @@ from typing import Any
 from xdsl.ir import SSAValue
 
 from irc.dialects.flow import tensor
+from irc.frontends.torch.kinks import power, root
 from irc.frontends.torch.lowering import Lowering, dims_of, is_float, lowers, ranked
 from irc.frontends.torch.reductions import Dims, total
 
@@ -43,6 +44,10 @@ def _norm(t: Lowering, x: SSAValue, order: float, dims: tuple[int, ...]) -> SSAV
     if order == 1:
         return total(t, size, dims, True)
     if order == 2:
-        return t.b.pointwise("sqrt", total(t, t.b.pointwise("mul", x, x), dims, True))
-    powers = t.b.pointwise("pow", size, t.value(order, dtype))
-    return t.b.pointwise("pow", total(t, powers, dims, True), t.value(1 / order, dtype))
+        return root(t, total(t, t.b.pointwise("mul", x, x), dims, True))
+    powers = (
+        power(t, size, order)
+        if 0 < order < 1
+        else t.b.pointwise("pow", size, t.value(order, dtype))
+    )
+    return power(t, total(t, powers, dims, True), 1 / order)
