@@ -19,6 +19,7 @@ from irc.pipeline.places import chosen, insert_all
 from irc.plan.parts import PIPE
 from irc.plugin import builtin_pass, find_backend, parse_passes
 from irc.runtime.segments import DEVICE_BACKENDS, NATIVE_BACKENDS
+from irc.search.judge import BOUNDLESS
 
 FIRST_ON_FUNCTIONS = ("chunk-experts", "lower-externs")
 
@@ -79,7 +80,8 @@ def passes_by_part(options: Options) -> Passes:
             given["samples"] = ",".join(options.samples)
         if options.brief:
             given["brief"] = True
-        if options.brief and options.within is None and options.memory_bytes is None:
+        is_free = options.memory_bytes in (None, BOUNDLESS)
+        if options.brief and options.within is None and is_free:
             given["report"] = False  # of stages, and within a budget, it says what is held
         if options.within is not None:
             given["within"] = str(options.within)
