@@ -29,12 +29,17 @@ from irc.frontends.torch.caches import (
     put_together,
     spans_of,
 )
-from irc.frontends.torch.detached_writes import data_as_detached, refuse_other_data
+from irc.frontends.torch.detached_writes import (
+    data_as_detached,
+    refuse_detach_in_place,
+    refuse_other_data,
+)
 from irc.frontends.torch.eager_refusals import of_other_dtype, refused
 from irc.frontends.torch.examples import bound, check_held, check_leaves, positional
 from irc.frontends.torch.export import LOOKING, as_module, export, shape_specs
 from irc.frontends.torch.exported_signature import SignatureReader, named_tensors
 from irc.frontends.torch.failures import explained
+from irc.frontends.torch.grad_reads import refuse_read
 from irc.frontends.torch.guards import Guards
 from irc.frontends.torch.hooks import refuse_backward_hooks, refuse_hook
 from irc.frontends.torch.idle_dropout import idle
@@ -232,12 +237,14 @@ def capture(
             # Where results need not have eager's dtypes, such a call computes without casts.
             asks = (
                 reads.note, writes.keep, idle, refused, checks.note, written_out,
-                refuse_other_data, refuse_hook,
+                refuse_other_data, refuse_hook, refuse_detach_in_place,
                 *[unseen_cast] * memory,
             )  # fmt: skip
             with (
                 TracedCalls(
-                    asks, (lying_as_angles, of_other_dtype), read=(reads.note, data_as_detached)
+                    asks,
+                    (lying_as_angles, of_other_dtype),
+                    read=(reads.note, data_as_detached, refuse_read),
                 ),
                 Seeds() as seeds,
                 Streams(guards.streams) as streams,

@@ -50,6 +50,7 @@ WRITTEN: Any = torch.ops.irc_capture.written.default
 DETACH: Any = torch.ops.aten.detach.default
 aten: Any = torch.ops.aten
 DATA: Any = torch.Tensor.data.__get__  # type: ignore[attr-defined]  # a descriptor of C
+_DETACH_IN_PLACE: Any = (torch.Tensor.detach_, torch.detach_)
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # likewise
 
 
@@ -92,6 +93,20 @@ def refuse_other_data(
         "the .data of a tensor is set",
         because="the tensor is another one then, and what was made of it before is not",
         help="write to it, x.copy_(y), below torch.no_grad() if gradients are to stay as they are",
+    )
+
+
+def refuse_detach_in_place(
+    func: Callable[..., Any], args: Sequence[Any], _: Mapping[str, Any]
+) -> IrcError | None:
+    """Return the error for ``x.detach_()`` in a trace of what is trained, which does not follow."""
+    if func not in _DETACH_IN_PLACE or not is_differentiated() or not is_inexact(args[0]):
+        return None
+    return IrcError(
+        "capture-failed",
+        "a tensor is detached in place in what is trained",
+        because="what is read of it from there on has no gradient, and what was read before has",
+        help="write x = x.detach()",
     )
 
 

@@ -47,7 +47,6 @@ def on_all_modules() -> bool:
 
 _TENSOR: Any = torch.Tensor
 ON_GRADIENTS = (_TENSOR.register_hook, _TENSOR.register_post_accumulate_grad_hook)
-BACKWARD = ("_backward_pre_hooks", "_backward_hooks")
 
 
 def has_gradient_hook(parameter: torch.Tensor) -> bool:
@@ -69,8 +68,8 @@ def refuse_backward_hooks(module: nn.Module) -> None:
         if has_gradient_hook(parameter):
             raise not_called(f"the gradient of parameter '{name}'")
     for name, layer in layers.named_modules():
-        held: Any = vars(layer)
-        if any(held.get(kind) for kind in BACKWARD):
+        of_layer: Any = layer
+        if of_layer._backward_hooks or of_layer._backward_pre_hooks:
             raise not_called(f"the backward pass of '{name or type(layer).__name__}'")
     if any(ON_ALL[len(FORWARD) :]):
         raise not_called("the backward pass of all modules")

@@ -23,8 +23,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from irc.errors import IrcError
 from irc.frontends.torch.detached_writes import is_inexact, kept_before, write_again
 from irc.frontends.torch.locations import LAYERS
+from irc.frontends.torch.own_backward import is_differentiated
 
 TORCH = str(Path(torch.__file__).parent)
 OWN = str(Path(__file__).parents[2])
@@ -41,11 +43,17 @@ SWITCHES: tuple[tuple[Any, bool | None], ...] = (
 
 
 class _Detaching(TorchFunctionMode):
-    """Detaches the results of functions while the innermost switch is off."""
+    """Detaches the results of functions while the innermost switch is off.
+
+    Attributes:
+        switches: those that are entered, outermost first: whether gradients are on.
+        unentered: a ``set_grad_enabled`` that the model has made, and not entered.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.switches: list[bool] = []
+        self.unentered: Any = None
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -82,6 +90,10 @@ class _Patches:
             if not self._traces:
                 for each in SWITCHES:
                     self._stack.enter_context(_patched(*each))
+                self._stack.enter_context(_noted(torch.set_grad_enabled))
+                self._stack.enter_context(
+                    mock.patch.object(torch, "is_grad_enabled", _is_grad_enabled)
+                )
             self._traces += 1
 
     def __exit__(self, *_: object) -> None:
@@ -98,9 +110,12 @@ _PATCHES = _Patches()
 def unrecorded() -> Generator[None]:
     """While a model is traced, detach what its own code computes with gradients off."""
     before, _HERE.mode = getattr(_HERE, "mode", None), _Detaching()
+    mode = _HERE.mode
     try:
         with _PATCHES:
             yield
+            if mode.unentered is not None:
+                raise _switched()
     finally:
         _HERE.mode = before
 
@@ -121,6 +136,8 @@ def _patched(switch: Any, state: bool | None) -> Any:
 
     def entered(self: Any) -> Any:
         mode = getattr(_HERE, "mode", None)
+        if mode is not None and mode.unentered is self:
+            mode.unentered = None
         if mode is not None and _is_of_model(sys._getframe(1)):
             is_on = self.mode if state is None else state
             mode.switches.append(not is_on if isinstance(self, torch.inference_mode) else is_on)
@@ -138,6 +155,47 @@ def _patched(switch: Any, state: bool | None) -> Any:
         return leave(self, *error)
 
     return mock.patch.multiple(switch, __enter__=entered, __exit__=left)
+
+
+def _noted(switch: Any) -> Any:
+    """Return what notes that a switch is made: it acts then, whether it is entered or not."""
+    make, decorate = switch.__init__, switch.__call__
+
+    def made(self: Any, mode: bool) -> None:
+        here = getattr(_HERE, "mode", None)
+        if here is not None and is_differentiated() and _is_of_model(sys._getframe(1)):
+            if here.unentered is not None:
+                raise _switched()
+            here.unentered = self
+        make(self, mode)
+
+    def used(self: Any, function: Any) -> Any:
+        here = getattr(_HERE, "mode", None)
+        if here is not None and here.unentered is self:
+            here.unentered = None
+        return decorate(self, function)
+
+    return mock.patch.multiple(switch, __init__=made, __call__=used)
+
+
+_is_enabled = torch.is_grad_enabled
+
+
+def _is_grad_enabled() -> bool:
+    """Answer a model that is trained as eager does: a trace is made without gradients."""
+    mode = getattr(_HERE, "mode", None)
+    if mode is None or not is_differentiated() or not _is_of_model(sys._getframe(1)):
+        return _is_enabled()
+    return not mode.switches or mode.switches[-1]
+
+
+def _switched() -> IrcError:
+    return IrcError(
+        "capture-failed",
+        "torch.set_grad_enabled is called as a function in what is trained",
+        because="it turns gradients on or off from there on, which a trace does not follow",
+        help="enter it for a block: with torch.set_grad_enabled(False):",
+    )
 
 
 def _is_of_model(frame: FrameType | None) -> bool:
