@@ -13,10 +13,14 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule
 
-from irc.frontends.torch import gaussian_loss, half_steps, margin_loss
+from irc.frontends.torch import gaussian_loss, half_steps, margin_loss, normal_tail
 
 OWN: Mapping[Any, Callable[..., Tensor]] = {**margin_loss.OWN, **half_steps.OWN}
-IN_TRACES: Mapping[Any, Callable[..., Tensor | None]] = {**OWN, **gaussian_loss.OWN}
+IN_TRACES: Mapping[Any, Callable[..., Tensor | None]] = {
+    **OWN,
+    **gaussian_loss.OWN,
+    **normal_tail.OWN,
+}
 """Those that are written out in a trace; None that they return leaves a call to torch."""
 
 

@@ -1,0 +1,29 @@
+"""The logarithm of the normal distribution in what is trained, far from 0.
+
+torch takes it apart into two forms and a choice. Far below 0 the form that is not chosen is
+infinite, and its gradient, times 0, is NaN. So here each form is given numbers that are its own.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from irc.frontends.torch.own_backward import is_differentiated
+
+
+def log_ndtr(input: Tensor) -> Tensor | None:  # noqa: A002 - torch's name
+    """Return the logarithm of what lies below each number; None where torch is to say it."""
+    if not is_differentiated() or input.dtype not in (torch.float32, torch.float64):
+        return None
+    is_low = input < 1
+    low = torch.where(is_low, input, 0.0) * math.sqrt(0.5)
+    high = torch.where(is_low, 1.0, input) * math.sqrt(0.5)
+    below = torch.log(torch.special.erfcx(-low) / 2) - low * low
+    return torch.where(is_low, below, torch.log1p(-torch.erfc(high) / 2))
+
+
+OWN = {torch.special.log_ndtr: log_ndtr, torch.ops.aten.special_log_ndtr.default: log_ndtr}
