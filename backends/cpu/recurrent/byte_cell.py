@@ -110,7 +110,7 @@ def project_bytes(
             lines = [b.address(at["x"], "i8", b.scale(place, long)) for place in places]
 
             def quad(k: Operand, sums: list[Operand]) -> list[Operand]:
-                words = []
+                words: list[Operand] = []
                 for panel in range(panels):
                     place = b.add(b.scale(k, UNIT), b.i64(panel * long * UNIT))
                     words.append(b.load(WORDS, b.address(weights, "i8", place), 1))
@@ -193,7 +193,7 @@ class ByteCell(Cell):
             sums: list[Operand] = []
             for chain in range(chains):
                 here = b.add(k, b.i64(chain * QUAD))
-                words = []
+                words: list[Operand] = []
                 for gate in gates:
                     place = b.add(b.scale(here, UNIT), b.i64(gate * long * UNIT))
                     words.append(b.load(WORDS, b.address(matrix, "i8", place), 1))
