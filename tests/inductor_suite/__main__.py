@@ -28,6 +28,9 @@ from tests.inductor_suite.suite import load, run_test, test_names
 from tests.opinfo.ways import Way
 from tests.opinfo.workers import Task, results
 
+MEMORY = 16 << 30
+"""Bytes that a test may take: the largest adds two tensors of 4 GiB."""
+
 
 def parser() -> argparse.ArgumentParser:
     """Return the options."""
@@ -60,7 +63,11 @@ def main() -> int:
     table: dict[str, dict[str, Any]] = {}
     batches = [[Task(name, Way())] for name in names]
     for task, outcomes, error in results(
-        batches, partial(_work, suite), seconds=options.seconds, workers=options.workers
+        batches,
+        partial(_work, suite),
+        seconds=options.seconds,
+        workers=options.workers,
+        memory=MEMORY,
     ):
         name = task.name
         outcome = outcomes[-1] if outcomes else {"verdict": "failing", "reason": error}

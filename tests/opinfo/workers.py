@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 from tests.opinfo.ways import Way
 
 MEMORY = 6 << 30
-"""Bytes that a child may have mapped beyond its parent's."""
+"""Bytes that a child may have mapped beyond its parent's, where nothing else is said."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,12 @@ Work = Callable[[Task], Iterable[Any]]
 
 
 def results(
-    batches: Sequence[Sequence[Task]], work: Work, *, seconds: float, workers: int
+    batches: Sequence[Sequence[Task]],
+    work: Work,
+    *,
+    seconds: float,
+    workers: int,
+    memory: int = MEMORY,
 ) -> Iterator[tuple[Task, list[Any], str]]:
     """Yield for each task what its work gave, and in what its process ended, empty where well.
 
@@ -48,11 +53,12 @@ def results(
         work: runs in a child; gives things that JSON can hold, one by one.
         seconds: of time that a child may take for each of them.
         workers: children at a time.
+        memory: bytes that a child may have mapped beyond its parent's.
     """
     waiting, running = [list(batch) for batch in batches], dict[int, _Child]()
     while waiting or running:
         while waiting and len(running) < workers:
-            child = _Child(waiting.pop(0), work, seconds)
+            child = _Child(waiting.pop(0), work, seconds, memory)
             running[child.pipe] = child
         ready, _, _ = select.select(list(running), [], [], 1.0)
         for pipe in list(running):
@@ -66,7 +72,7 @@ def results(
 
 
 class _Child:
-    def __init__(self, tasks: list[Task], work: Work, seconds: float) -> None:
+    def __init__(self, tasks: list[Task], work: Work, seconds: float, memory: int) -> None:
         self.tasks = tasks
         self.done: list[tuple[Task, list[Any], str]] = []
         self.said = list[Any]()
@@ -79,7 +85,7 @@ class _Child:
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self.pipe)
-            _run(tasks, work, write)
+            _run(tasks, work, write, memory)
         os.close(write)
 
     def read(self) -> bool:
@@ -125,10 +131,10 @@ class _Child:
         self.said = []
 
 
-def _run(tasks: Sequence[Task], work: Work, pipe: int) -> None:
+def _run(tasks: Sequence[Task], work: Work, pipe: int, memory: int) -> None:
     """Work, say what came of it, and end the process whatever happens."""
     try:
-        _limit_memory()
+        _limit_memory(memory)
         with os.fdopen(pipe, "wb") as out:
             for task in tasks:
                 end = ""
@@ -147,8 +153,8 @@ def _say(out: BinaryIO, what: dict[str, Any]) -> None:
     out.flush()
 
 
-def _limit_memory() -> None:
+def _limit_memory(memory: int) -> None:
     with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - no file of ours
         pages = int(file.read().split()[0])
-    limit = pages * resource.getpagesize() + MEMORY
+    limit = pages * resource.getpagesize() + memory
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
