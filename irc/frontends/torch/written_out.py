@@ -13,9 +13,13 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule
 
-from irc.frontends.torch import gaussian_loss, half_steps, margin_loss, normal_tail
+from irc.frontends.torch import gaussian_loss, half_steps, margin_loss, normal_tail, unpooling
 
-OWN: Mapping[Any, Callable[..., Tensor]] = {**margin_loss.OWN, **half_steps.OWN}
+OWN: Mapping[Any, Callable[..., Tensor]] = {
+    **margin_loss.OWN,
+    **half_steps.OWN,
+    **unpooling.OWN,
+}
 IN_TRACES: Mapping[Any, Callable[..., Tensor | None]] = {
     **OWN,
     **gaussian_loss.OWN,

@@ -1,0 +1,37 @@
+"""Unpooling in eager's memory format: torch takes it apart into a result that is contiguous.
+
+Eager's kernel lays its result as the pooled tensor lies, in channels last where that does.
+"""
+
+# pyright: basic
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import suggest_memory_format
+
+
+def max_unpool2d(input: Tensor, indices: Tensor, output_size: Sequence[int]) -> Tensor:  # noqa: A002 - torch's name
+    """Return zeros [N, C, *output_size] or [C, *output_size] with each number at its index.
+
+    Args:
+        input: numbers [N, C, H, W] or [C, H, W].
+        indices: int64 of the same shape, places in a channel of the result.
+        output_size: height and width of the result.
+
+    Raises:
+        RuntimeError: the shapes are not those; or, when it runs, an index lies outside.
+    """
+    unpooled = torch._C._nn.max_unpool2d(input, indices, output_size)
+    if input.ndim == 4 and suggest_memory_format(input) is torch.channels_last:
+        return unpooled.clone(memory_format=torch.channels_last)
+    return unpooled
+
+
+OWN: Mapping[Any, Callable[..., Tensor]] = {
+    torch._C._nn.max_unpool2d: max_unpool2d,
+    torch.ops.aten.max_unpool2d.default: max_unpool2d,
+}
