@@ -54,6 +54,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "relu": (torch.relu, (IMAGE,)),
     "conv2d": (F.conv2d, (IMAGE, torch.randn(5, 3, 3, 3))),
     "max_pool2d": (lambda x: F.max_pool2d(x, 2), (IMAGE,)),
+    "max_unpool2d": (
+        lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
+        (IMAGE,),
+    ),
     "interpolate": (lambda x: F.interpolate(x, scale_factor=2), (IMAGE,)),
     "to channels last": (
         lambda x: (x + 1).to(memory_format=torch.channels_last),

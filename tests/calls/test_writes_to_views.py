@@ -159,16 +159,25 @@ def test_angles_lie_as_eagers(way: Callable[[Any], Any]) -> None:
         assert way(call)(turned).stride() == call(turned).stride()
 
 
+def overwritten(x: Tensor) -> Tensor:
+    y = x * x
+    y[...] = y.to(torch.complex64)
+    return y
+
+
+def filled(x: Tensor) -> Tensor:
+    y = x * x
+    y[...] = y[0].to(torch.complex64)
+    return y
+
+
+@pytest.mark.parametrize("call", [overwritten, filled])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_complex_source_is_written_without_a_bug(way: Callable[[Any], Any]) -> None:
+def test_a_complex_source_is_written_without_a_bug(
+    way: Callable[[Any], Any], call: Callable[[Tensor], Tensor]
+) -> None:
     """Torch drops the imaginary part with a warning, and so does what is compiled."""
     torch._dynamo.reset()
-
-    def call(x: Tensor) -> Tensor:
-        y = x * x
-        y[...] = y.to(torch.complex64)
-        return y
-
     x = torch.tensor([1, 2])
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")

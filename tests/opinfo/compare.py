@@ -35,6 +35,7 @@ UNDRAWN = 1e-4
 SIGMAS = 6.0
 """Means of random numbers may differ by so many standard errors."""
 
+LACKS = "memory of its own is lacking"
 LIES = "lies otherwise"
 """What a message says of strides and offsets that are not eager's."""
 
@@ -88,7 +89,7 @@ def unlike(got: Any, want: Any) -> str:
             return f"a {type(one).__name__}, eager's is a {type(other).__name__}"
         if isinstance(one, Together):
             if more := one.pairs - other.pairs:
-                return f"memory of its own is lacking: {sorted(more)}"
+                return f"{LACKS}: {sorted(more)}"
             continue
         if not isinstance(one, torch.Tensor):
             if one != other and not (one != one and other != other):

@@ -21,6 +21,9 @@ from tests.opinfo.ways import Way
 SEED = 0
 
 
+HALVES = (torch.bfloat16, torch.float16)
+
+
 @dataclass(frozen=True)
 class Call:
     """An operator with arguments: one sample of an entry.
@@ -50,6 +53,11 @@ class Call:
         ]
         args, kwargs = pytree.tree_unflatten(made, spec)
         return Call(self.op, args, kwargs, self.chosen)
+
+    def is_half(self) -> bool:
+        """Return whether an argument is of a half type."""
+        leaves = pytree.tree_leaves((self.args, self.kwargs))
+        return any(isinstance(x, torch.Tensor) and x.dtype in HALVES for x in leaves)
 
     def widened(self) -> Call:
         """Return the call in double precision."""

@@ -35,6 +35,10 @@ UNTOLD = frozenset({"unsafe_chunk", "unsafe_split"})
 """Their results are parts of one memory, of which torch's schema says nothing: here each has its
 own."""
 
+TRACED_OTHERWISE = frozenset({"tensordot"})
+"""In half types torch traces a gradient with other strides than the gradient then has: a product
+with an operand that repeats one element, of which the trace loses that it does."""
+
 VALUES = "a size of its result depends on the values of a tensor"
 NUMBER = "it takes a number out of a tensor"
 SPARSE = "Dynamo takes no sparse tensor"

@@ -338,8 +338,8 @@ def copy(t: Lowering, self: SSAValue, src: Operand, non_blocking: bool = False) 
 
 @lowers("fill", numbers="complex")
 def fill(t: Lowering, self: SSAValue, value: Operand) -> SSAValue:
-    """Replace all elements."""
-    return t.full(value)
+    """Replace all elements; of a complex number a real tensor takes the real part, as in eager."""
+    return copy(t, self, value)
 
 
 @lowers("diff", numbers="complex")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
@@ -25,13 +26,21 @@ def max_unpool2d(input: Tensor, indices: Tensor, output_size: Sequence[int]) -> 
     Raises:
         RuntimeError: the shapes are not those; or, when it runs, an index lies outside.
     """
-    unpooled = torch._C._nn.max_unpool2d(input, indices, output_size)
-    if input.ndim == 4 and suggest_memory_format(input) is torch.channels_last:
+    return _laid_as(input, torch._C._nn.max_unpool2d(input, indices, output_size))
+
+
+def _functional(input: Tensor, *args: Any, **options: Any) -> Tensor:  # noqa: A002 - torch's name
+    return _laid_as(input, F.max_unpool2d(input, *args, **options))
+
+
+def _laid_as(pooled: Tensor, unpooled: Tensor) -> Tensor:
+    if pooled.ndim == 4 and suggest_memory_format(pooled) is torch.channels_last:
         return unpooled.clone(memory_format=torch.channels_last)
     return unpooled
 
 
 OWN: Mapping[Any, Callable[..., Tensor]] = {
+    F.max_unpool2d: _functional,
     torch._C._nn.max_unpool2d: max_unpool2d,
     torch.ops.aten.max_unpool2d.default: max_unpool2d,
 }
