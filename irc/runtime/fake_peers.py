@@ -170,7 +170,9 @@ class FakePeers:
         if self._plan.part_mesh.num_ranks == 1:
             return None
         alone = FakeCommunicator(self._plan.part_mesh, self._local)
-        return alone if self._links is None else self._links.collectives(alone)
+        if self._links is None:
+            return alone
+        return self._links.collectives(alone, self._plan.part_mesh, self._local)
 
     def transfer(self, event: Event, register: torch.Tensor) -> Callable[[], object]:
         """Return what takes as long as an event of a tape that is no run."""

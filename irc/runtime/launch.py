@@ -134,10 +134,10 @@ def run_plan(
     words += [f"--inputs={Path(inputs).absolute()}"] if inputs is not None else []
     words += [f"--save={Path(outputs).absolute()}"] if outputs is not None else []
     words += [f"--trace={Path(trace).absolute()}"] if trace is not None else []
-    words += ["--links"] if links else []
     if ranks == 1 and worker == WORKER:
         return _run_here(words)
     with tempfile.TemporaryDirectory(prefix="irc-run-") as folder:
+        words += [f"--links={folder}"] if links else []
         return _run_processes(words, ranks, Path(folder), worker)
 
 

@@ -1,21 +1,22 @@
 """The links of a cluster between processes of one machine: messages take as long as there.
 
 ``irc run PLAN --links`` runs a cluster's plan on a laptop. Its kernels are the laptop's. Its
-collectives and messages are held back for as long as the plan says that they are on their link, one
-after the other, and then move through shared memory or sockets, which takes little at the sizes
-that a laptop runs. So a run shows what compute hides of communication. What is added up over the
-ranks of several stages when all micro-batches are done (tied weights, the norm, the loss) is not
-held back: predictions do not count it either.
+collectives and messages take as long as the plan says that they are on their link, one after the
+other. They move through shared memory or sockets at once, which takes little at the sizes that a
+laptop runs, beside what computes; who waits for one waits until it would have arrived. So a run
+shows what compute hides of communication. What is added up over the ranks of several stages when
+all micro-batches are done (tied weights, the norm, the loss) takes no time: predictions do not
+count it either.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from threading import Lock, Thread
+from typing import TYPE_CHECKING
 
 from irc.cluster.load import THIS_HOST, find_cluster
 from irc.cluster.topology import Cluster
@@ -25,29 +26,18 @@ from irc.errors import IrcError
 from irc.plan.load import LoadedPlan
 from irc.plan.parts import PartsPlan
 from irc.plan.schema import Plan, Start
+from irc.runtime.due_times import Board, Boards
 from irc.sharding.between import Channel
 
 if TYPE_CHECKING:
     from irc.runtime.collectives import Communicator, Finish, Operands
 
 
-class _Message(NamedTuple):
-    due_s: float
-    begin: Callable[[], Finish]
-    begun: Future[Finish]
-
-
 class Link:
-    """A thread that begins messages when they would have arrived, in the order in which they come.
-
-    A rank holds back what it gives to a collective, so that a collective ends when the message of
-    its last rank would have: the library itself waits for that one. The receiver of a message holds
-    nothing back.
-
-    Its thread lives as long as the process.
+    """What carries messages one after the other.
 
     Args:
-        now: seconds of a clock.
+        now: seconds of a clock that all ranks of the machine share.
         sleep: for some seconds.
     """
 
@@ -58,44 +48,40 @@ class Link:
     ) -> None:
         self._now, self._sleep = now, sleep
         self._free_s = 0.0
-        self._messages: queue.SimpleQueue[_Message] = queue.SimpleQueue()
-        # It may hold a message of a run that was given up.
-        threading.Thread(target=self._carry, name="irc-link", daemon=True).start()
 
-    def carry(self, seconds: float, latency_s: float, begin: Callable[[], Finish]) -> Delivery:
-        """Take a message; return at once.
+    def take(self, seconds: float, latency_s: float) -> float:
+        """Take a message, and return when it is due at its receiver.
 
         Args:
             seconds: for which it has the link to itself.
             latency_s: until it arrives after that; the link is free meanwhile.
-            begin: has the library move it, without gradients, and returns what waits for the end.
         """
         self._free_s = max(self._now(), self._free_s) + seconds
-        message = _Message(self._free_s + latency_s, begin, Future())
-        self._messages.put(message)
-        return Delivery(message.begun)
+        return self._free_s + latency_s
 
-    def _carry(self) -> None:
-        import torch
+    def delivery(self, finish: Finish, due: Callable[[], float]) -> Delivery:
+        """Return what waits for a message.
 
-        with torch.no_grad():
-            while True:
-                message = self._messages.get()
-                if (left := message.due_s - self._now()) > 0.0:
-                    self._sleep(left)
-                try:
-                    message.begun.set_result(message.begin())
-                # Whatever it is, it is raised where the message is waited for.
-                except BaseException as error:
-                    message.begun.set_exception(error)
+        Args:
+            finish: waits until the library has moved it.
+            due: when its last part is due, once the library has moved it.
+        """
+        return Delivery(finish, due, self._now, self._sleep)
 
 
 class Delivery:
-    """A message that a link has; call it once to wait for its end."""
+    """A message on its way; call it to wait for its end, in any thread and as often as you like."""
 
-    def __init__(self, begun: Future[Finish]) -> None:
+    def __init__(
+        self,
+        finish: Finish,
+        due: Callable[[], float],
+        now: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
         self.work = self
-        self._begun = begun
+        self._finish, self._due, self._now, self._sleep = finish, due, now, sleep
+        self._lock, self._is_there = Lock(), False
 
     def __call__(self) -> None:
         """Wait until the message has arrived.
@@ -103,11 +89,28 @@ class Delivery:
         Raises:
             Exception: of the library that moves it.
         """
-        self._begun.result()()
+        with self._lock:
+            if self._is_there:
+                return
+            self._finish()
+            if (left := self._due() - self._now()) > 0.0:
+                self._sleep(left)
+            self._is_there = True
 
-    def get_future(self) -> Future[Finish]:
-        """Return what is done once the message has been on its link, as torch's works have it."""
-        return self._begun
+    def get_future(self) -> Future[None]:
+        """Return what is done once the message is there; a thread of its own waits for it."""
+        ended: Future[None] = Future()
+
+        def await_end() -> None:
+            try:
+                self()
+            except BaseException as error:
+                ended.set_exception(error)
+            else:
+                ended.set_result(None)
+
+        Thread(target=await_end, name="irc-link", daemon=True).start()
+        return ended
 
 
 class Links:
@@ -115,27 +118,74 @@ class Links:
 
     Args:
         cluster: whose links they are.
+        boards: where its ranks tell each other when messages are due; None where no other is there.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, boards: Boards | None = None) -> None:
+        self._cluster, self._boards = cluster, boards
         self._links: dict[Hashable, Link] = {}
 
-    def collectives(self, communicator: Communicator) -> Communicator:
-        """Return a communicator whose collectives take as long as the plan says."""
-        return _Collectives(self, communicator)
+    def collectives(
+        self, communicator: Communicator, mesh: Mesh, rank: int, processes: Sequence[int] = ()
+    ) -> Communicator:
+        """Return a communicator whose collectives take as long as the plan says.
 
-    def message(self, channel: Channel, rank: int) -> Callable[[Callable[[], Finish]], Finish]:
+        Args:
+            communicator: that moves them.
+            mesh: that they are over.
+            rank: of this process on it.
+            processes: the numbers of its ranks where it is one of several.
+        """
+        boards: dict[str, tuple[Board, int]] = {}
+        if self._boards is not None:
+            numbers = processes or range(mesh.num_ranks)
+            for axis, size in mesh.axes:
+                group = [numbers[each] for each in mesh.group_of(rank, axis)]
+                board = self._boards.between(group, axis, size)
+                boards[axis] = board, group.index(numbers[rank])
+        return _Collectives(self, communicator, boards)
+
+    def message(
+        self, channel: Channel, rank: int, name: str = ""
+    ) -> Callable[[Callable[[], Finish]], Finish]:
         """Return what carries a rank's messages of a channel, given what begins them.
 
         They take as long as all messages of the channel together, as in a simulation. A rank that
         only receives, from others that are not there, has them carried to it.
+
+        Args:
+            channel: between the ranks.
+            rank: of this process.
+            name: of the message on its channel, by which its receivers know when it is due.
         """
-        there = [message.target for message in channel.sends(rank)]
-        sources = [] if there else [("from", each.source) for each in channel.receives(rank)]
-        link = self.of((*sorted(there), *sorted(sources)))
+        there = sorted(message.target for message in channel.sends(rank))
+        sources = [] if there else sorted(each.source for each in channel.receives(rank))
+        link = self.of((*there, *(("from", each) for each in sources)))
         seconds, latency_s = crossing(channel, self._cluster)
-        return lambda begin: link.carry(seconds, latency_s, begin)
+        boards = [self._board(name, rank, each) for each in there]
+
+        def carry(begin: Callable[[], Finish]) -> Finish:
+            due_s = link.take(seconds, latency_s)
+            for board in boards:
+                if board is not None:
+                    board.tell(board.next(), 0, due_s)
+            return link.delivery(begin(), lambda: due_s)
+
+        return carry
+
+    def arrival(self, channel: Channel, rank: int, name: str) -> Callable[[Finish], Finish]:
+        """Return what has a message that this rank receives arrive when its senders say."""
+        sources = sorted({message.source for message in channel.receives(rank)})
+        boards = [self._board(name, each, rank) for each in sources]
+        link = self.of(("to", *sources))
+
+        def arrive(finish: Finish) -> Finish:
+            told = [(board, board.next()) for board in boards if board is not None]
+            return link.delivery(
+                finish, lambda: max((board.latest(number) for board, number in told), default=0.0)
+            )
+
+        return arrive
 
     def of(self, key: Hashable) -> Link:
         """Return the link of an axis or of some ranks, which is there from its first message on."""
@@ -143,26 +193,43 @@ class Links:
             self._links[key] = Link()
         return self._links[key]
 
+    def _board(self, name: str, source: int, target: int) -> Board | None:
+        return None if self._boards is None else self._boards.between((source, target), name)
+
 
 class _Collectives:
-    def __init__(self, links: Links, inner: Communicator) -> None:
-        self._links, self._inner = links, inner
+    def __init__(
+        self, links: Links, inner: Communicator, boards: Mapping[str, tuple[Board, int]]
+    ) -> None:
+        self._links, self._inner, self._boards = links, inner, boards
 
     def start(self, action: Start, operands: Operands) -> Finish:
-        """Give a collective to the link of its axis."""
-        link, inner = self._links.of(action.attrs["axis"]), self._inner
-        return link.carry(action.seconds or 0.0, 0.0, lambda: inner.start(action, operands))
+        """Give a collective to the link of its axis, and to the library."""
+        axis = action.attrs["axis"]
+        link = self._links.of(axis)
+        due_s = link.take(action.seconds or 0.0, 0.0)
+        if axis not in self._boards:
+            return link.delivery(self._inner.start(action, operands), lambda: due_s)
+        board, place = self._boards[axis]
+        number = board.next()
+        board.tell(number, place, due_s)
+        return link.delivery(self._inner.start(action, operands), lambda: board.latest(number))
 
 
-def links_of(plan: LoadedPlan | PartsPlan) -> Links:
+def links_of(plan: LoadedPlan | PartsPlan, folder: str | Path | None = None) -> Links:
     """Return links as slow as those of a plan's cluster, for one rank of a run.
+
+    Args:
+        plan: of the run.
+        folder: that its ranks share; None for a rank whose others are not there.
 
     Raises:
         IrcError: ``option-value``, ``cluster-unknown``.
     """
     check_links(plan)
     first = next(iter(_programs(plan)))
-    return Links(find_cluster(first.cluster).fit(_mesh(plan)))
+    boards = None if folder is None else Boards(Path(folder))
+    return Links(find_cluster(first.cluster).fit(_mesh(plan)), boards)
 
 
 def check_links(plan: LoadedPlan | PartsPlan) -> None:

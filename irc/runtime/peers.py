@@ -70,7 +70,8 @@ class TorchPeers:
     ) -> None:
         self._plan, self._is_alone = plan, plan.mesh.num_ranks == 1
         self._place = next(p for p, ranks in enumerate(plan.ranks) if rank in ranks)
-        self._local = plan.ranks[self._place].index(rank)
+        self._ranks = plan.ranks[self._place]
+        self._local = self._ranks.index(rank)
         self._links = links
         self._transfers = Transfers(plan, rank, in_order=in_order, links=links)
         self._groups: dict[Places, Group] = {}
@@ -84,7 +85,8 @@ class TorchPeers:
         """Starts collectives inside of the part."""
         if self._links is None or self._communicator is None:
             return self._communicator
-        return self._links.collectives(self._communicator)
+        own, processes = self._communicator, self._ranks
+        return self._links.collectives(own, self._plan.part_mesh, self._local, processes)
 
     def transfer(self, event: Event, register: torch.Tensor) -> Callable[[], object]:
         """Return what sends, receives or waits."""

@@ -201,9 +201,13 @@ def _of_program(
     with torch.device(device):
         weights = drawn_weights(loaded, rank, device)
     alone: Any = FakeCommunicator(plan.device_mesh, rank)
+    if links is not None:
+        alone = links.collectives(alone, plan.device_mesh, rank)
     options: dict[str, Any] = {
         "rank": rank,
-        "communicator": alone if links is None else links.collectives(alone),
+        "communicator": alone
+        if links is None
+        else links.collectives(alone, plan.device_mesh, rank),
         "recorder": recorder,
     }
     driver = (

@@ -156,7 +156,7 @@ def train_parts(args: argparse.Namespace, plan: PartsPlan, rank: int) -> RunRepo
         for loaded in plan.parts[part].values():
             own = load_weights(loaded, parts.rank, verify=args.verify, held=parts.local)
             parts.hold(loaded.plan, own)
-    links = links_of(plan) if args.links else None
+    links = links_of(plan, args.links) if args.links else None
     run, scale = PipelineExecutor(plan, parts, rank, links=links), scale_of_plan(plan)
     names = [spec.name for spec in specs]
 
@@ -242,7 +242,7 @@ def _trained(args: argparse.Namespace, own: _Rank, rank: int) -> RunReport | Non
         own.cluster,
         training,
         notes,
-        args.links,
+        args.links is not None,
     )
 
 

@@ -3,7 +3,7 @@
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 from weakref import ref
 
@@ -99,7 +99,7 @@ class Transfers:
 
         carry = None
         if moves and self._links is not None:
-            carry = self._links.message(channel, self._rank)
+            carry = self._links.message(channel, self._rank, _name(key))
 
         def begin() -> Finish:
             works: list[Run] = []
@@ -109,11 +109,7 @@ class Transfers:
                 work: Any = dist.isend(_bytes(packed), peer, group=group(), tag=tag)
                 works.append(work.wait)
 
-            def finish() -> None:
-                for wait in works:
-                    wait()
-
-            return finish
+            return _all_of(works)
 
         def start() -> None:
             self._sent[key] = [begin() if carry is None else carry(begin)]
@@ -129,6 +125,10 @@ class Transfers:
             for message in sorted(channel.receives(self._rank), key=_order)
         ]
 
+        arrive = None
+        if moves and self._links is not None:
+            arrive = self._links.arrival(channel, self._rank, _name(key))
+
         def start() -> None:
             works: list[Any] = []
             for peer, group, part, packed in moves:
@@ -136,7 +136,7 @@ class Transfers:
                 works.append(work.wait)
                 if packed is not part:
                     works.append(_copying(part, packed))
-            self._coming[key] = works
+            self._coming[key] = works if arrive is None else [arrive(_all_of(works))]
             if copy is not None:
                 self._meet(key, register[copy.target_part], is_source=False)
 
@@ -173,6 +173,19 @@ def _groups(plan: PartsPlan, rank: int) -> Mapping[Way, Callable[[], Any]]:
         found[way] = ref(made)
     defer_network_threads()
     return found
+
+
+def _name(key: Key) -> str:
+    name, micro_batch = key
+    return f"{name} {micro_batch}"
+
+
+def _all_of(runs: Sequence[Run]) -> Finish:
+    def finish() -> None:
+        for run in runs:
+            run()
+
+    return finish
 
 
 def _whole_world() -> None:

@@ -81,7 +81,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--trace", metavar="FILE", help="write what each rank does in a call (rank 0)"
     )
-    made.add_argument("--links", action="store_true", help="as slow as those of the cluster")
+    made.add_argument(
+        "--links", metavar="FOLDER", help="as slow as the cluster's; ranks share the folder"
+    )
     return made
 
 
@@ -125,7 +127,8 @@ def run_rank(args: argparse.Namespace, load: LoadSegments = load_segments) -> Ru
             return train_parts(args, loaded, rank)
         communicator: Communicator = TorchCommunicator.of(loaded.plan.device_mesh, rank)
         if args.links:
-            communicator = links_of(loaded).collectives(communicator)
+            links = links_of(loaded, args.links)
+            communicator = links.collectives(communicator, loaded.plan.device_mesh, rank)
         if recipe_of_plan(loaded) is not None:
             return train(args, loaded, rank, communicator, load)
         inputs, outputs, seconds, notes = _timed(args, loaded, rank, communicator, load)
@@ -232,7 +235,7 @@ def _report(
     threads = torch.get_num_threads()
     return RunReport(
         plan.mesh, threads, tuple(seconds), plan.predicted_s, found, plan.cluster, notes=notes,
-        links=args.links,
+        links=args.links is not None,
     )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 import irc
 from irc.errors import IrcError
 from irc.plan.load import load_plan
+from irc.runtime.due_times import KEPT, Boards
 from irc.runtime.launch import run_plan
 from irc.runtime.links import Link, check_links
 
@@ -29,30 +29,51 @@ class Clock:
 
 
 def test_messages_follow_each_other_on_a_link() -> None:
-    clock, begun = Clock(), list[float]()
-    go = threading.Event()
-
-    def begin():
-        begun.append(clock.seconds)
-        return lambda: None
-
-    link = Link(lambda: clock.seconds if go.is_set() else 0.0, clock.sleep)
-    first = link.carry(2.0, 0.0, lambda: (go.wait(), begin())[1])
-    second, third = link.carry(3.0, 1.0, begin), link.carry(1.0, 1.0, begin)
-    go.set()
-    for each in (first, second, third):
-        each()
+    clock = Clock()
+    link = Link(clock.now, clock.sleep)
+    due = [link.take(2.0, 0.0), link.take(3.0, 1.0), link.take(1.0, 1.0)]
     # The link is free again while a message has its latency.
-    assert begun == [2.0, 6.0, 7.0]
+    assert due == [2.0, 6.0, 7.0]
+    clock.sleep(10.0)
+    assert link.take(1.0, 0.0) == 11.0
+
+
+def test_who_waits_for_a_message_waits_until_its_last_part_is_due(tmp_path: Path) -> None:
+    clock = Clock()
+    link = Link(clock.now, clock.sleep)
+    early, late = (Boards(tmp_path).between((0, 1), "data", 2) for _ in range(2))
+    numbers = early.next(), late.next()
+    early.tell(numbers[0], 0, 1.0)
+
+    def finish() -> None:  # the other rank was late
+        clock.sleep(2.0)
+        late.tell(numbers[1], 1, 5.0)
+
+    delivery = link.delivery(finish, lambda: early.latest(numbers[0]))
+    delivery()
+    assert clock.seconds == 5.0
+    delivery()  # once more, as who traces does
+    assert clock.seconds == 5.0
+
+
+def test_times_of_many_messages_do_not_mix(tmp_path: Path) -> None:
+    one, other = (Boards(tmp_path).between((0, 1), "a name/with..all", 1) for _ in range(2))
+    for number in range(3 * KEPT):
+        assert one.next() == other.next() == number
+        one.tell(number, 0, float(number))
+        assert other.latest(number) == number
+    assert Boards(tmp_path).between((1, 0), "a name/with..all", 1).latest(0) == 0.0
 
 
 def test_an_error_is_raised_where_a_message_is_waited_for() -> None:
-    def begin():
+    def finish() -> None:
         raise RuntimeError("peer closed")
 
-    delivery = Link().carry(0.0, 0.0, begin)
+    delivery = Link().delivery(finish, lambda: 0.0)
     with pytest.raises(RuntimeError, match="peer closed"):
         delivery()
+    with pytest.raises(RuntimeError, match="peer closed"):
+        delivery.get_future().result()
 
 
 def net() -> torch.nn.Module:
