@@ -19,14 +19,19 @@ def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int = MEAN)
     """Return the sum of ``max(0, 1 - x[label] + x[class]) / C`` over labels and other classes.
 
     Args:
-        input: scores x, floats [N, C] or [C].
+        input: scores x, floats [N, C], [C] or [].
         target: labels, int64 of the same shape: classes, and -1 behind the last one of a sample.
         reduction: 0 gives each sample's loss [N] or [], 1 their mean [], 2 their sum [].
 
     Raises:
         RuntimeError: the shapes are not those; or, when it runs, a label is no class.
     """
-    if input.ndim not in (1, 2) or target.shape != input.shape:
+    if input.ndim > 2 or 0 in input.shape[-1:]:
+        raise RuntimeError(
+            "Expected non-empty vector or matrix with optional 0-dim batch size, but got:"
+            f" {[*input.shape]}"
+        )
+    if target.shape != input.shape:
         raise RuntimeError(
             f"inconsistent target size: {[*target.shape]} for input of size: {[*input.shape]}"
         )

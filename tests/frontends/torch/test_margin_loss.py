@@ -22,6 +22,23 @@ LABELS = torch.tensor([[0, 1, -1, 2], [3, -1, 0, 0], [2, 1, 0, 3], [-1, 1, 1, 1]
 SCORES = torch.linspace(-1, 2, 16).sin().reshape(4, 4)
 
 
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 0)])
+@torch.no_grad()
+def test_scores_of_no_class_are_refused_as_in_eager(shape: tuple[int, ...]) -> None:
+    scores, labels = torch.zeros(shape), torch.zeros(shape, dtype=torch.int64)
+    for call in (F.multilabel_margin_loss, irc.compile(F.multilabel_margin_loss)):
+        with pytest.raises(RuntimeError, match="Expected non-empty vector or matrix"):
+            call(scores, labels)
+
+
+@torch.no_grad()
+def test_a_single_score_has_a_loss() -> None:
+    score, label = torch.tensor(0.5), torch.tensor(0)
+    assert irc.compile(F.multilabel_margin_loss)(score, label) == F.multilabel_margin_loss(
+        score, label
+    )
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("rows", [slice(None), 0])
