@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--links",
         action="store_true",
-        help="hold collectives and messages back for as long as they take on the links of the"
-        " plan's cluster, so that the run shows what compute hides of them",
+        help="have collectives and messages arrive when the links of the plan's cluster would have"
+        " brought them, so that the run shows what compute hides of them",
     )
     parser.add_argument(
         "--size",

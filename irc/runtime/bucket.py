@@ -50,7 +50,7 @@ class Bucket:
     def __init__(self, group: Any, size: int) -> None:
         self._group, self._size = group, size
         self._members: dict[str, Prepared] = {}
-        # Where messages are held back, a thread begins them, and another waits.
+        # A thread that notes ends for a trace may wait before the last member has started.
         self._work: Future[list[Any]] = Future()
         self._has_ended = False
 

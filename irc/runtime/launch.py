@@ -78,7 +78,7 @@ def run_plan(
         imports: files and modules that each process imports before.
         trace: a file for what each rank does in the quickest of a few more calls or steps, as
             Chrome trace events; registers and arena are there twice meanwhile.
-        links: hold messages back for as long as they take on the links of the plan's cluster.
+        links: have messages take as long as they do on the links of the plan's cluster.
 
     Raises:
         IrcError: what a rank reported, or ``run-failed`` where one ended without a word.

@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.slow_links [--quick] [--json FILE]
 
-A step of a GPT of eight layers runs on 2 and on 4 gloo processes of this machine, over links whose
-collectives are held back for as long as a cluster file says (``irc run --links``). "compute" is
+A step of a GPT of eight layers runs on 2 and on 4 gloo processes of this machine, over links on
+which collectives take as long as a cluster file says (``irc run --links``). "compute" is
 the step of the same plan whose collectives take what they take here, "link" what the plan says that
 its link carries, and "over" the step in parts of the longer of the two; "predicted" is the same of
 the simulated step. A row without a pass has ``--pass no-NAME``. Stages of a pipeline send each
