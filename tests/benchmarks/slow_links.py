@@ -9,7 +9,8 @@ its link carries, and "over" the step in parts of the longer of the two; "predic
 the simulated step. A row without a pass has ``--pass no-NAME``. Stages of a pipeline send each
 other values: there, "compute" has the bubbles of the schedule, and the row without ``filler`` has
 the schedule 1f1b, whose backward leaves no weight gradients to compute while values are on their
-way. "experts" are layers of a mixture, whose tokens travel to the ranks of their experts and back.
+way; the row with it has zb-h2, whose ranks also begin with more forwards. "experts" are layers of
+a mixture, whose tokens travel to the ranks of their experts and back.
 The cluster's devices are as fast as this machine is with the plan of the layout, and its links in
 proportion: else what the planner hides behind compute would not be hidden here.
 ``--quick`` has two of the layouts, of four layers, on 2 processes, once.
@@ -120,7 +121,7 @@ def export(
     common = {"optimizer": "adamw", "cluster": str(cluster), "out": folder}
     if case.layout == "pipe":
         irc.export_plan(model, (tokens, tokens), mesh=f"pipe={ranks}", micro_batches=MICRO_BATCHES,
-                        schedule="1f1b" if FILLER in without else "zb-h1", **common)  # fmt: skip
+                        schedule="1f1b" if FILLER in without else "zb-h2", **common)  # fmt: skip
         return
     passes = [f"no-{name}" for name in without]
     if case.layout == "experts":
