@@ -30,7 +30,7 @@ from irc.errors import IrcError
 from irc.frontends.torch.capture import Captured
 from irc.frontends.torch.examples import positional
 from irc.frontends.torch.guards import Guards
-from irc.frontends.torch.hooks import has_gradient_hook, not_called
+from irc.frontends.torch.hooks import check_backward_hooks
 from irc.frontends.torch.in_precision import store
 from irc.frontends.torch.loss import with_loss
 from irc.frontends.torch.structure import argument_names
@@ -213,9 +213,7 @@ class TrainingStep(StepState):
                 "the requires_grad of a parameter changed after the step was made",
                 help="make another step and load this one's state_dict()",
             )
-        for name, parameter in self.module.named_parameters():
-            if has_gradient_hook(parameter):
-                raise not_called(f"the gradient of parameter '{name}'")
+        check_backward_hooks(self.module)
 
     def _agree(
         self,

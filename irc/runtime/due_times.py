@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-KEPT = 1024
-"""Messages of one board whose times are kept: more than can be under way at a time."""
+KEPT = 1 << 16
+"""Messages of one board whose times are kept: more than the actions of a step, so than can be under
+way at a time. A file has pages only for those that were written."""
 
 
 class Board:

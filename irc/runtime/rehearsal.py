@@ -205,9 +205,7 @@ def _of_program(
         alone = links.collectives(alone, plan.device_mesh, rank)
     options: dict[str, Any] = {
         "rank": rank,
-        "communicator": alone
-        if links is None
-        else links.collectives(alone, plan.device_mesh, rank),
+        "communicator": alone,
         "recorder": recorder,
     }
     driver = (

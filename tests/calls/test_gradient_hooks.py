@@ -52,6 +52,23 @@ def test_hooks_on_gradients_are_refused() -> None:
         handle.remove()
 
 
+def test_hooks_of_layers_that_come_after_the_first_step_are_refused() -> None:
+    model, x = Net(), torch.randn(5, 4)
+    step = irc.compile_step(model, optimizer="sgd")
+    step(x, lr=0.1)
+    layer = model.first.register_full_backward_pre_hook(lambda *_: None)
+    with pytest.raises(IrcError, match=r"the backward pass of 'first' has a hook"):
+        step(x, lr=0.1)
+    layer.remove()
+    step(x, lr=0.1)
+    of_all = nn.modules.module.register_module_full_backward_hook(lambda *_: None)
+    try:
+        with pytest.raises(IrcError, match=r"the backward pass of all modules has a hook"):
+            step(x, lr=0.1)
+    finally:
+        of_all.remove()
+
+
 def test_a_hook_on_what_is_computed_is_refused() -> None:
     def between(h: Tensor) -> Tensor:
         h.register_hook(doubled)

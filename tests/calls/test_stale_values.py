@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 import irc
 from irc.errors import IrcError
@@ -146,3 +148,20 @@ TRAINED = [a_sum, before, a_copy, what_no_gradient_needs, in_place_with_gradient
 @pytest.mark.parametrize("then", TRAINED)
 def test_what_eager_trains_is_trained(then: Callable[[Tensor], Tensor]) -> None:
     trains_as_eager(lambda: Net(then), (4, 3))
+
+
+def test_the_look_at_old_values_leaves_nothing_in_the_model() -> None:
+    """The module runs once more for it, on tensors without numbers."""
+    net = Net(in_place_with_gradients)
+    net.seen = {"lists": [[]]}
+
+    def noted(h: Tensor) -> Tensor:
+        net.seen["lists"][0].append(h.detach())
+        return h.mul_(2).add_(1).relu_()
+
+    net.then = noted
+    seen, inner = net.seen, net.seen["lists"][0]
+    with contextlib.suppress(IrcError):  # what a step does with such a list is not asked here
+        irc.compile_step(net, optimizer="sgd")(torch.randn(4, 3), lr=0.1)
+    assert net.seen is seen and seen["lists"][0] is inner
+    assert not any(isinstance(each, FakeTensor) for each in inner)

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 import irc
+from irc.calls.rehearse import rehearse_plan
 from irc.errors import IrcError
 from irc.plan.load import load_plan
+from irc.plan.schema import Start
 from irc.runtime.due_times import KEPT, Boards
 from irc.runtime.launch import run_plan
 from irc.runtime.links import Link, check_links
@@ -58,7 +60,7 @@ def test_who_waits_for_a_message_waits_until_its_last_part_is_due(tmp_path: Path
 
 def test_times_of_many_messages_do_not_mix(tmp_path: Path) -> None:
     one, other = (Boards(tmp_path).between((0, 1), "a name/with..all", 1) for _ in range(2))
-    for number in range(3 * KEPT):
+    for number in range(KEPT + 100):
         assert one.next() == other.next() == number
         one.tell(number, 0, float(number))
         assert other.latest(number) == number
@@ -139,3 +141,15 @@ def test_a_run_takes_as_long_as_its_links(tmp_path: Path, mesh: str) -> None:
     # A message takes 50 ms and more; what compute takes here is a millisecond.
     assert max(slow.seconds) > 0.9 * quick.predicted_s > 0.05
     assert max(slow.seconds) < 1.5 * quick.predicted_s + max(quick.seconds)
+
+
+def test_a_rehearsal_takes_a_collective_over_its_link_once(tmp_path: Path) -> None:
+    cluster, plan = tmp_path / "lab.toml", tmp_path / "plan"
+    cluster.write_text(CLUSTER)
+    irc.export_plan(net(), (torch.randn(8, 16),), mesh="data=2", cluster=f"{cluster}", out=plan,
+                    layout="fsdp")  # fmt: skip
+    starts = [a for a in load_plan(plan).plan.actions if isinstance(a, Start)]
+    carried = sum(start.seconds or 0.0 for start in starts)
+    assert carried > 0.05
+    exposed = rehearse_plan(plan, 0, links=True).exposed_s
+    assert 0.5 * carried < exposed < 1.3 * carried

@@ -31,7 +31,7 @@ from irc.frontends.torch.fresh_writes import renew, resized_in_order
 from irc.frontends.torch.inner_gradients import is_about_gradients, taken_apart
 from irc.frontends.torch.locations import location, user_frames
 from irc.frontends.torch.own_backward import is_differentiated
-from irc.frontends.torch.own_containers import own_containers
+from irc.frontends.torch.own_containers import containers_as_they_are, own_containers
 from irc.frontends.torch.own_decompositions import OWN
 from irc.frontends.torch.own_thread import own_thread
 from irc.frontends.torch.repeat import expand, is_mark, stubbed
@@ -113,7 +113,7 @@ def export(
             )
         look(program)
         if is_differentiated():
-            with own_containers(source), own_thread():
+            with containers_as_they_are(source), own_thread():
                 refuse_stale(program.graph_module, source, args, kwargs)
         if repeated:
             inline(program.graph_module, is_mark)

@@ -48,7 +48,7 @@ def gaussian_nll_loss(
             != 1
         ):
             raise ValueError("var is of incorrect size")
-    var = var + (var.clamp(min=eps) - var).detach()
+    var = torch.where(var < eps, eps + (var - var.detach()), var)
     loss = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
     if full:
         loss = loss + 0.5 * math.log(2 * math.pi)

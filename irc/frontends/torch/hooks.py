@@ -56,13 +56,21 @@ def has_gradient_hook(parameter: torch.Tensor) -> bool:
 
 
 def refuse_backward_hooks(module: nn.Module) -> None:
+    """Refuse hooks of the backward pass in a trace of what is trained.
+
+    Raises:
+        IrcError: ``not-differentiable``, as of :func:`check_backward_hooks`.
+    """
+    if is_differentiated():
+        check_backward_hooks(module)
+
+
+def check_backward_hooks(module: nn.Module) -> None:
     """Refuse to train a module with hooks of the backward pass, which a step would not call.
 
     Raises:
-        IrcError: ``not-differentiable``, in a trace of what is trained.
+        IrcError: ``not-differentiable``.
     """
-    if not is_differentiated():
-        return
     layers: Any = module
     for name, parameter in module.named_parameters():
         if has_gradient_hook(parameter):

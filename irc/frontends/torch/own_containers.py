@@ -31,6 +31,29 @@ def own_containers(module: nn.Module) -> Generator[None]:
                 slots[name] = _filled(value, copy)
 
 
+@contextmanager
+def containers_as_they_are(module: nn.Module) -> Generator[None]:
+    """Undo at the end what is done to the lists and dictionaries of modules, and in them."""
+    before = [
+        (vars(child), name, value, _copied(value))
+        for child in module.modules()
+        for name, value in vars(child).items()
+        if type(value) in (dict, list)
+    ]
+    try:
+        yield
+    finally:
+        for slots, name, value, items in before:
+            slots[name] = _filled(value, items)
+
+
+def _copied(container: Any) -> Any:
+    """Return containers of the same items."""
+    if type(container) is dict:
+        return {key: _copied(value) for key, value in container.items()}
+    return [_copied(each) for each in container] if type(container) is list else container
+
+
 def _filled(own: Any, copy: Any) -> Any:
     """Return a container with the items of its copy; a leaf of the copy as it is."""
     if type(own) is not type(copy):

@@ -31,7 +31,13 @@ IN_TRACES: Mapping[Any, Callable[..., Tensor | None]] = {
 def written_out(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
     """Return what a traced call of such a function gives, None for all other calls."""
     own = IN_TRACES.get(function) if function in IN_TRACES and kwargs.get("out") is None else None
-    return None if own is None else own(*args, **kwargs)
+    return None if own is None else own(*args, **_named(kwargs))
+
+
+def _named(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return named arguments as functions name them: ops of ATen call the first one ``self``."""
+    named = {name: value for name, value in options.items() if name != "out"}
+    return {"input" if name == "self" else name: value for name, value in named.items()}
 
 
 def write_out(module: GraphModule) -> None:
@@ -45,6 +51,6 @@ def write_out(module: GraphModule) -> None:
             if node.op == "call_function" and node.target in OWN and node.kwargs.get("out") is None
         ]
         for node in calls:
-            node.target = OWN[node.target]
+            node.target, node.kwargs = OWN[node.target], _named(node.kwargs)
         if calls:
             child.recompile()

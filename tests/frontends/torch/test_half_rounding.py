@@ -144,3 +144,16 @@ def test_what_softshrink_refuses(way: str) -> None:
             torch.nn.functional.softshrink(given, lambd)
         with pytest.raises(RuntimeError):
             run(given, lambd)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@torch.no_grad()
+def test_arguments_by_the_names_of_functions_and_of_ops(way: str) -> None:
+    x = torch.linspace(-2, 2, 9)
+    for call in (
+        lambda x: torch.special.ndtr(x, out=None),
+        lambda x: torch.ops.aten.softshrink.default(self=x, lambd=0.3),
+        lambda x: torch.nn.functional.softshrink(input=x, lambd=0.3),
+    ):
+        torch._dynamo.reset()
+        torch.testing.assert_close(WAYS[way](call)(x), call(x))
