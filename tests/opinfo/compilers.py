@@ -84,6 +84,8 @@ def through_irc(call: Call) -> Compiled:
         found.update(fall_backs(loaded.plan))
         return loaded
 
+    # After a sample of other sizes Dynamo leaves them open, and AOTAutograd lays gradients anew.
+    torch._dynamo.reset()
     counters.clear()
     make_plan = noted.make_plan
     function = irc.compile(call.compilable())
