@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from irc.dialects.flow import ExternOp
 from irc.plan.schema import Library, Plan
 
 LOCAL = ("comm.local_chunk", "comm.rank_index")
@@ -33,7 +32,7 @@ def fall_backs(plan: Plan) -> Counter[str]:
 
 def falls_back(step: Library) -> bool:
     """True for a call of an op that has no form in flow."""
-    return step.op == ExternOp.name
+    return step.op == "flow.extern"
 
 
 def name_of(step: Library) -> str:

@@ -20,7 +20,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from irc.dialects.flow import ExternOp
 from irc.plan import json_text
 from irc.plan.json_text import corrupt
 from irc.plan.version import check_format
@@ -131,7 +130,7 @@ class Library:
     @property
     def called(self) -> str:
         """The name of what is called: of an op without a form in flow, the library's."""
-        return str(self.attrs["target"]) if self.op == ExternOp.name else self.op
+        return str(self.attrs["target"]) if self.op == "flow.extern" else self.op
 
 
 NativeStep: TypeAlias = Segment | Copy | Library

@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 import torch
 
-from irc.dialects.indexing import ScatterOp
 from irc.plan.schema import Action, Copy, Kernels, Library, Plan, Start, Wait
 from irc.runtime import library
 from irc.runtime.collectives import Communicator, Finish, Operands
@@ -99,7 +98,7 @@ class Actions:
             size = plan.device_mesh.size(action.attrs["axis"])
             run = POSITIONAL[action.op]
             return lambda: run(action.attrs, place, size, [t[i] for i in inputs], t[outputs[0]])
-        if action.op == ScatterOp.name and outputs == inputs[:1]:
+        if action.op == "flow.scatter" and outputs == inputs[:1]:
             cache, index, source = inputs
             attrs, dim = action.attrs, action.attrs["dim"]
 

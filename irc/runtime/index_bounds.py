@@ -6,13 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from irc.dialects.indexing import GatherOp, ScatterOp, TakeOp
 from irc.errors import IndexOutsideError, IrcError
 
 if TYPE_CHECKING:
     import torch
 
-INDEXED = frozenset({TakeOp.name, GatherOp.name, ScatterOp.name})
+INDEXED = frozenset({"flow.take", "flow.gather", "flow.scatter"})
 """Ops whose operand 1 selects elements of operand 0 along ``dim``."""
 
 T = TypeVar("T")

@@ -11,10 +11,6 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from irc.dialects.flow import ConcatOp, ExternOp
-from irc.dialects.indexing import GatherOp, ScatterOp, TakeOp
-from irc.dialects.scans import CumulativeOp
-from irc.dialects.searches import ArgReduceOp, SortOp
 from irc.runtime import effects
 from irc.runtime.flow_ops.extern import CELLS, calling, own_op
 from irc.runtime.index_bounds import INDEXED, bounded
@@ -36,11 +32,11 @@ def writer(name: str, attrs: Mapping[str, Any], fixed: Collection[int] = ()) -> 
         attrs: its attributes.
         fixed: operands that are weights: each the same tensor in every call.
     """
-    if name == ExternOp.name and attrs["target"] in CELLS:
+    if name == "flow.extern" and attrs["target"] in CELLS:
         from irc.runtime.onnx_library import cell_writer
 
         return cell_writer(attrs["target"], json.loads(attrs["arguments"]), fixed)
-    if name == ExternOp.name:
+    if name == "flow.extern":
         return _extern(attrs)
     found = WRITERS.get(name)
     run = None if found is None else found(attrs)
@@ -121,13 +117,13 @@ def _scatter(attrs: Mapping[str, Any]) -> Write:
 
 
 WRITERS: Mapping[str, Callable[[Mapping[str, Any]], Write | None]] = {
-    SortOp.name: _sort,
-    ConcatOp.name: _concat,
-    ArgReduceOp.name: _arg_reduce,
-    CumulativeOp.name: _cumulative,
-    TakeOp.name: _take,
-    GatherOp.name: _gather,
-    ScatterOp.name: _scatter,
+    "flow.sort": _sort,
+    "flow.concat": _concat,
+    "flow.arg_reduce": _arg_reduce,
+    "flow.cumulative": _cumulative,
+    "flow.take": _take,
+    "flow.gather": _gather,
+    "flow.scatter": _scatter,
 }
 
 

@@ -12,7 +12,6 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from irc.dialects.flow import ExternOp
 from irc.runtime import vjp
 from irc.runtime.flow_ops import (
     elementwise,
@@ -62,7 +61,7 @@ def prepared(
         results: shape and dtype of each result.
         fixed: operands that are weights: each the same tensor in every call.
     """
-    if name == ExternOp.name and (found := extern.prepared(attrs, results, fixed)) is not None:
+    if name == "flow.extern" and (found := extern.prepared(attrs, results, fixed)) is not None:
         return found
     return lambda inputs: run(name, attrs, inputs, results)
 
@@ -80,6 +79,6 @@ LIBRARY: Mapping[str, Kernel] = {
     **reductions.KERNELS,
     **windows.KERNELS,
     **random_numbers.KERNELS,
-    ExternOp.name: _extern,
+    "flow.extern": _extern,
 }
 """What each flow op does."""

@@ -11,8 +11,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from irc.dialects.flow import ExternOp
-from irc.dialects.windows import PoolOp
 from irc.errors import ErrorCollector, IrcError
 from irc.ops.custom import declaration
 from irc.runtime.derivative import declared_gradients
@@ -54,7 +52,7 @@ def run(
             operands[index].requires_grad_(True)
         found = _forward(name, attrs, operands, given, gradients, run_op)
         made = [found[i] for i in given]
-        if not all(value.requires_grad for value in made) and name == ExternOp.name:
+        if not all(value.requires_grad for value in made) and name == "flow.extern":
             # The reference is no torch code; the op itself may know its derivative.
             found = _by_own_op(attrs, operands) or found
             made = [found[i] for i in given]
@@ -79,7 +77,7 @@ def run(
 
 
 def _declared(name: str, attrs: Mapping[str, Any]) -> Callable[..., Any] | None:
-    known = declaration(attrs["target"]) if name == ExternOp.name else None
+    known = declaration(attrs["target"]) if name == "flow.extern" else None
     return known.differentiate() if known else None
 
 
@@ -150,7 +148,7 @@ def _pool(
     (x,), window = operands, list(attrs["window"])
     count = len(window)
     if attrs["fn"] != "max" or count > 3:
-        return run_op(PoolOp.name, attrs, operands, stated)[0]
+        return run_op("flow.pool", attrs, operands, stated)[0]
     lead, shape = x.shape[: x.ndim - count], stated[0][0]
     pad: list[int] = []
     for i in reversed(range(count)):
@@ -170,7 +168,7 @@ def _padded(x: torch.Tensor, pad: Sequence[int], count: int) -> list[int]:
     ]
 
 
-SMOOTH: Mapping[str, Callable[..., torch.Tensor]] = {PoolOp.name: _pool}
+SMOOTH: Mapping[str, Callable[..., torch.Tensor]] = {"flow.pool": _pool}
 """Ops whose meaning is written another way here, for the derivative that torch gives it."""
 
 

@@ -106,6 +106,8 @@ class Degrees:
         given = [self.of.get(operand) for operand in op.operands]
         if isinstance(op, ConstantOp) and isinstance(twin, ConstantOp):
             return self._of_literal(op, twin)
+        if _is_bound(op):
+            return given[2]
         if any(each is None for each in given):
             return None
         known = [each for each in given if each is not None]
@@ -156,6 +158,16 @@ class Degrees:
             return None
         exponent = log(other / value, self._ratio)
         return float(round(exponent)) if abs(exponent - round(exponent)) < CLOSE else None
+
+
+def _is_bound(op: FlowOp) -> bool:
+    """True for ``where(x < c, c, x)`` and the like: what is trained is bounded so."""
+    if not isinstance(op, PointwiseOp) or op.fn != "where":
+        return False
+    condition, limit, x = op.operands
+    test = condition.owner
+    is_test = isinstance(test, PointwiseOp) and test.fn in ("lt", "le", "gt", "ge")
+    return is_test and isinstance(limit.owner, ConstantOp) and (*test.operands,) == (x, limit)
 
 
 def _pointwise(fn: str, given: Sequence[float], operands: Sequence[SSAValue]) -> Degree:

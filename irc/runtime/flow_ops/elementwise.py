@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from irc.dialects.flow import PointwiseOp
-from irc.dialects.literals import ConstantOp, IotaOp
 from irc.ops.functions import POINTWISE
 from irc.runtime.dtypes import dtypes
 from irc.runtime.flow_ops.signature import Attrs, Kernel, Results
@@ -72,7 +70,7 @@ def _iota(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
 
 
 KERNELS: Mapping[str, Kernel] = {
-    PointwiseOp.name: _pointwise,
-    ConstantOp.name: _constant,
-    IotaOp.name: _iota,
+    "flow.pointwise": _pointwise,
+    "flow.constant": _constant,
+    "flow.iota": _iota,
 }

@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from irc.dialects.flow import BroadcastOp, ConcatOp, PadOp, ReshapeOp, SliceOp, TransposeOp
-from irc.dialects.indexing import GatherOp, ScatterOp, TakeOp
 from irc.dialects.items import number_in
 from irc.runtime.dtypes import dtype_names
 from irc.runtime.flow_ops.signature import Attrs, Kernel, Results
@@ -60,13 +58,13 @@ def _scatter(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
 
 
 KERNELS: Mapping[str, Kernel] = {
-    ReshapeOp.name: lambda attrs, inputs, results: inputs[0].reshape(results[0][0]),
-    TransposeOp.name: lambda attrs, inputs, results: inputs[0].permute(attrs["perm"]),
-    BroadcastOp.name: lambda attrs, inputs, results: inputs[0].expand(results[0][0]),
-    SliceOp.name: _slice,
-    ConcatOp.name: _concat,
-    PadOp.name: padded_with,
-    TakeOp.name: _take,
-    GatherOp.name: lambda attrs, inputs, results: inputs[0].gather(attrs["dim"], inputs[1]),
-    ScatterOp.name: _scatter,
+    "flow.reshape": lambda attrs, inputs, results: inputs[0].reshape(results[0][0]),
+    "flow.transpose": lambda attrs, inputs, results: inputs[0].permute(attrs["perm"]),
+    "flow.broadcast": lambda attrs, inputs, results: inputs[0].expand(results[0][0]),
+    "flow.slice": _slice,
+    "flow.concat": _concat,
+    "flow.pad": padded_with,
+    "flow.take": _take,
+    "flow.gather": lambda attrs, inputs, results: inputs[0].gather(attrs["dim"], inputs[1]),
+    "flow.scatter": _scatter,
 }

@@ -6,9 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from irc.dialects.flow import ContractOp
-from irc.dialects.packed_products import GroupedContractOp, GroupedOuterOp, PackedContractOp
-from irc.dialects.whole_attention import AttentionOp
 from irc.runtime.flow_ops.signature import Attrs, Kernel, Results
 
 if TYPE_CHECKING:
@@ -66,9 +63,9 @@ def _attention(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> An
 
 
 KERNELS: Mapping[str, Kernel] = {
-    ContractOp.name: _contract,
-    PackedContractOp.name: _packed_contract,
-    GroupedContractOp.name: _grouped_contract,
-    GroupedOuterOp.name: _grouped_outer,
-    AttentionOp.name: _attention,
+    "flow.contract": _contract,
+    "flow.packed_contract": _packed_contract,
+    "flow.grouped_contract": _grouped_contract,
+    "flow.grouped_outer": _grouped_outer,
+    "flow.attention": _attention,
 }

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from irc.dialects.literals import RandomOp
 from irc.runtime.dtypes import dtypes
 from irc.runtime.flow_ops.signature import Attrs, Kernel, Results
 
@@ -82,5 +81,5 @@ def _splitmix64(x: torch.Tensor) -> torch.Tensor:
 
 
 KERNELS: Mapping[str, Kernel] = {
-    RandomOp.name: _random,
+    "flow.random": _random,
 }

@@ -6,9 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from irc.dialects.flow import ReduceOp
-from irc.dialects.scans import CumulativeOp
-from irc.dialects.searches import ArgReduceOp, SortOp, TopKOp
 from irc.runtime.flow_ops.signature import Attrs, Kernel, Results
 
 if TYPE_CHECKING:
@@ -43,7 +40,7 @@ def _reduce(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
                 x = torch.prod(x, dim, keep, dtype=x.dtype)
             return x
         case fn:
-            raise KeyError(f"{ReduceOp.name} has no function {fn!r}")
+            raise KeyError(f"flow.reduce has no function {fn!r}")
 
 
 def _arg_reduce(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
@@ -94,9 +91,9 @@ def _top_k(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
 
 
 KERNELS: Mapping[str, Kernel] = {
-    ReduceOp.name: _reduce,
-    ArgReduceOp.name: _arg_reduce,
-    CumulativeOp.name: _cumulative,
-    SortOp.name: _sort,
-    TopKOp.name: _top_k,
+    "flow.reduce": _reduce,
+    "flow.arg_reduce": _arg_reduce,
+    "flow.cumulative": _cumulative,
+    "flow.sort": _sort,
+    "flow.top_k": _top_k,
 }

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from irc.dialects.windows import ConvolutionOp, PoolOp
 from irc.runtime.flow_ops.indexing import padded_with
 from irc.runtime.flow_ops.signature import Attrs, Kernel, Results
 
@@ -79,6 +78,6 @@ def _pool(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
 
 
 KERNELS: Mapping[str, Kernel] = {
-    ConvolutionOp.name: _convolution,
-    PoolOp.name: _pool,
+    "flow.convolution": _convolution,
+    "flow.pool": _pool,
 }
