@@ -166,8 +166,9 @@ def _is_bound(op: FlowOp) -> bool:
         return False
     condition, limit, x = op.operands
     test = condition.owner
-    is_test = isinstance(test, PointwiseOp) and test.fn in ("lt", "le", "gt", "ge")
-    return is_test and isinstance(limit.owner, ConstantOp) and (*test.operands,) == (x, limit)
+    if not isinstance(test, PointwiseOp) or test.fn not in ("lt", "le", "gt", "ge"):
+        return False
+    return isinstance(limit.owner, ConstantOp) and (*test.operands,) == (x, limit)
 
 
 def _pointwise(fn: str, given: Sequence[float], operands: Sequence[SSAValue]) -> Degree:
