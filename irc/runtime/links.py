@@ -76,8 +76,8 @@ class Delivery:
         self,
         finish: Finish,
         due: Callable[[], float],
-        now: Callable[[], float],
-        sleep: Callable[[float], None],
+        now: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.work = self
         self._finish, self._due, self._now, self._sleep = finish, due, now, sleep
@@ -177,11 +177,10 @@ class Links:
         """Return what has a message that this rank receives arrive when its senders say."""
         sources = sorted({message.source for message in channel.receives(rank)})
         boards = [self._board(name, each, rank) for each in sources]
-        link = self.of(("to", *sources))
 
         def arrive(finish: Finish) -> Finish:
             told = [(board, board.next()) for board in boards if board is not None]
-            return link.delivery(
+            return Delivery(
                 finish, lambda: max((board.latest(number) for board, number in told), default=0.0)
             )
 
