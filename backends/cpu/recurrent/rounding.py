@@ -34,11 +34,13 @@ class Grid:
 
 def nothing() -> list[Operand]:
     """Return the bounds of no elements: zero is always in a range."""
-    return [constant(FLOATS, 0.0)] * 2
+    return [constant(FLOATS, 0.0)] * 3
 
 
 def bounds(b: Builder, row: Operand, count: int, known: list[Operand]) -> list[Operand]:
     """Append the least and the greatest of a row's floats, by lanes, and of those that are known.
+
+    The third value is NaN where one of the floats is, else 0.
 
     Args:
         b: where to write.
@@ -49,11 +51,7 @@ def bounds(b: Builder, row: Operand, count: int, known: list[Operand]) -> list[O
 
     def wider(at: Operand, carried: list[Operand]) -> list[Operand]:
         x = b.load(FLOATS, b.address(row, "float", at))
-        low, high = carried
-        return [
-            b.select(b.compare("fcmp olt", x, low), x, low),
-            b.select(b.compare("fcmp ogt", x, high), x, high),
-        ]
+        return _wider(b, x, carried)
 
     whole = count // UNIT * UNIT
     known = b.loop(b.i64(0), b.i64(whole), UNIT, known, wider) if whole else known
@@ -64,24 +62,32 @@ def bounds(b: Builder, row: Operand, count: int, known: list[Operand]) -> list[O
 
     def one(at: Operand, carried: list[Operand]) -> list[Operand]:
         x = b.splat(b.load(Type("float"), b.address(row, "float", at)), UNIT)
-        low, high = carried
-        return [
-            b.select(b.compare("fcmp olt", x, low), x, low),
-            b.select(b.compare("fcmp ogt", x, high), x, high),
-        ]
+        return _wider(b, x, carried)
 
     return b.loop(b.i64(0), b.i64(count), 1, known, one)
 
 
+def _wider(b: Builder, x: Operand, known: list[Operand]) -> list[Operand]:
+    low, high, unknown = known
+    return [
+        b.select(b.compare("fcmp olt", x, low), x, low),
+        b.select(b.compare("fcmp ogt", x, high), x, high),
+        b.select(b.compare("fcmp uno", x, x), x, unknown),
+    ]
+
+
 def grid(b: Builder, known: list[Operand]) -> Grid:
-    """Append the grid of 256 numbers over a range."""
+    """Append the grid of 256 numbers over a range; one with NaN in it stands for NaN."""
+    scalar, (*ends, unknown) = Type("float"), known
     low, high = (
-        b.call(Type("float"), f"llvm.vector.reduce.{name}.v{UNIT}f32", value, flags="nnan ")
-        for name, value in zip(("fmin", "fmax"), known, strict=True)
+        b.call(scalar, f"llvm.vector.reduce.{name}.v{UNIT}f32", value, flags="nnan ")
+        for name, value in zip(("fmin", "fmax"), ends, strict=True)
     )
-    scalar = low.type
+    start, name = constant(scalar, 0.0), f"llvm.vector.reduce.fadd.v{UNIT}f32"
+    unknown = b.call(scalar, name, start, unknown, flags="reassoc ")
     each = b.binary("fdiv", b.binary("fsub", high, low), constant(scalar, 255.0))
     step = b.select(b.compare("fcmp ogt", high, low), each, constant(scalar, 1.0))
+    step = b.binary("fadd", step, unknown)
     zero = b.binary("fdiv", b.emit(scalar, f"fneg {low}"), step)
     return Grid(step, b.convert("fptosi", b.intrinsic("rint", _held(b, zero)), "i32"))
 

@@ -104,6 +104,22 @@ def test_lengths_are_those_of_onnx_runtime(in_torch: list[int]) -> None:
     assert not in_torch
 
 
+@pytest.mark.parametrize(("steps", "width", "hidden"), [(3, 5, 4), (9, 18, 20), (20, 40, 64)])
+def test_nan_in_an_input_or_a_state_is_nan_after_it(
+    steps: int, width: int, hidden: int, in_torch: list[int]
+) -> None:
+    given = operands(1, 2, steps=steps, width=width, hidden=hidden)
+    mine, feeds = session(given, hidden_size=hidden)
+    feeds["x0"][-1, 1, -1] = np.nan  # all inputs have one range
+    assert all(np.isnan(value).all() for value in mine.run(None, feeds))
+    feeds["x0"][-1, 1, -1] = 0.0
+    feeds["x5"][0, 1, -1] = np.nan  # a state has one of its own
+    every, h, c = (np.asarray(value) for value in mine.run(None, feeds))
+    for value in (every[:, 0], h[0], c[0]):
+        assert np.isnan(value[..., 1, :]).all() and np.isfinite(value[..., 0, :]).all()
+    assert not in_torch
+
+
 def test_peepholes_are_left_to_the_library(in_torch: list[int]) -> None:
     given = operands(1, 1, hidden=20)
     given[7] = floats(1, 60)
