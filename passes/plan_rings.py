@@ -17,6 +17,7 @@ from irc.cost.rings import ring_block, ring_prices
 from irc.dialects.flow import ExternOp, FlowOp, id_of, loc_of
 from irc.dialects.whole_attention import AttentionOp
 from irc.errors import IrcError, did_you_mean
+from irc.ops.attention_ops import ATTENTION, BACKWARD
 from irc.ops.strategies import RING
 from irc.sharding.mesh import mesh_of, parse_mesh
 from irc.sharding.ring_told import RingFacts, tell_rings
@@ -176,7 +177,7 @@ def _searched(module: ModuleOp) -> str:
 def _may_ring(op: FlowOp) -> bool:
     """Return whether an op is attention or its derivative."""
     if isinstance(op, ExternOp):
-        return op.target.startswith("irc::attention")
+        return op.target in (ATTENTION, BACKWARD)
     return isinstance(op, AttentionOp)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from irc.dialects.flow_ops import Flow
+from irc.ops import names
 from tests.house import MAP, ROOT, circles, imports, rooms, with_picture
 
 ROAD = """
@@ -131,16 +135,19 @@ def touched(name: str) -> set[str]:
     }
 
 
+def test_names_without_the_ir_are_those_of_ops() -> None:
+    stated = {value for key, value in vars(names).items() if key.isupper()}
+    of_flow = {name for name in stated if name.startswith("flow.")}
+    assert of_flow and of_flow <= {op.name for op in Flow.operations}
+
+
 EXEMPT = ("dialects", "ops", "passes", "backends")
 """Where ops are defined; the last two are links to the folders beside ``irc``."""
-UNNAMED = {".inputs[": 40, ".plain[": 0, '"flow.': 45}
-"""Reads by a place or a key, and names of ops as text, outside of irc/dialects and irc/ops: write a
-smaller number, no larger.
-
-No read is of an op of the IR, which is read by its names (:mod:`irc.dialects.fields`): they are of
-a plan's actions, of ONNX nodes, of queues and local programs. Names are in tables of what runs
-without the IR, where xDSL need not be there (tests/native/test_clean.py).
-"""
+READS = (".inputs[", ".plain[")
+"""Reads by a place or a key: an op of the IR is read by its names (:mod:`irc.dialects.fields`)."""
+NAME = re.compile(r"(flow\.|irc::)[\w.]*")
+"""Names of ops. What runs without the IR, where xDSL need not be there
+(tests/native/test_clean.py), has those of :mod:`irc.ops.names`."""
 
 
 LONGEST = 500
@@ -158,14 +165,26 @@ def test_no_file_is_too_long() -> None:
     assert {name: count for name, count in lengths.items() if count > LONGEST} == {}
 
 
-@pytest.mark.parametrize("read", UNNAMED)
+def product() -> Iterator[Path]:
+    """Yield the files of the product in which no ops are defined."""
+    for top in ("irc", "passes", "backends"):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            if not any(path.is_relative_to(ROOT / "irc" / room) for room in EXEMPT):
+                yield path
+
+
+@pytest.mark.parametrize("read", READS)
 def test_ops_are_read_by_name(read: str) -> None:
+    assert [path for path in product() if read in path.read_text()] == []
+
+
+def test_no_op_is_named_as_text() -> None:
     places = [
-        f"{path.relative_to(ROOT)}:{number}"
-        for top in ("irc", "passes", "backends")
-        for path in sorted((ROOT / top).rglob("*.py"))
-        if not any(path.is_relative_to(ROOT / "irc" / room) for room in EXEMPT)
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-        if read in line
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.value}"
+        for path in product()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and NAME.fullmatch(node.value)
     ]
-    assert len(places) <= UNNAMED[read], places
+    assert places == []

@@ -33,6 +33,7 @@ from irc.kernels.quantized.cell import byte_weights, is_bytes
 from irc.kernels.schedule import schedule
 from irc.kernels.trace import GroupError, Stored
 from irc.kernels.weights.fixed import Fixed
+from irc.ops.names import RECURRENT
 from irc.ops.recurrent import (
     FUNCTIONS,
     GATES,
@@ -46,7 +47,7 @@ from irc.ops.recurrent import (
     simple,
 )
 
-TARGET = "irc::recurrent"
+TARGET = RECURRENT
 """What an op calls that reads packed weights; it is in no program, a kernel is made of it."""
 BYTES = "onnx::DynamicQuantizeLSTM"
 CELLS = ("onnx::RNN", "onnx::GRU", "onnx::LSTM", BYTES)

@@ -118,6 +118,6 @@ def _library(plan: Plan, action: Library) -> native.Library:
         tuple(_view(plan, i) for i in action.outputs),
         tuple(plan.root(i) in plan.read for i in action.outputs),
         action.attrs,
-        action.op == ScatterOp.name and action.outputs == action.inputs[:1],
+        action.op == ScatterOp.name and action.is_in_place,
         action.loc,
     )

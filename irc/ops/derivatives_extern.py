@@ -14,13 +14,14 @@ from xdsl.ir import SSAValue
 
 from irc.dialects.flow import ExternOp, FlowOp
 from irc.dialects.types import TensorType
+from irc.ops import names
 from irc.ops.derivative import Adjoint, NotDifferentiable
 from irc.ops.derivatives_linear_loss import linear_loss
 from irc.ops.linear_loss import LOSS
 from irc.ops.rule import Rule
 from irc.ops.rules import rule_of
 
-VJP = "irc::vjp"
+VJP = names.VJP
 
 DRAWS = ("dropout", "rand", "bernoulli", "normal", "rrelu", "multinomial", "exponential")
 """Library ops that draw from a generator of their own: run again, they would draw other numbers."""

@@ -28,6 +28,7 @@ from irc.ops import grouped
 from irc.ops.custom import Call, Declaration, Work, declaration
 from irc.ops.derivatives_split import vjp_strategies
 from irc.ops.infer import Attrs, Signature
+from irc.ops.names import VJP
 from irc.ops.rule import DimTerm, TensorTerm, parse_rule
 from irc.ops.rules_naming import letters
 from irc.ops.strategies import TRAVELLING, TRAVELLING_BACK, Strategy
@@ -191,5 +192,5 @@ DECLARATIONS: tuple[Declaration, ...] = (
         strategies=_split_experts,
         kernels=_kernels,
     ),
-    Declaration("irc::vjp", flops=_vjp_flops, bytes=_vjp_bytes, strategies=_split_vjp),
+    Declaration(VJP, flops=_vjp_flops, bytes=_vjp_bytes, strategies=_split_vjp),
 )

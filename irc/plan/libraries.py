@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from irc.ops import names
 from irc.plan.schema import Library, Plan
 
 LOCAL = ("comm.local_chunk", "comm.rank_index")
@@ -32,7 +33,7 @@ def fall_backs(plan: Plan) -> Counter[str]:
 
 def falls_back(step: Library) -> bool:
     """True for a call of an op that has no form in flow."""
-    return step.op == "flow.extern"
+    return step.op == names.EXTERN
 
 
 def name_of(step: Library) -> str:

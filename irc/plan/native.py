@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from irc.ops import names
 from irc.plan import json_text
 from irc.plan.json_text import corrupt
 from irc.plan.version import check_format
@@ -130,7 +131,7 @@ class Library:
     @property
     def called(self) -> str:
         """The name of what is called: of an op without a form in flow, the library's."""
-        return str(self.attrs["target"]) if self.op == "flow.extern" else self.op
+        return str(self.attrs["target"]) if self.op == names.EXTERN else self.op
 
 
 NativeStep: TypeAlias = Segment | Copy | Library

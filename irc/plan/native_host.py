@@ -88,7 +88,7 @@ def _problem(host: NativeHost) -> str | None:
     if len(entry.inputs) != len(code.inputs) or len(entry.outputs) != len(code.outputs):
         return "it has other inputs or outputs than its first function"
     for each in code.symbols:
-        stated = entry.inputs[each.input] if 0 <= each.input < len(entry.inputs) else None
+        stated = dict(enumerate(entry.inputs)).get(each.input)
         if stated is None or not 0 <= each.dim < len(stated.shape):
             return f"size '{each.name[:40]}' stands in a dim that there is not"
     known = {each.symbol for each in code.symbols}

@@ -155,6 +155,15 @@ class Library:
     seconds: float | None = None
     stream: str = "compute"
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the one result lies in the first operand's buffer."""
+        match self.inputs, self.outputs:
+            case (first, *_), (written,):
+                return first == written
+            case _:
+                return False
+
 
 @dataclass(frozen=True)
 class Start:
@@ -174,6 +183,18 @@ class Start:
     id: str = ""
     loc: str = "unknown"
     seconds: float | None = None
+
+    @property
+    def source(self) -> int:
+        """The buffer whose values travel."""
+        source, *_ = self.inputs
+        return source
+
+    @property
+    def marks(self) -> tuple[int, ...]:
+        """The buffers that say which rank each row goes to, of what sends rows."""
+        _, *marks = self.inputs
+        return tuple(marks)
 
     @property
     def held(self) -> tuple[int, ...]:

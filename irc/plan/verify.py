@@ -210,10 +210,10 @@ class _Replay:
 
     def _is_in_place(self, action: Library) -> bool:
         """True for a scatter that writes into what the caller holds, which it reads."""
-        in_place = action.op == ScatterOp.name and len(action.inputs) == 3
-        if not in_place or action.outputs != action.inputs[:1]:
+        if action.op != ScatterOp.name or len(action.inputs) != 3 or not action.is_in_place:
             return False
-        index = _natural(action.inputs[0])
+        cache, _, _ = action.inputs
+        index = _natural(cache)
         return index < len(self.plan.buffers) and self.plan.buffers[index].role == "cache"
 
     def unfinished(self) -> str | None:
@@ -270,9 +270,9 @@ class _Replay:
         if start.op not in COLLECTIVES or len(start.inputs) != count or len(start.outputs) != 1:
             raise _ProblemError(f"no collective {start.op!r} of these buffers")
         size = self.axes[start.attrs["axis"]]
-        source = self.plan.buffers[_natural(start.inputs[0])]
+        source = self.plan.buffers[_natural(start.source)]
         target = self.plan.buffers[_natural(start.outputs[0])]
-        for marks in start.inputs[1:]:
+        for marks in start.marks:
             chunks = target if start.op == "comm.dispatch_rows" else source
             self._check_marks(self.plan.buffers[_natural(marks)], chunks, size)
         expected = _collective_shape(start, source.shape, size)

@@ -110,7 +110,7 @@ def weight_bytes(plan: Plan) -> int:
 
 def _collectives(plan: Plan) -> str:
     starts = [a for a in plan.actions if isinstance(a, Start)]
-    sent = sum(plan.buffers[a.inputs[0]].size_bytes for a in starts)
+    sent = sum(plan.buffers[a.source].size_bytes for a in starts)
     names = _counted(f"{a.op.removeprefix('comm.')}[{a.attrs['axis']}]" for a in starts)
     return names + (f", {_megabytes(sent)} in all" if starts else "")
 

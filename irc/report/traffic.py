@@ -95,7 +95,7 @@ class Traffic:
             _change(op),
             self._why(function, op),
             first.loc,
-            self._plan.buffers[first.inputs[0]].dtype,
+            self._plan.buffers[first.source].dtype,
         )
 
     def _bytes(self, start: Start) -> int:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from irc.ops import names
 from irc.plan.schema import Action, Copy, Kernels, Library, Plan, Start, Wait
 from irc.runtime import library
 from irc.runtime.collectives import Communicator, Finish, Operands
@@ -67,9 +68,9 @@ class Actions:
             case Copy(source=source, target=target):
                 return lambda: t[target].copy_(t[source])
             case Start():
-                source, target = action.inputs[0], action.outputs[0]
+                source, (target,) = action.source, action.outputs
                 send, receive = action.send, action.receive
-                marks = action.inputs[1:]
+                marks = action.marks
                 start = self.communicator.start
 
                 def begin() -> None:
@@ -98,7 +99,7 @@ class Actions:
             size = plan.device_mesh.size(action.attrs["axis"])
             run = POSITIONAL[action.op]
             return lambda: run(action.attrs, place, size, [t[i] for i in inputs], t[outputs[0]])
-        if action.op == "flow.scatter" and outputs == inputs[:1]:
+        if action.op == names.SCATTER and action.is_in_place:
             cache, index, source = inputs
             attrs, dim = action.attrs, action.attrs["dim"]
 

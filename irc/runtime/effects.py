@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from irc.ops import names
+
 if TYPE_CHECKING:
     import torch
 
-TARGET = "irc::effect"
+TARGET = names.EFFECT
 
 
 def run(

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from irc.errors import IndexOutsideError, IrcError
+from irc.ops import names
 
 if TYPE_CHECKING:
     import torch
 
-INDEXED = frozenset({"flow.take", "flow.gather", "flow.scatter"})
+INDEXED = frozenset({names.TAKE, names.GATHER, names.SCATTER})
 """Ops whose operand 1 selects elements of operand 0 along ``dim``."""
 
 T = TypeVar("T")

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from irc.ops import names
 from irc.runtime import effects
 from irc.runtime.flow_ops.extern import CELLS, calling, own_op
 from irc.runtime.index_bounds import INDEXED, bounded
@@ -32,11 +33,11 @@ def writer(name: str, attrs: Mapping[str, Any], fixed: Collection[int] = ()) -> 
         attrs: its attributes.
         fixed: operands that are weights: each the same tensor in every call.
     """
-    if name == "flow.extern" and attrs["target"] in CELLS:
+    if name == names.EXTERN and attrs["target"] in CELLS:
         from irc.runtime.onnx_library import cell_writer
 
         return cell_writer(attrs["target"], json.loads(attrs["arguments"]), fixed)
-    if name == "flow.extern":
+    if name == names.EXTERN:
         return _extern(attrs)
     found = WRITERS.get(name)
     run = None if found is None else found(attrs)
@@ -117,13 +118,13 @@ def _scatter(attrs: Mapping[str, Any]) -> Write:
 
 
 WRITERS: Mapping[str, Callable[[Mapping[str, Any]], Write | None]] = {
-    "flow.sort": _sort,
-    "flow.concat": _concat,
-    "flow.arg_reduce": _arg_reduce,
-    "flow.cumulative": _cumulative,
-    "flow.take": _take,
-    "flow.gather": _gather,
-    "flow.scatter": _scatter,
+    names.SORT: _sort,
+    names.CONCAT: _concat,
+    names.ARG_REDUCE: _arg_reduce,
+    names.CUMULATIVE: _cumulative,
+    names.TAKE: _take,
+    names.GATHER: _gather,
+    names.SCATTER: _scatter,
 }
 
 
@@ -145,12 +146,12 @@ def _extern(attrs: Mapping[str, Any]) -> Write | None:
     found = _with_out(target)
     if found is None:
         return None
-    run, names = found
+    run, keywords_of = found
     fill = calling(json.loads(attrs["arguments"]))
 
     def call(inputs: Sequence[torch.Tensor], out: Sequence[torch.Tensor]) -> None:
         positional, keywords = fill(inputs)
-        run(*positional, **keywords, **dict(zip(names, out, strict=True)))
+        run(*positional, **keywords, **dict(zip(keywords_of, out, strict=True)))
 
     return call
 

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from irc.ops import names
 from irc.runtime import vjp
 from irc.runtime.flow_ops import (
     elementwise,
@@ -61,7 +62,7 @@ def prepared(
         results: shape and dtype of each result.
         fixed: operands that are weights: each the same tensor in every call.
     """
-    if name == "flow.extern" and (found := extern.prepared(attrs, results, fixed)) is not None:
+    if name == names.EXTERN and (found := extern.prepared(attrs, results, fixed)) is not None:
         return found
     return lambda inputs: run(name, attrs, inputs, results)
 
@@ -79,6 +80,6 @@ LIBRARY: Mapping[str, Kernel] = {
     **reductions.KERNELS,
     **windows.KERNELS,
     **random_numbers.KERNELS,
-    "flow.extern": _extern,
+    names.EXTERN: _extern,
 }
 """What each flow op does."""

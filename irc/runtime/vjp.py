@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from irc.errors import ErrorCollector, IrcError
+from irc.ops import names
 from irc.ops.custom import declaration
 from irc.runtime.derivative import declared_gradients
 from irc.runtime.flow_ops.extern import called_with, own_op
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     Run: TypeAlias = Callable[[str, Attrs, Sequence[torch.Tensor], Results], list[torch.Tensor]]
 
-TARGET = "irc::vjp"
+TARGET = names.VJP
 
 
 def run(
@@ -52,7 +53,7 @@ def run(
             operands[index].requires_grad_(True)
         found = _forward(name, attrs, operands, given, gradients, run_op)
         made = [found[i] for i in given]
-        if not all(value.requires_grad for value in made) and name == "flow.extern":
+        if not all(value.requires_grad for value in made) and name == names.EXTERN:
             # The reference is no torch code; the op itself may know its derivative.
             found = _by_own_op(attrs, operands) or found
             made = [found[i] for i in given]
@@ -77,7 +78,7 @@ def run(
 
 
 def _declared(name: str, attrs: Mapping[str, Any]) -> Callable[..., Any] | None:
-    known = declaration(attrs["target"]) if name == "flow.extern" else None
+    known = declaration(attrs["target"]) if name == names.EXTERN else None
     return known.differentiate() if known else None
 
 
@@ -148,7 +149,7 @@ def _pool(
     (x,), window = operands, list(attrs["window"])
     count = len(window)
     if attrs["fn"] != "max" or count > 3:
-        return run_op("flow.pool", attrs, operands, stated)[0]
+        return run_op(names.POOL, attrs, operands, stated)[0]
     lead, shape = x.shape[: x.ndim - count], stated[0][0]
     pad: list[int] = []
     for i in reversed(range(count)):
@@ -168,7 +169,7 @@ def _padded(x: torch.Tensor, pad: Sequence[int], count: int) -> list[int]:
     ]
 
 
-SMOOTH: Mapping[str, Callable[..., torch.Tensor]] = {"flow.pool": _pool}
+SMOOTH: Mapping[str, Callable[..., torch.Tensor]] = {names.POOL: _pool}
 """Ops whose meaning is written another way here, for the derivative that torch gives it."""
 
 

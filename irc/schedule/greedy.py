@@ -111,10 +111,10 @@ class _Run:
         self.backward_s = [times.of(Action(s, self.backward, 0)) for s in stages]
         self.weight_s = [times.of(Action(s, "W", 0)) for s in stages]
         # Per stage, micro-batches whose input or gradient is known to come, and when.
-        self.inputs: list[deque[tuple[float, int]]] = [deque() for _ in stages]
+        self.values: list[deque[tuple[float, int]]] = [deque() for _ in stages]
         self.gradients: list[deque[tuple[float, int]]] = [deque() for _ in stages]
         for micro_batch, path in enumerate(paths):
-            self.inputs[path[0]].append((0.0, micro_batch))
+            self.values[path[0]].append((0.0, micro_batch))
 
     def schedule(self) -> Schedule | None:
         waiting = [(0.0, rank) for rank in range(len(self.ranks))]
@@ -169,7 +169,7 @@ class _Run:
             if position + 1 == len(path):
                 self.gradients[stage].append((end, micro_batch))
                 return []
-            target, queue = path[position + 1], self.inputs
+            target, queue = path[position + 1], self.values
         else:
             rank.has_run_backward = True
             rank.live -= 1 - self.share
@@ -210,7 +210,7 @@ class _Run:
 
     def _pop(self, action: Action | None) -> None:
         assert action is not None
-        queue = self.inputs if action.kind == "F" else self.gradients
+        queue = self.values if action.kind == "F" else self.gradients
         queue[action.stage].popleft()
 
     def _next_forward(self, rank: _Rank, now: float) -> tuple[Action | None, float]:
@@ -218,13 +218,13 @@ class _Run:
         best, best_at = None, inf
         stages = rank.stages[::-1] if self.rules.deep_first else rank.stages
         for stage in stages:
-            if not self.inputs[stage]:
+            if not self.values[stage]:
                 continue
             # The later stages of a micro-batch must still find room, or nobody ever frees any.
             reserve = len(rank.stages) - 1 - rank.stages.index(stage)
             if rank.live + 1 + reserve > rank.limit + 1e-9:
                 continue
-            at, micro_batch = self.inputs[stage][0]
+            at, micro_batch = self.values[stage][0]
             if max(at, now) < best_at:
                 best, best_at = Action(stage, "F", micro_batch), max(at, now)
         return best, best_at

@@ -31,6 +31,7 @@ from irc.dialects.types import TensorType
 from irc.kernels.attention import is_attention
 from irc.kernels.attention_backward import is_attention_backward
 from irc.kernels.holds import has_kernel
+from irc.ops.attention_ops import ATTENTION, BACKWARD
 from irc.search.liveness import Liveness, Reads, Span, Timeline
 from irc.search.problem import Port
 from irc.sharding.spaces import num_bytes
@@ -408,7 +409,7 @@ def _streams(op: Operation) -> bool:
 def _in_blocks(op: Operation) -> bool:
     """True for attention that no flash kernel computes: with a mask, or heads that share keys."""
     target = op.target if isinstance(op, ExternOp) else ""
-    places = {"irc::attention": (0, 1, 3), "irc::attention_backward": (1, 2, 6)}
+    places = {ATTENTION: (0, 1, 3), BACKWARD: (1, 2, 6)}
     if target not in places or not isinstance(op, ExternOp) or _streams(op):
         return False
     q, k, count = places[target]

@@ -29,7 +29,7 @@ from irc.sharding.local_tokens import (
     zigzag_tokens_forward,
 )
 from irc.sharding.local_zigzag import zigzag_backward, zigzag_forward
-from irc.sharding.ring import Call, Ring, rows_of, wide
+from irc.sharding.ring import Call, Ring, wide
 from irc.sharding.ring_ways import KEYS, TOKENS, ZIGZAG, ZIGZAG_TOKENS, way_of
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ RingProgram: TypeAlias = Callable[[Ring, Sequence[SSAValue]], list[SSAValue]]
 
 def causal_rows(local: Local) -> list[SSAValue]:
     """Mask the columns after each row, counted where the row stands in the logical tensor."""
-    call, (q, dim) = Call.of(local), rows_of(local)
-    start = local.start_of(q, dim, "i64")
+    call = Call.of(local)
+    start = local.start_of(call.place, call.dim_of_rows, "i64")
     given, form = call.build(start)
     attrs = form.backward() if local.op.plain.get("target") == BACKWARD else form.forward()
     return local.last(ExternOp, given, **attrs)
@@ -49,8 +49,8 @@ def causal_rows(local: Local) -> list[SSAValue]:
 
 def ring_forward(local: Local) -> list[SSAValue]:
     """Start with the rank's own columns; go on with those that the ranks before held."""
-    ring, (q, _) = Ring(local), rows_of(local)
-    keys = list(local.inputs[q + 1 : q + 3])
+    ring = Ring(local)
+    keys = ring.call.keys
     made = wide(tensor_of(local.result_types()[0]))
     sums = TensorType.of(made.shape[:-1], made.dtype)
     before: list[SSAValue] = []
@@ -71,8 +71,8 @@ def ring_backward(local: Local) -> list[SSAValue]:
     Gradients of keys and values travel with them, from the rank after theirs, so that they come
     home for the last step, which gives all three.
     """
-    ring, (q, _) = Ring(local), rows_of(local)
-    own = list(local.inputs[q + 1 : q + 3])
+    ring = Ring(local)
+    own = ring.call.keys
     kinds = [wide(tensor_of(kind)) for kind in local.result_types()]
     keys = ring.receive(ring.send(own)) if ring.steps > 1 else own
     before: list[SSAValue] = []

@@ -10,6 +10,7 @@ from xdsl.ir import SSAValue
 from irc.dialects.comm import LocalChunkOp
 from irc.dialects.flow import ExternOp, PadOp, tensor
 from irc.dialects.types import TensorType
+from irc.ops import names
 from irc.ops.grouped import GROUPED_ROWS, GROUPS
 from irc.sharding.local_ops import Local
 
@@ -56,7 +57,7 @@ def _gradients(local: Local) -> list[SSAValue]:
     *_, wanted = json.loads(op.arguments)
     call = {"target": GROUPED_ROWS, "arguments": CALL}
     arguments = json.dumps([ExternOp.name, call, 4, [0], wanted])
-    return local.last(ExternOp, given, target="irc::vjp", arguments=arguments)
+    return local.last(ExternOp, given, target=names.VJP, arguments=arguments)
 
 
 GROUPED_PROGRAMS: Mapping[str, Callable[[Local], list[SSAValue]]] = {

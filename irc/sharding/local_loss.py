@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from irc.sharding.local_ops import Local
 
 
-def _moved(local: Local, weight: int, index: int) -> SSAValue:
+def _moved(local: Local, weight: int, index: SSAValue) -> SSAValue:
     """Count classes from the first that the rank holds."""
-    start = local.start_of(weight, 0, tensor(local.inputs[index]).dtype)
-    return local.pointwise("sub", local.inputs[index], start)
+    start = local.start_of(weight, 0, tensor(index).dtype)
+    return local.pointwise("sub", index, start)
 
 
 def _over(local: Local, fn: str, value: SSAValue, axes: Sequence[str]) -> SSAValue:
@@ -38,7 +38,7 @@ def _losses(local: Local) -> list[SSAValue]:
     """Join the log-sums of all ranks, and the logits that each has picked."""
     h, w, index, *bias = local.inputs
     kind, axes = tensor(index), local.signature.operands[1].split_axes(0)
-    moved = _moved(local, 1, 2)
+    moved = _moved(local, 1, index)
     above = local.pointwise("ge", moved, local.scalar(0, kind.dtype), dtype="i1")
     count = local.scalar(tensor(w).static_shape()[0], kind.dtype)
     mine = local.pointwise("logical_and", above, local.pointwise("lt", moved, count, dtype="i1"))
@@ -55,8 +55,8 @@ def _losses(local: Local) -> list[SSAValue]:
 
 def _gradients(local: Local) -> list[SSAValue]:
     """Count classes from the rank's first: those of others are out of range, and count nothing."""
-    g, h, w, _, *rest = local.inputs
-    return local.same([g, h, w, _moved(local, 2, 3), *rest])
+    g, h, w, index, *rest = local.inputs
+    return local.same([g, h, w, _moved(local, 2, index), *rest])
 
 
 LOSS_PROGRAMS: Mapping[str, Callable[[Local], list[SSAValue]]] = {

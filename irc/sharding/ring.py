@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from xdsl.ir import SSAValue
@@ -31,22 +32,34 @@ class Call:
 
     Attributes:
         first: q, k, v; in backward g, q, k, v, y and the log-sums.
+        place: of q among them.
         masks: none or one.
     """
 
     form: Form
     first: list[SSAValue]
+    place: int
     masks: list[SSAValue]
 
     @staticmethod
     def of(local: Local) -> Call:
         """Read the op that a local program is for."""
         form = form_of(local.op.plain, len(local.inputs))
-        count = 6 if local.op.plain.get("target") == BACKWARD else 3
+        count, place = (6, 1) if local.op.plain.get("target") == BACKWARD else (3, 0)
         if isinstance(local.op, AttentionOp):
             form = replace(form, with_sums=False)
-        masks = [] if form.mask is None else [local.inputs[form.mask]]
-        return Call(form, local.inputs[:count], masks)
+        masks = [value for index, value in enumerate(local.inputs) if index == form.mask]
+        return Call(form, list(islice(local.inputs, count)), place, masks)
+
+    @property
+    def keys(self) -> list[SSAValue]:
+        """K and v."""
+        return self.first[self.place + 1 : self.place + 3]
+
+    @property
+    def dim_of_rows(self) -> int:
+        """The dim of q's rows."""
+        return tensor(self.first[self.place]).ndim - 2
 
     def build(
         self, start: SSAValue | None, before: Sequence[SSAValue] = ()
@@ -57,12 +70,6 @@ class Call:
         given += [] if start is None else [start]
         added = tuple(range(len(given), len(given) + len(before)))
         return [*given, *before], replace(self.form, start=place, before=added)
-
-
-def rows_of(local: Local) -> tuple[int, int]:
-    """Return which operand is q, and its dim of rows."""
-    q = 1 if local.op.plain.get("target") == BACKWARD else 0
-    return q, tensor(local.inputs[q]).ndim - 2
 
 
 class Ring:
@@ -79,7 +86,8 @@ class Ring:
         index = local.signature.strategy.index(RING)
         self.axis, self.size = local.mesh.axes[index]
         self.steps = min(self.size, local.steps or self.size)
-        self._columns = tensor(local.inputs[rows_of(local)[0] + 1]).static_shape()[-2]
+        k, _ = self.call.keys
+        self._columns = tensor(k).static_shape()[-2]
         self.place = local.before(RankIndexOp, [], TensorType.of((), "i64"), axis=self.axis)
 
     def send(self, values: Sequence[SSAValue], by: int = 1) -> list[SSAValue]:
@@ -103,7 +111,7 @@ class Ring:
 
     def at(self, hops: int, keys: Sequence[SSAValue]) -> Call:
         """Return the call on keys and values that have travelled so far."""
-        call, q = self.call, rows_of(self.local)[0]
+        call, q = self.call, self.call.place
         first = [*call.first[: q + 1], *keys, *call.first[q + 3 :]]
         return replace(call, first=first, masks=[self._columns_of(m, hops) for m in call.masks])
 

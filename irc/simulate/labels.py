@@ -45,7 +45,7 @@ class Labels:
         buffers = self.plan.buffers
         match step:
             case Start():
-                sides = (step.inputs[:1], step.outputs)
+                sides = ((step.source,), step.outputs)
                 return max(sum(buffers[i].size_bytes for i in side) for side in sides)
             case Call():
                 touched = step.args

@@ -94,12 +94,10 @@ def known_scalar(node: Node, value: Value | None) -> int | None:
 def convert_loop(node: Node) -> list[Value]:
     """Unroll a loop whose trip count and conditions are constants."""
     body: onnx.GraphProto = node.attr("body")
-    trips = known_scalar(node, node.inputs[0])
-    if node.inputs[0] is not None and trips is None:
+    trips = known_scalar(node, node.optional(0))
+    if node.has(0) and trips is None:
         raise Unsupported("a loop whose trip count depends on inputs or named sizes", _loops())
-    going = (
-        1 if len(node.inputs) < 2 or node.inputs[1] is None else known_scalar(node, node.inputs[1])
-    )
+    going = known_scalar(node, node.optional(1)) if node.has(1) else 1
     carried = [node.operand(i) for i in range(2, len(node.inputs))]
     columns: list[list[SSAValue]] = [[] for _ in range(len(body.output) - 1 - len(carried))]
     trip = 0

@@ -43,7 +43,7 @@ def extern(
             positions.append(None)
     names = dtypes or [node.dtype()] * len(shapes)
     results = [TensorType.of(shape, dtype) for shape, dtype in zip(shapes, names, strict=True)]
-    plain = {key: list(v) if isinstance(v, tuple) else v for key, v in options.items()}
+    plain: dict[str, Any] = {key: [*v] if isinstance(v, tuple) else v for key, v in options.items()}
     return node.b.ops(
         ExternOp, operands, results=results,
         target=f"onnx::{target or node.kind}",
@@ -185,7 +185,7 @@ def convert_col2im(node: Node) -> list[SSAValue]:
         raise Unsupported(f"Col2Im of {len(image)} dims")
     channels = static(node.shape()[1:2])[0] // (block[0] * block[1])
     pads = node.attr("pads") or [0] * 4
-    node.inputs = node.inputs[:1]
+    node.inputs = [node.operand(0)]
     return extern(
         node, [(node.shape()[0], channels, *image)], image=image, block=block, pads=list(pads),
         strides=list(node.attr("strides") or [1, 1]),
@@ -207,7 +207,7 @@ def convert_dft(node: Node) -> list[SSAValue]:
     if length is not None:
         shape[axis] = length // 2 + 1 if onesided and not inverse else length
     shape[-1] = 1 if onesided and inverse else 2
-    node.inputs = node.inputs[:1]
+    node.inputs = [node.operand(0)]
     return extern(node, [shape], axis=axis, length=length, onesided=onesided, inverse=inverse)
 
 

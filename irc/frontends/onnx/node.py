@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -135,15 +136,19 @@ class Node:
             raise IrcError("onnx-invalid", said, because=f"it is one of {', '.join(known)}")
         return word
 
+    def optional(self, index: int) -> Value | None:
+        """Return an operand, None where it is left out."""
+        return next(islice(self.inputs, index, None), None)
+
     def has(self, index: int) -> bool:
         """True where an optional operand is given."""
-        return index < len(self.inputs) and self.inputs[index] is not None
+        return self.optional(index) is not None
 
     def operand(self, index: int) -> Value:
         """Return an operand that must be there."""
-        if not self.has(index):
+        if (value := self.optional(index)) is None:
             raise Unsupported(f"operand {index} is missing")
-        return cast(Value, self.inputs[index])
+        return value
 
     def __getitem__(self, index: int) -> SSAValue:
         return self.owner.ssa(self.operand(index))

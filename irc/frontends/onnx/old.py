@@ -53,9 +53,9 @@ def modernise(node: Node) -> Node:
         attributes["to"] = element(to)
     node.attributes = attributes
     if node.kind == "Reshape" and (shape := attributes.get("shape")) is not None:
-        node.inputs = [node.inputs[0], Value.of_array(np.array(shape, np.int64))]
+        node.inputs = [node.operand(0), Value.of_array(np.array(shape, np.int64))]
     if node.kind == "Tile" and node.version < 6:
-        node.inputs = [node.inputs[0], tiles(node)]
+        node.inputs = [node.operand(0), tiles(node)]
     if node.kind in BROADCASTING:
         align(node)
     return node
@@ -95,4 +95,4 @@ def align(node: Node) -> None:
     behind = len(shape) - axis - node.ndim(1)
     if behind > 0:
         wide = node.b.reshape(node[1], [*node.shape(1), *[1] * behind])
-        node.inputs = [node.inputs[0], Value.of(wide)]
+        node.inputs = [node.operand(0), Value.of(wide)]

@@ -16,6 +16,7 @@ from irc.dialects.types import OpaqueType
 from irc.frontends.onnx.external import to_any_array
 from irc.frontends.onnx.node import OPAQUE, Value
 from irc.frontends.onnx.read import Source
+from irc.ops import names
 from irc.runtime.onnx_ops.run import PREFIX
 from irc.runtime.onnx_ops.values import to_literal
 
@@ -49,7 +50,7 @@ def stored_opaque(owner: FunctionValues, value: Value) -> SSAValue:
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         operands = [owner.argument("parameter", value.name, data, "u8")]
         element = value.kind.tensor_type.elem_type
-        key, attributes = "irc::View", {"element": element, "shape": list(array.shape)}
+        key, attributes = names.VIEW, {"element": element, "shape": list(array.shape)}
     positions = [{"operand": index} for index in range(len(operands))]
     options = {"version": VERSION, "attributes": attributes}
     text = json.dumps([positions, options], sort_keys=True)

@@ -13,6 +13,7 @@ from xdsl.ir import SSAValue
 from irc.constraints.pins import parse_pattern
 from irc.dialects.flow import ReshapeOp, tensor
 from irc.frontends.torch.lowering import Lowering, lowers
+from irc.ops import names
 
 ANNOTATION = "irc_placement"
 
@@ -44,7 +45,7 @@ def place(x: torch.Tensor, placement: str) -> torch.Tensor:
     return x
 
 
-@torch.library.custom_op("irc::place", mutates_args=())
+@torch.library.custom_op(names.PLACE, mutates_args=())
 def _place(x: torch.Tensor, placement: str) -> torch.Tensor:
     return x.clone()
 
@@ -61,7 +62,7 @@ def _setup(ctx: object, inputs: object, output: object) -> None:
 _place.register_autograd(lambda ctx, grad: (grad, None), setup_context=_setup)
 
 
-@lowers("irc::place")
+@lowers(names.PLACE)
 def _lowered(t: Lowering, x: SSAValue, placement: str) -> SSAValue:
     parse_pattern(placement)
     return t.b.op(ReshapeOp, [x], result=tensor(x), pin=placement)

@@ -20,13 +20,14 @@ from torch import nn
 
 from irc.frontends.torch.activations import activation
 from irc.frontends.torch.listed_experts import listed_experts
+from irc.ops.experts import EXPERTS
 from irc.runtime.experts import experts as reference
 
 MOE = "transformers.integrations.moe"
 GROUPED = "grouped_mm"
 
 
-@torch.library.custom_op("irc::experts", mutates_args=())
+@torch.library.custom_op(EXPERTS, mutates_args=())
 def experts(
     hidden: torch.Tensor,
     index: torch.Tensor,

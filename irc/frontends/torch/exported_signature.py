@@ -41,7 +41,7 @@ class SignatureReader:
         ):
             first.setdefault(id(value), name)
         self.first = first
-        self.inputs: dict[str, str] = {}
+        self.input_names: dict[str, str] = {}
         self.tensors = dict(
             (*named_tensors(module.named_parameters), *named_tensors(module.named_buffers))
         )
@@ -59,7 +59,7 @@ class SignatureReader:
                 continue
             node = self.nodes[spec.arg.name]
             if spec.kind is InputKind.USER_INPUT:
-                self.inputs[spec.arg.name] = name = next(names)
+                self.input_names[spec.arg.name] = name = next(names)
                 found[node] = Argument("input", name)
             else:
                 found[node] = self._held(ROLES[spec.kind], str(spec.target))
@@ -91,7 +91,7 @@ class SignatureReader:
             elif spec.kind is OutputKind.PARAMETER_MUTATION:
                 raise _written_parameter(self._first_name(str(spec.target)), value)
             elif spec.kind is OutputKind.USER_INPUT_MUTATION:
-                name = self.inputs[str(spec.target)]
+                name = self.input_names[str(spec.target)]
                 self._check_size(self.nodes[str(spec.target)], value, name)
                 states.append((value, Result("state", name)))
             elif spec.kind is OutputKind.TOKEN:

@@ -21,18 +21,19 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional as F
 
 from irc.kernels import linear_loss as streaming
+from irc.ops.linear_loss import BACKWARD, BOTH, LOSS
 from irc.runtime import linear_loss as reference
 
 Tensor = torch.Tensor
 
 
-@torch.library.custom_op("irc::linear_cross_entropy", mutates_args=())
+@torch.library.custom_op(LOSS, mutates_args=())
 def losses(h: Tensor, w: Tensor, index: Tensor, bias: Tensor | None = None) -> list[Tensor]:
     """Return the loss and the log-sum of each row."""
     return reference.losses(h, w, index, bias)
 
 
-@torch.library.custom_op("irc::linear_cross_entropy_backward", mutates_args=())
+@torch.library.custom_op(BACKWARD, mutates_args=())
 def backward(
     g: Tensor,
     h: Tensor,
@@ -46,7 +47,7 @@ def backward(
     return reference.backward(g, h, w, index, sums, bias, gs)
 
 
-@torch.library.custom_op("irc::linear_cross_entropy_both", mutates_args=())
+@torch.library.custom_op(BOTH, mutates_args=())
 def both(
     g: Tensor,
     h: Tensor,

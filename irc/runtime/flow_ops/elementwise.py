@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from irc.ops import names
 from irc.ops.functions import POINTWISE
 from irc.runtime.dtypes import dtypes
 from irc.runtime.flow_ops.signature import Attrs, Kernel, Results
@@ -70,7 +71,7 @@ def _iota(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
 
 
 KERNELS: Mapping[str, Kernel] = {
-    "flow.pointwise": _pointwise,
-    "flow.constant": _constant,
-    "flow.iota": _iota,
+    names.POINTWISE: _pointwise,
+    names.CONSTANT: _constant,
+    names.IOTA: _iota,
 }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from irc.errors import IrcError
 from irc.ops.custom import declaration
+from irc.ops.names import OWN
 from irc.runtime import effects
 from irc.runtime.dtypes import dtypes
 from irc.runtime.flow_ops.signature import Attrs, Results
@@ -32,7 +33,7 @@ def prepared(
 
         arguments = json.loads(attrs["arguments"])
         return onnx_library.prepared_cell(target, arguments, results, fixed)
-    if target.startswith(("onnx::", "irc::")):
+    if target.startswith(("onnx::", OWN)):
         return None
     fill = calling(json.loads(attrs["arguments"]))
     is_public = _is_public(target)

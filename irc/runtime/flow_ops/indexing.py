@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from irc.dialects.items import number_in
+from irc.ops import names
 from irc.runtime.dtypes import dtype_names
 from irc.runtime.flow_ops.signature import Attrs, Kernel, Results
 
@@ -58,13 +59,13 @@ def _scatter(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
 
 
 KERNELS: Mapping[str, Kernel] = {
-    "flow.reshape": lambda attrs, inputs, results: inputs[0].reshape(results[0][0]),
-    "flow.transpose": lambda attrs, inputs, results: inputs[0].permute(attrs["perm"]),
-    "flow.broadcast": lambda attrs, inputs, results: inputs[0].expand(results[0][0]),
-    "flow.slice": _slice,
-    "flow.concat": _concat,
-    "flow.pad": padded_with,
-    "flow.take": _take,
-    "flow.gather": lambda attrs, inputs, results: inputs[0].gather(attrs["dim"], inputs[1]),
-    "flow.scatter": _scatter,
+    names.RESHAPE: lambda attrs, inputs, results: inputs[0].reshape(results[0][0]),
+    names.TRANSPOSE: lambda attrs, inputs, results: inputs[0].permute(attrs["perm"]),
+    names.BROADCAST: lambda attrs, inputs, results: inputs[0].expand(results[0][0]),
+    names.SLICE: _slice,
+    names.CONCAT: _concat,
+    names.PAD: padded_with,
+    names.TAKE: _take,
+    names.GATHER: lambda attrs, inputs, results: inputs[0].gather(attrs["dim"], inputs[1]),
+    names.SCATTER: _scatter,
 }

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from irc.ops import names
 from irc.runtime.flow_ops.signature import Attrs, Kernel, Results
 
 if TYPE_CHECKING:
@@ -63,9 +64,9 @@ def _attention(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> An
 
 
 KERNELS: Mapping[str, Kernel] = {
-    "flow.contract": _contract,
-    "flow.packed_contract": _packed_contract,
-    "flow.grouped_contract": _grouped_contract,
-    "flow.grouped_outer": _grouped_outer,
-    "flow.attention": _attention,
+    names.CONTRACT: _contract,
+    names.PACKED_CONTRACT: _packed_contract,
+    names.GROUPED_CONTRACT: _grouped_contract,
+    names.GROUPED_OUTER: _grouped_outer,
+    names.ATTENTION: _attention,
 }

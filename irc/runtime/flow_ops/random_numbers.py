@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from irc.ops import names
 from irc.runtime.dtypes import dtypes
 from irc.runtime.flow_ops.signature import Attrs, Kernel, Results
 
@@ -81,5 +82,5 @@ def _splitmix64(x: torch.Tensor) -> torch.Tensor:
 
 
 KERNELS: Mapping[str, Kernel] = {
-    "flow.random": _random,
+    names.RANDOM: _random,
 }

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from irc.ops import names
 from irc.runtime.flow_ops.signature import Attrs, Kernel, Results
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def _reduce(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
                 x = torch.prod(x, dim, keep, dtype=x.dtype)
             return x
         case fn:
-            raise KeyError(f"flow.reduce has no function {fn!r}")
+            raise KeyError(f"{names.REDUCE} has no function {fn!r}")
 
 
 def _arg_reduce(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
@@ -91,9 +92,9 @@ def _top_k(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
 
 
 KERNELS: Mapping[str, Kernel] = {
-    "flow.reduce": _reduce,
-    "flow.arg_reduce": _arg_reduce,
-    "flow.cumulative": _cumulative,
-    "flow.sort": _sort,
-    "flow.top_k": _top_k,
+    names.REDUCE: _reduce,
+    names.ARG_REDUCE: _arg_reduce,
+    names.CUMULATIVE: _cumulative,
+    names.SORT: _sort,
+    names.TOP_K: _top_k,
 }

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from irc.ops import names
 from irc.runtime.flow_ops.indexing import padded_with
 from irc.runtime.flow_ops.signature import Attrs, Kernel, Results
 
@@ -78,6 +79,6 @@ def _pool(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
 
 
 KERNELS: Mapping[str, Kernel] = {
-    "flow.convolution": _convolution,
-    "flow.pool": _pool,
+    names.CONVOLUTION: _convolution,
+    names.POOL: _pool,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from irc.ops import names
 from irc.runtime.onnx_ops.call import Call, Kernels
 from irc.runtime.onnx_ops.values import ELEMENTS, SMALL_INTEGERS, Array
 
@@ -46,5 +47,5 @@ KERNELS: Kernels = {
     "BitwiseNot": lambda call: np.bitwise_not(call[0]),
     "BitwiseOr": lambda call: np.bitwise_or(call[0], call[1]),
     "BitwiseXor": lambda call: np.bitwise_xor(call[0], call[1]),
-    "irc::View": _view,
+    names.VIEW: _view,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, TypeAlias
 
 from irc.runtime.onnx_ops.values import Array, Item
@@ -32,7 +33,7 @@ class Call:
     memo: dict[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, index: int) -> Any:
-        return self.inputs[index] if index < len(self.inputs) else None
+        return next(islice(self.inputs, index, None), None)
 
     def kept(self, name: str, make: Callable[[], Any]) -> Any:
         """Return what is made of the attributes, once for all calls of this node."""

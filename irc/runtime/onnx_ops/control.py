@@ -24,7 +24,7 @@ def _if(call: Call) -> tuple[Item, ...]:
 def _loop(call: Call) -> tuple[Item, ...]:
     body: Callable[..., list[Item]] = call.attr("body")
     trips, going = call.number(0), True if call[1] is None else truth(call[1])
-    carried = list(call.inputs[2:])
+    _, _, *carried = call.inputs
     columns: list[list[Array]] | None = None
     trip = 0
     while going and (trips is None or trip < trips):
@@ -54,7 +54,7 @@ def _scan(call: Call) -> tuple[Item, ...]:
 
 def _scan_of_batches(call: Call) -> tuple[Item, ...]:
     """Scan before opset 9: a first operand of lengths, and a batch dim in front of everything."""
-    lengths, operands = call[0], list(call.inputs[1:])
+    lengths, *operands = call.inputs
     count = call.attr("num_scan_inputs")
     batch = operands[0].shape[0]
     runs: list[tuple[Item, ...]] = []

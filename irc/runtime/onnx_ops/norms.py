@@ -3,6 +3,8 @@
 # pyright: basic
 from __future__ import annotations
 
+from itertools import islice
+
 import numpy as np
 
 from irc.runtime.onnx_ops.call import Call, Kernels
@@ -19,7 +21,7 @@ def by_channel(value: Array, ndim: int) -> Array:
 
 
 def _batch(call: Call) -> Array | tuple[Array, ...]:
-    x, scale, bias, mean, variance = (_wide(v) for v in call.inputs[:5])
+    x, scale, bias, mean, variance = (_wide(v) for v in islice(call.inputs, 5))
     running, dtype = (mean, variance), call[0].dtype
     training = call.version >= 14 and call.attr("training_mode", 0)
     if training:

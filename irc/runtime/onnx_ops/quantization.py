@@ -130,7 +130,7 @@ def _channels(value: Array, ndim: int) -> Array:
 
 
 def _qlinear_conv(call: Call) -> Array:
-    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = call.inputs[:8]
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, *_ = call.inputs
     bias = None if call[8] is None else call[8].astype(np.float64)
     kernels = centred(w, _channels(w_zero, w.ndim)).astype(np.float64)
     whole = convolve(call, centred(x, x_zero).astype(np.float64), kernels, bias)

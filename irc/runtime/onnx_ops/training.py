@@ -17,7 +17,7 @@ def _grouped(step: Callable[..., tuple[Array, ...]], states: int) -> Kernel:
 
     def kernel(call: Call) -> tuple[Array, ...]:
         rate, count = call[0].reshape(()), int(call.number(1))
-        tensors = call.inputs[2:]
+        _, _, *tensors = call.inputs
         each = len(tensors) // (2 + states)
         columns = [tensors[i * each : (i + 1) * each] for i in range(2 + states)]
         rows = [step(call, rate, count, *row) for row in zip(*columns, strict=True)]
