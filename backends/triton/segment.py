@@ -4,7 +4,6 @@ A kernel is compiled for the device at hand when its segment is loaded, once per
 sources; Triton keeps binaries on disk. In Triton's interpreter the same files run on the host.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import ctypes

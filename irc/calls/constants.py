@@ -5,7 +5,6 @@ constant that a trace computes (``torch.tensor([1 / len(x)])``) has the same nam
 another value.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import hashlib

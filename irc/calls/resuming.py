@@ -1,6 +1,5 @@
 """From what a step of training goes on: from memory that ranks are left with, or a checkpoint."""
 
-# pyright: basic
 from __future__ import annotations
 
 import warnings

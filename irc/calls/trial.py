@@ -11,7 +11,6 @@ outweighs the way in. Neither is what the user wants whole (``fullgraph``), veri
 passes, rules and pins of their own.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import os

@@ -5,7 +5,6 @@ own functions make, send, receive and add up, in registers, in the order of the 
 in one process. What a function reads has to be what was put there for its micro-batch, bit by bit.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,6 +1,5 @@
 """``irc check`` of a folder of a plan of several programs."""
 
-# pyright: basic
 from __future__ import annotations
 
 from dataclasses import replace

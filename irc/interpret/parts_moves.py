@@ -6,7 +6,6 @@ when its fetch begins, and is in its slot when that is waited for. Meanwhile the
 that anything could read.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -6,7 +6,6 @@ held against the reference under the id that its op carries, as :mod:`irc.interp
 a plan of one program. A function is given what the ones before it made as they were split off.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

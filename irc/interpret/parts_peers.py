@@ -1,6 +1,5 @@
 """The ranks of a plan in one process as they meet: messages, collectives and sums of threads."""
 
-# pyright: basic
 from __future__ import annotations
 
 import threading

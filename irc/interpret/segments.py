@@ -4,7 +4,6 @@ An executor with them runs a plan's own actions on its own memory, so that what 
 cluster is checked on a laptop.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import ctypes

@@ -1,6 +1,5 @@
 """What a session is given: arrays, checked against what the file states, looked up once."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,5 @@
 """Inputs and outputs that are bound before a call, by ONNX Runtime's names, in main memory."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -5,7 +5,6 @@ branches that it rules out are gone, and sizes that follow from it are numbers; 
 compiles the model for each value that it meets, as it does for each kind of shapes.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -4,7 +4,6 @@ It is the host program that ``irc compile`` writes for such a file, in memory: o
 for as many calls as it can serve, and others for the sizes of a call that it does not hold for.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

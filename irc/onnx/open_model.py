@@ -5,7 +5,6 @@ sizes the model is opened: plans are made at a few sizes, and what they have in 
 (:mod:`irc.calls.open_plans`); a call at new sizes then puts numbers in.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

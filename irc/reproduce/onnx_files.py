@@ -1,6 +1,5 @@
 """Reducing an ONNX file that irc does not compile, or compiles to other numbers."""
 
-# pyright: basic
 from __future__ import annotations
 
 from pathlib import Path

@@ -5,7 +5,6 @@ buffers, so it reads where they are from memory of the device. A table is made w
 first come; weights and the arena stay where they are, so that is once.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import threading

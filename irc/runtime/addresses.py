@@ -4,7 +4,6 @@ A tensor of the meta device, of a FakeTensorMode, or whose storage was resized h
 dtype as any other, and no elements: a kernel that is given its address ends the process.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import torch

@@ -4,7 +4,6 @@ torch knows parts of tensors as DTensors. It also asks any other object where it
 serves all placements and ranks of some stages alone, and needs no process groups.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence

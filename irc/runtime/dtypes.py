@@ -1,6 +1,5 @@
 """Torch's dtypes and irc's names of them."""
 
-# pyright: basic
 from __future__ import annotations
 
 from functools import cache

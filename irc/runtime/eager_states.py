@@ -1,6 +1,5 @@
 """States that an eager optimiser is to go on from, held against those that its class keeps."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping

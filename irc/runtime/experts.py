@@ -1,6 +1,5 @@
 """A layer of experts on the CPU: what ``irc::experts`` means (see `irc.ops.experts`)."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

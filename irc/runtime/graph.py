@@ -5,7 +5,6 @@ gives a program that repeats itself the same memory, so in a loop the tables do 
 first call with a table launches one by one, the second one records.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import ctypes

@@ -3,7 +3,6 @@
 Torch's own kernel knows no float64, and leaves rows of no group undefined; here they are zeros.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -5,7 +5,6 @@ part alone, and whoever wants all of it says ``full_tensor()``. What every rank 
 plain tensor.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import ast

@@ -9,7 +9,6 @@ that is gone is removed by the next one that keeps something. A rank writes to t
 that one of them is whole whenever the process ends.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import atexit

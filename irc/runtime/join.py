@@ -1,6 +1,5 @@
 """A program that runs under torchrun and compiles as it goes: one plan for all its processes."""
 
-# pyright: basic
 from __future__ import annotations
 
 import hashlib

@@ -3,7 +3,6 @@
 Logits are those of a block of rows at a time, so that no more than :data:`LOGITS` of them exist.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Iterator

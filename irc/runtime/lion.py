@@ -5,7 +5,6 @@ taken for it by its name, by holding nothing that may mean more, and by what it 
 that it computes are compared.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import inspect

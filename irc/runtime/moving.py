@@ -1,6 +1,5 @@
 """Moving a value through a channel while nothing else runs: whole tensors, checkpoints."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence

@@ -5,7 +5,6 @@ A rank moves a value when its tape says so: ``store`` begins to write it, ``stor
 first step; each has bytes of its own.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

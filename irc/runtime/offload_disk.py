@@ -5,7 +5,6 @@ no name there, so that nothing is left of it when the process ends, however it d
 set aside before the first step. Of values on a GPU the thread copies through pinned memory.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import os

@@ -4,7 +4,6 @@ What leaves goes on one stream and what comes back on another, each begun after 
 stream has begun; the current stream waits for their ends, and the host for nothing.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

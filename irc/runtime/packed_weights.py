@@ -1,6 +1,5 @@
 """``flow.packed_contract`` in torch: the weights unpacked, then multiplied. The reference."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -5,7 +5,6 @@ and a prefetch whose translation is missing may be dropped. Pages of 2 MiB made 
 reads 100 MiB a call, 2 % faster. Linux gives them to those who ask (``madvise``).
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import mmap

@@ -6,7 +6,6 @@ it is asked for, one at a time; a rank receives what it does not hold itself, an
 Parts lie on the device that the plan runs on, whole tensors on the host.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence

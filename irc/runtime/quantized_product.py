@@ -1,6 +1,5 @@
 """Products of floats with 8-bit weights, whose left side is quantised by its own range."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable

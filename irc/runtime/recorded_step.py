@@ -5,7 +5,6 @@ schedule, and then for the value. Sums over the ranks of several parts and the l
 end of a step: until the last rank has come the others have nothing to do.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

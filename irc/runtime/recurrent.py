@@ -3,7 +3,6 @@
 Where torch's own cell computes the same, it runs (:mod:`irc.runtime.torch_cells`).
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

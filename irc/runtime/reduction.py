@@ -6,7 +6,6 @@ which is one launch: an all-reduce where every rank wants the sum, a reduce-scat
 its part.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -4,7 +4,6 @@ The other ranks are fake (:mod:`irc.runtime.fake_peers`). What a plan's kernels 
 where: a GPU's run on the GPU at hand; where there is none, their loops are compiled for the host.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import platform

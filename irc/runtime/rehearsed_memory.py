@@ -1,6 +1,5 @@
 """What a rank holds while it is rehearsed: by torch's own account, and by the system's."""
 
-# pyright: basic
 from __future__ import annotations
 
 import contextlib

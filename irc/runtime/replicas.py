@@ -4,7 +4,6 @@ Memory that flips a bit, a kernel that adds up in another order on another machi
 rank: ranks that hold copies of a weight go apart, and nothing says so.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -4,7 +4,6 @@ A program takes as many rows on each rank (:mod:`irc.sharding.padding`), and beh
 values lie zeros. Everyone but the program is shown the front alone: optimisers, checkpoints, users.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Sequence

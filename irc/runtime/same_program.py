@@ -4,7 +4,6 @@ Rank 0's program is what every rank runs. A rank whose model or options are othe
 without a word, so each captures its own and compares digests of it with the others'.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import hashlib

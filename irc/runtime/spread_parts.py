@@ -1,6 +1,5 @@
 """What a rank holds between the steps of a plan of several programs: its parts of its stages."""
 
-# pyright: basic
 from __future__ import annotations
 
 import copy

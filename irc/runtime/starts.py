@@ -5,7 +5,6 @@ what each rank has, so that no rank ever holds the whole: a checkpoint, files of
 initialisers of a module on the meta device.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping

@@ -1,6 +1,5 @@
 """What a state that is given, or stored, is held against: names, shapes, and having a value."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,6 +1,5 @@
 """Forms of a tensor in a state: boxes of the whole for checkpoints, or torch's DTensor."""
 
-# pyright: basic
 from __future__ import annotations
 
 import torch

@@ -1,6 +1,5 @@
 """What a run goes on from: a state with tensors by name, which ranks read slices of."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping

@@ -1,6 +1,5 @@
 """LSTM and GRU of many steps in torch's own kernels, where ONNX's form is one that they have."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

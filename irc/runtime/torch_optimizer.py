@@ -1,6 +1,5 @@
 """torch's optimiser for a recipe: what steps are compared with, and whose names they use."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,5 @@
 """Running a plan of training: some steps on all ranks, then their numbers held against eager's."""
 
-# pyright: basic
 from __future__ import annotations
 
 import argparse

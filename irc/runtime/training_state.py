@@ -4,7 +4,6 @@ Before the first call everything is the module's. After it, on a mesh, each rank
 the module's parameters are on the meta device.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping

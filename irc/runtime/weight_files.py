@@ -7,7 +7,6 @@
 A slice of a weight is read without the rest of it.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping

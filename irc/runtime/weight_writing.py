@@ -1,6 +1,5 @@
 """Writes weights into a folder of safetensors, all of them or none."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping

@@ -4,7 +4,6 @@ Dynamo writes an assertion about a tensor as ``torch._assert_async``, which has 
 looks at becomes a result of the graph, and each call asks torch whether it holds.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -4,7 +4,6 @@
 guards sizes and strides, and not where in its memory an argument starts.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import threading

@@ -1,6 +1,5 @@
 """Compiling one graph of Dynamo, for the sizes of its inputs or for all that they may have."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections import Counter

@@ -7,7 +7,6 @@ into its inputs would be another then, and is refused, as is one of which that i
 A graph that is kept with ``retain_graph=True`` is gone back through as often as in eager.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -5,7 +5,6 @@ what the ops before it left. So the plan runs as a whole, recorded (:mod:`irc.ru
 One rank is enough: its peers are taken to be waiting, and the simulator shares the cores.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import time

@@ -69,6 +69,7 @@ LEFT: Mapping[str, str] = {
     "nn.LSTM": RECURS,
     "nn.RNN": RECURS,
     "nn.Transformer": NUMBER,
+    "nn.TransformerEncoder": NUMBER,
     "nn.functional.ctc_loss": VALUES,
     "nn.functional.gaussian_nll_loss": NUMBER,
     "nn.functional.linear_cross_entropy": WARNS,

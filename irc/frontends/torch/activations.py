@@ -1,6 +1,5 @@
 """Activations by the names that ``irc::experts`` knows them by (`irc.runtime.experts`)."""
 
-# pyright: basic
 from __future__ import annotations
 
 from typing import Any

@@ -4,7 +4,6 @@ A loop that is replaced no longer writes after each expert, but once. What reads
 another name (a view taken before the loop) would see other numbers, so such loops are left alone.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -4,7 +4,6 @@ It raises where one is below 0, so that a trace ends there. In a step the loss i
 without that look, as the other checks of tensors are left out, and its user is told.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import math

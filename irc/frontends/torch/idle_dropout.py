@@ -4,7 +4,6 @@ What writes to one writes to the other, and the strides of both are the same. So
 before there is a trace: its fake values would say otherwise.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

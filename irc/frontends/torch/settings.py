@@ -1,6 +1,5 @@
 """Settings of the process that ops read without being told: the default dtype and device."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,6 +1,5 @@
 """An optimizer takes no step in a trace: traced tensors would be its state from then on."""
 
-# pyright: basic
 from __future__ import annotations
 
 import threading

@@ -4,7 +4,6 @@ Those of Python and NumPy, the process's and objects of their classes, and itera
 draw once, and no call again.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import pickle

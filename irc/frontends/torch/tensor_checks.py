@@ -1,6 +1,5 @@
 """Whether traced code checks a tensor, which a program does not: it would answer all the same."""
 
-# pyright: basic
 from __future__ import annotations
 
 import warnings

@@ -1,6 +1,5 @@
 """One mode for all that is asked of the calls that traced code makes of torch."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

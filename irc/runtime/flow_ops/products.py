@@ -1,6 +1,5 @@
 """Sums of products: contractions, plain, packed and grouped, and attention."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,6 +1,5 @@
 """Numbers of a counter: an element depends on seed, stream and its place alone."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

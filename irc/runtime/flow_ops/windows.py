@@ -1,6 +1,5 @@
 """Ops over windows: convolution and pooling."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Mapping

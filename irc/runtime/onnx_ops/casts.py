@@ -4,7 +4,6 @@ Saturation and rounding follow the tables of Cast in ONNX's operator documentati
 saturate unless told otherwise, integers wrap, float8e8m0 rounds as ``round_mode`` says.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import numpy as np

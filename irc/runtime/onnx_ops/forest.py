@@ -1,6 +1,5 @@
 """Walking an ensemble of decision trees: all rows through all trees at once, a level at a time."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,5 @@
 """Losses of classification."""
 
-# pyright: basic
 from __future__ import annotations
 
 import numpy as np

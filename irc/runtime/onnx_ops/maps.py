@@ -1,6 +1,5 @@
 """Maps of ``ai.onnx.ml``, which are Python's: CastMap, DictVectorizer and ZipMap."""
 
-# pyright: basic
 from __future__ import annotations
 
 from typing import Any

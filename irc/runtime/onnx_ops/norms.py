@@ -1,6 +1,5 @@
 """Normalisation, computed in float32 and rounded once."""
 
-# pyright: basic
 from __future__ import annotations
 
 from itertools import islice

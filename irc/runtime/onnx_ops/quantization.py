@@ -1,6 +1,5 @@
 """Quantised operators: exact integer arithmetic around a scale and a zero point."""
 
-# pyright: basic
 from __future__ import annotations
 
 import numpy as np

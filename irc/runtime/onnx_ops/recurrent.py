@@ -1,6 +1,5 @@
 """RNN, GRU and LSTM, by the cells of :mod:`irc.runtime.onnx_library`."""
 
-# pyright: basic
 from __future__ import annotations
 
 from irc.runtime.onnx_ops.call import Call, Kernels

@@ -4,7 +4,6 @@ The importer builds flow ops from these weights; where scales or sizes come from
 kernels here apply them to arrays.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

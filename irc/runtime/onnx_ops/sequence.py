@@ -1,6 +1,5 @@
 """Sequences (Python lists) and optionals (a value, or None)."""
 
-# pyright: basic
 from __future__ import annotations
 
 from typing import Any

@@ -1,6 +1,5 @@
 """Support vector machines: ``ai.onnx.ml`` SVMClassifier and SVMRegressor."""
 
-# pyright: basic
 from __future__ import annotations
 
 from itertools import combinations, pairwise

@@ -1,6 +1,5 @@
 """Optimiser steps of ``ai.onnx.preview.training``: rate, step count, then tensors in groups."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable
