@@ -8,7 +8,6 @@ al., PyTorch Distributed, arXiv:2006.15704, section 3.2.4); what ``torch.autogra
 summed at once and leaves ``.grad`` alone; and what nobody asked for is left out.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -47,7 +46,7 @@ def destination(node: Any) -> Destination:
     if node is None:
         return Destination.LEFT_OUT
     try:
-        will_run = torch._C._will_engine_execute_node(node)
+        will_run = torch._C._will_engine_execute_node(node)  # pyright: ignore[reportPrivateUsage]
     except RuntimeError:  # torch refuses to say it of a leaf that torch.autograd.grad returns
         return Destination.RETURNED
     return Destination.ADDED if will_run else Destination.LEFT_OUT

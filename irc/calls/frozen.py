@@ -5,7 +5,6 @@ may still change, the original has to stay beside its copy. Where the user says 
 any more, the originals are not needed, and a model takes as much memory as it did before.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from typing import Any
@@ -103,7 +102,7 @@ def _on_meta(value: Tensor) -> Tensor:
 
 def _replace(module: nn.Module, replaced: dict[int, Tensor]) -> None:
     for child in module.modules():
-        stores: Any = (child._parameters, child._buffers)
+        stores: Any = (child._parameters, child._buffers)  # pyright: ignore[reportPrivateUsage]
         for slots in stores:
             for key, value in slots.items():
                 if id(value) in replaced:

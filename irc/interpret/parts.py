@@ -5,11 +5,10 @@ way. Ranks do what their tapes say, in any order that the waits allow; nothing i
 they send.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -209,7 +208,7 @@ def _all(world: int, run: Callable[[int], None], exchange: Exchange) -> None:
 
 
 @contextmanager
-def _one_thread_each() -> Iterator[None]:
+def _one_thread_each() -> Generator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

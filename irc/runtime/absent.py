@@ -4,7 +4,6 @@ They are on the meta device. What asks such a parameter for its values (a call o
 a layer in it, a copy to another device, a pickle of its ``state_dict()``) is told where they are.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +49,7 @@ class AbsentParameter(nn.Parameter):
             IrcError: ``weights-apart``.
         """
         given = pytree.tree_leaves((args, dict(kwargs or {})))
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunctionSubclass():  # pyright: ignore[reportPrivateUsage]
             tensors = [x for x in given if isinstance(x, torch.Tensor)]
             own = next(x for x in tensors if isinstance(x, AbsentParameter))
             if not all(x.is_meta for x in tensors):

@@ -4,7 +4,6 @@ Each rank takes its part of the whole weights. One that has others computes a pa
 else, and a sum over ranks mixes both without a word.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import hashlib
@@ -68,7 +67,7 @@ def gathered(own: bytes) -> list[bytes]:
     sent = torch.frombuffer(bytearray(own), dtype=torch.uint8)
     rows = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
     with naming_lost_ranks():
-        dist.all_gather(rows, sent)
+        dist.all_gather(rows, sent)  # pyright: ignore[reportUnknownMemberType]
     return [row.numpy().tobytes() for row in rows]
 
 

@@ -3,7 +3,6 @@
 Constants are made here, once, with what follows from them alone; so is what the driver looks up.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import base64
@@ -197,7 +196,7 @@ def _on_arrays(op: ExternOp) -> tuple[str, str] | None:
         return target, text
     if target in ON_ARRAYS:
         positions, _ = json.loads(text)
-        options = {"version": ON_ARRAYS[target], "attributes": {}}
+        options: Mapping[str, Any] = {"version": ON_ARRAYS[target], "attributes": {}}
         return f"{PREFIX}{target.removeprefix('onnx::')}", json.dumps([positions, options])
     return None
 

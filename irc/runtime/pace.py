@@ -4,7 +4,6 @@ Ranks that wait for each other take equally long for a step, so its duration nam
 rank is the one that the others wait for: it computes longer, and waits less, than they do.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import time
@@ -86,7 +85,7 @@ class Stopwatch:
         sent = torch.tensor(own, dtype=torch.float64)
         rows = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
         with naming_lost_ranks():
-            dist.all_gather(rows, sent)
+            dist.all_gather(rows, sent)  # pyright: ignore[reportUnknownMemberType]
         return [Pace(rank, float(row[0]), float(row[1])) for rank, row in enumerate(rows)]
 
 

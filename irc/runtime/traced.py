@@ -4,7 +4,6 @@ Of some recorded calls the quickest is kept. Ranks of one machine have one clock
 are compared at barriers, which all ranks leave at about the same time; the trace says how well.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import statistics
@@ -134,7 +133,7 @@ def clock_offset(*, one_machine: bool | None = None) -> Offset:
         return Offset(0.0, "one machine, one clock")
     ahead: list[list[float]] = []
     for _ in range(BARRIERS):
-        dist.barrier()
+        dist.barrier()  # pyright: ignore[reportUnknownMemberType]
         times = gather_seconds(time.perf_counter())
         ahead.append([at - times[0] for at in times])
     by_rank = [sorted(column) for column in zip(*ahead, strict=True)]

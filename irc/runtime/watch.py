@@ -14,7 +14,6 @@ the store, and where all have, in different calls, all end with ``ranks-diverged
 (15; 0: for ever); another machine may be silent for eight times as long.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import atexit
@@ -83,7 +82,7 @@ def watch_ranks() -> None:
     if _watch is not None and _watch.is_alive:
         return
     try:
-        found: Any = dist.distributed_c10d._get_default_store()
+        found: Any = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
         store = found.clone()
     except RuntimeError:
         return  # a store of the user's own, which has one connection

@@ -5,10 +5,9 @@ did when it traced. What was compiled for arguments that lie apart reads one tha
 one as it was before. Torch runs such a call.
 """
 
-# pyright: basic
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,7 +48,7 @@ def apart(gm: GraphModule, run: Flat) -> Flat:
 
 def _varies(node: Node) -> bool:
     """True for a tensor of the caller, not of a module, which is the same at each call."""
-    told = node.meta.get("tensor_dict") or {}
+    told: Mapping[str, Any] = node.meta.get("tensor_dict") or {}
     value = node.meta.get("example_value")
     return memory_of(value) is not None and "_dynamo_static_input_type" not in told
 

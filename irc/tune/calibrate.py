@@ -1,12 +1,11 @@
 """Calibration: measures this machine, or the machines of a launch, and states them as a cluster."""
 
-# pyright: basic
 from __future__ import annotations
 
 import json
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -211,7 +210,7 @@ def _flops(multiply: Multiply, a: torch.Tensor, b: torch.Tensor, effort: Effort)
 
 
 @contextmanager
-def threads(count: int) -> Iterator[None]:
+def threads(count: int) -> Generator[None]:
     """Run torch, and what asks it, on some threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)

@@ -1,6 +1,5 @@
 """What a kernel sees: one call of an op, with its operands and attributes."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,9 +27,9 @@ class Call:
     op: str
     version: int
     inputs: Sequence[Item]
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
     outputs: int = 1
-    memo: dict[str, Any] = field(default_factory=dict)
+    memo: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def __getitem__(self, index: int) -> Any:
         return next(islice(self.inputs, index, None), None)
