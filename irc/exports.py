@@ -45,6 +45,9 @@ from irc.written import Output, save, write, write_step
 if TYPE_CHECKING:
     from torch import nn
 
+    from irc.plan.parts import PartsPlan
+    from irc.schedule.actions import Schedule
+
 
 @collection_held()
 def export_plan(
@@ -109,7 +112,7 @@ def export_plan(
         frozen: globs of parameters that stay as they are.
         micro_batches: of a step, as :func:`compile_step` takes it.
         accumulate: another name of ``micro_batches``.
-        schedule: its name or file.
+        schedule: its name or file, or ``search``, as :func:`compile_step` takes it.
         stages: where stages begin; by default the best cut.
         recompute: what the backward pass computes again.
         memory_bytes: the most that a device may hold at any moment.
@@ -265,8 +268,8 @@ def _write_parts(
     from irc.plan.parts import PIPE, with_files
     from irc.plan.parts_files import save_parts
     from irc.plan.training import FORWARD, smaller_file, training_files
+    from irc.programs.in_order import check_order, plan_in_order
     from irc.programs.make import make_parts_plan
-    from irc.programs.schedules import schedule_for
     from irc.programs.uneven import make_uneven_plan
     from irc.report.parts import parts_summary
 
@@ -277,7 +280,8 @@ def _write_parts(
     named, stages = pipelining
     mesh = options.mesh
     ranks = mesh.size(PIPE) if PIPE in mesh.names else 1
-    schedule = schedule_for(named, ranks, recipe.micro_batches)  # before the long work
+    count = recipe.micro_batches
+    check_order(named, ranks, count)  # before the long work
     check_device(module, planned=True)
     called = None if loss is None or isinstance(loss, str) else cast("Callable[..., Any]", loss)
     batch, options = (recipe, args, dict(kwargs or {})), replace(options, keep_ir=True)
@@ -287,14 +291,20 @@ def _write_parts(
         less = captured_micro_batch(module, called, *batch, less=1)[0] if samples else None
     smaller = less.program if less else None
     recipe = stages_recipe(module, captured, replace(recipe, split=split))
-    program, how = captured.program, (recipe, options, schedule, stages)
+    program = captured.program
     files = training_files(recipe, dump(program.module))
-    if smaller is None:
-        plan, tensors = make_parts_plan(program, *how), program.tensors
-    else:
+    tensors = program.tensors
+    if smaller is not None:
         files[smaller_file(FORWARD)] = dump(smaller.module)
-        plan = make_uneven_plan(program, smaller, samples, *how)
-        tensors = {**smaller.tensors, **program.tensors}
+        tensors = {**smaller.tensors, **tensors}
+
+    def make(schedule: Schedule) -> PartsPlan:
+        how = recipe, options, schedule, stages
+        if smaller is None:
+            return make_parts_plan(program.copy(), *how)
+        return make_uneven_plan(program.copy(), smaller.copy(), samples, *how)
+
+    plan = plan_in_order(named, ranks, count, make, options)
     plan = with_files(plan, files)
     PROGRESS.info("files")
     save_parts(output.place, plan, tensors, force=output.force)

@@ -151,7 +151,9 @@ def compile_step(
             each counts in the mean by its number of samples.
         accumulate: another name of ``micro_batches``.
         schedule: its name, with the stages a rank has where it takes any (``1f1b``, ``zb-v``,
-            ``interleaved:2``), or a file: torch's ``.csv``, or irc's notation.
+            ``interleaved:2``), or a file: torch's ``.csv``, or irc's notation; or ``search``
+            (``search:2`` with two stages a rank): the order that takes the least time by what the
+            stages and messages of this step take, within the memory of the devices.
         stages: where stages begin, by names of parameters, as in ``"tok, l.0-l.3; l.4-l.7,
             head"``; by default so that the slowest stage is as fast as can be.
         recompute: what the backward pass computes again instead of having it saved: ``none``,

@@ -29,8 +29,9 @@ from irc.pipeline import Options
 from irc.plan.parts import PIPE, PartsPlan
 from irc.plan.parts_packing import pack_parts, unpack_parts
 from irc.programs.held_pins import names_by_stage, stage_pins
+from irc.programs.in_order import check_order, plan_in_order, with_order
 from irc.programs.make import make_parts_plan
-from irc.programs.schedules import schedule_for
+from irc.programs.schedules import searched_stages
 from irc.programs.uneven import make_uneven_plan
 from irc.runtime.eager_optimizer import EagerOptimizer
 from irc.runtime.given_optimizer import GivenOptimizer
@@ -137,9 +138,11 @@ class PipelinedStep(TrainingStep):
             check_every=check_every, optimizer=optimizer, scale=scale,
         )  # fmt: skip
         self.pipelining, self._cut = pipelining, ""
+        # The first plan whose order was searched: further ones have its order.
+        self._ordered: PartsPlan | None = None
         mesh = options.mesh
-        ranks = mesh.size(PIPE) if PIPE in mesh.names else 1
-        self.schedule: Schedule = schedule_for(pipelining.schedule, ranks, recipe.micro_batches)
+        self._pipe = mesh.size(PIPE) if PIPE in mesh.names else 1
+        check_order(pipelining.schedule, self._pipe, recipe.micro_batches)
 
     @property
     def plan(self) -> Any:
@@ -190,16 +193,25 @@ class PipelinedStep(TrainingStep):
         if smaller is not None:
             tensors = {**smaller.tensors, **tensors}
 
-        def make() -> PartsPlan:
-            how = recipe, options, self.schedule, self.pipelining.stages
+        def in_order(schedule: Schedule) -> PartsPlan:
+            how = recipe, options, schedule, self.pipelining.stages
+            program = captured.program.copy()
             if smaller is None:
-                made = make_parts_plan(captured.program, *how, cut=self._cut)
+                made = make_parts_plan(program, *how, cut=self._cut)
             else:
-                made = make_uneven_plan(captured.program, smaller, samples, *how, cut=self._cut)
+                made = make_uneven_plan(program, smaller.copy(), samples, *how, cut=self._cut)
             if not self.pipelining.stages:
                 # The best cut for a further kind of batch may be another; weights stay.
-                self._cut = self._cut or stage_pins(names_by_stage(captured.program.module))
+                self._cut = self._cut or stage_pins(names_by_stage(program.module))
             return made
+
+        def make() -> PartsPlan:
+            if self._ordered is not None:
+                # Another order may have stages on other ranks; weights stay.
+                order = self._ordered.written
+                return with_order(in_order(order), order, self._ordered.facts.ahead)
+            how = self.pipelining.schedule, self._pipe, self.recipe.micro_batches
+            return plan_in_order(*how, in_order, options)
 
         start = time.perf_counter()
         if mesh.num_ranks == 1:
@@ -207,6 +219,8 @@ class PipelinedStep(TrainingStep):
         else:
             marks = marks_of(captured.program.module, recipe, options, self.pipelining)
             plan = unpack_parts(shared_bytes(lambda: pack_parts(make()), rank, marks))
+        if searched_stages(self.pipelining.schedule) is not None:
+            self._ordered = plan
         note_stages(plan, options, 0.0 if rank else time.perf_counter() - start)
         self._state.adopt_parts(plan, tensors, rank)
         captured.guards = Guards.of(self._face(batch, named), batch, dict(named))

@@ -19,6 +19,7 @@ from irc.dialects.placement import Mesh
 from irc.plan.parts import PartsPlan
 from irc.plan.schema import Plan
 from irc.programs.short_steps import LEAST
+from irc.schedule.actions import Schedule
 from irc.search.configurations import NOTHING, Configuration, Outline
 from irc.search.judge import Verdict
 from irc.search.layers import layers_of
@@ -131,13 +132,17 @@ class StepJudge(PlanJudge):
         return training_plan(captured.program.copy(), recipe, options, self.forwards.module).plan
 
     def _parts(self, configuration: Configuration, *, brief: bool) -> PartsPlan:
+        from irc.programs.in_order import plan_in_order
         from irc.programs.make import make_parts_plan
-        from irc.programs.schedules import schedule_for
 
         count = configuration.micro_batches
-        schedule = schedule_for(configuration.schedule, configuration.pipe, count)
         program, recipe = self.forwards.of(count)
         again = based_on(configuration.recompute, self.forwards.recipe.recompute)
         recipe = replace(recipe, recompute=again)
         options = self.options_of(configuration, brief=brief)
-        return make_parts_plan(program.copy(), recipe, options, schedule, self.stages)
+
+        def make(schedule: Schedule) -> PartsPlan:
+            return make_parts_plan(program.copy(), recipe, options, schedule, self.stages)
+
+        own = configuration.schedule, configuration.pipe, count
+        return plan_in_order(*own, make, options)

@@ -138,7 +138,9 @@ def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
         "--schedule",
         metavar="NAME|FILE",
         help="who works on which micro-batch when, on a mesh with an axis pipe: 1f1b (the default),"
-        " interleaved:2, zb-v, ... (irc schedule list), torch's .csv, or a file of irc's notation",
+        " interleaved:2, zb-v, ... (irc schedule list), torch's .csv, a file of "
+        "irc's notation, or search (search:2 with two stages a rank): the order that takes the "
+        "least time, by what this plan's own stages and links take, within the devices' memory",
     )
     parser.add_argument(
         "--layout",

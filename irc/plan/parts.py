@@ -161,7 +161,7 @@ class PartsPlan(InNotebook):
         Raises:
             IrcError: ``schedule-order``, ``schedule-deadlock``.
         """
-        return tapes_of(self.schedule, self.wiring)
+        return tapes_of(self.schedule, self.wiring, ahead=self.facts.ahead)
 
     def channel(self, name: str, producer: int, consumer: int) -> Channel:
         """Return the channel between two stages of the schedule that a value goes through."""

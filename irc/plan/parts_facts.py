@@ -60,6 +60,8 @@ class PartsFacts:
         offload: where values of registers lie while no function uses them: ``disk``, or ``host``,
             the memory of a GPU's host; empty: in their slots.
         moved: by part, the registers whose values go there; empty without offload.
+        ahead: for how many actions of its rank a message has a slot before it is read and after it
+            was made, and a move likewise (:func:`irc.schedule.tape_writer.tapes_of`).
         files: SHA-256 of each further file that is beside the parts, by name.
         irc: the version that wrote it.
     """
@@ -77,6 +79,7 @@ class PartsFacts:
     samples: int = 0
     offload: str = ""
     moved: tuple[tuple[str, ...], ...] = ()
+    ahead: int = 1
     files: Mapping[str, str] = field(default_factory=dict[str, str])
     irc: str = ""
     format: int = FORMAT

@@ -40,6 +40,8 @@ KINDS = (*MICRO_BATCH_KINDS, *SMALLER_KINDS, "norm", "step", *WHOLE_KINDS)
 """All functions that a part may have."""
 OFFLOAD = ("", "disk", "host")
 """Where values of registers may lie while no function uses them."""
+MOST_AHEAD = 1024
+"""For so many actions a message may have a slot before it is read: more only takes memory."""
 GIVEN = ("lr", "seed", "norm", SCALE, INVERSE, OVERFLOWS)
 """Inputs that the executor of a schedule gives by itself."""
 
@@ -62,6 +64,8 @@ def _faults(plan: PartsPlan) -> Iterator[str]:
         yield from _channel_faults(plan, crossing)
     yield from _weight_faults(plan)
     yield from _move_faults(plan)
+    if not 0 <= plan.facts.ahead <= MOST_AHEAD:
+        yield f"messages have a slot {plan.facts.ahead} actions ahead, and may 0 to {MOST_AHEAD}"
 
 
 def _move_faults(plan: PartsPlan) -> Iterator[str]:

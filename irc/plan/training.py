@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from irc.errors import IrcError
@@ -16,12 +17,43 @@ FORWARD = "training/forward.mlir"
 """The captured forward pass of one micro-batch: what eager training runs."""
 SEARCHED = "report/search.json"
 """What the searches of a plan's stages say that each function takes, and how often it runs."""
+ORDER = "report/order.json"
+"""Which orders of a step were compared where it was searched (:class:`OrderFacts`)."""
 STAGED = "training/stages.mlir"
 """The same before it was cut into stages: its ops have their numbers."""
 HEAD = "training/head.mlir"
 """The output layer and the loss, where the vocabulary is on all ranks: STAGED is the rest then."""
 SPLIT = "split"
 """What a function of a stage is before passes run on it: the stage was placed, and split."""
+
+
+@dataclass(frozen=True)
+class OrderFacts:
+    """The content of :data:`ORDER`.
+
+    Attributes:
+        origin: where the order comes from.
+        seconds: of the step.
+        ahead: for how many actions a message has a slot before it is read.
+        named: seconds of the step under schedules with a name, of those that fit.
+        tried: orders that were simulated.
+    """
+
+    origin: str
+    seconds: float
+    ahead: int
+    named: Mapping[str, float]
+    tried: int
+
+
+def order_facts(text: bytes) -> OrderFacts:
+    """Read report/order.json.
+
+    Raises:
+        IrcError: ``plan-corrupt``.
+    """
+    facts: OrderFacts = json_text.decode(OrderFacts, json_text.parse_object(text, ORDER), ORDER)
+    return facts
 
 
 def smaller_file(name: str) -> str:

@@ -50,7 +50,7 @@ def with_offload(
         IrcError: ``offload-unsupported`` where no register has fewer slots.
     """
     plan = make_parts(facts, schedule_text, parts)
-    tapes = tapes_of(plan.schedule, moving_all(plan.wiring))
+    tapes = tapes_of(plan.schedule, moving_all(plan.wiring), ahead=facts.ahead)
     moved: list[set[str]] = [set() for _ in parts]
     for place, (before, after) in enumerate(zip(plan.tapes, tapes, strict=True)):
         for stage, part in plan.parts_at(place).items():

@@ -14,6 +14,34 @@ from irc.schedule.notation import load_schedule
 from irc.schedule.skips import with_skips
 from irc.schedule.slices import ranks_of_slices
 
+SEARCH = "search"
+"""In the place of a schedule's name: the order that takes the least time, by the plan itself."""
+
+
+def searched_stages(text: str) -> int | None:
+    """Return the stages of a rank where a user asks for a search; None for a schedule.
+
+    Raises:
+        IrcError: ``schedule-unknown``.
+
+    >>> searched_stages("search"), searched_stages("search:2"), searched_stages("zb-h1")
+    (1, 2, None)
+    """
+    name, colon, number = text.partition(":")
+    if name != SEARCH:
+        return None
+    if not colon:
+        return 1
+    if not (number.isascii() and number.isdigit() and 0 < int(number[:7]) <= MOST_CHUNKS):
+        raise IrcError(
+            "schedule-unknown", f"'{number}' after '{SEARCH}:' is not a number of stages a rank",
+            because=f"a rank has 1 to {MOST_CHUNKS} stages", help=f"write it as {SEARCH}:2",
+        )  # fmt: skip
+    return int(number)
+
+
+MOST_CHUNKS = 64
+
 
 def schedule_for(text: str, ranks: int, micro_batches: int) -> Schedule:
     """Return the schedule that a user names, checked.

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from irc.cluster.load import find_cluster
 from irc.plan import json_text
 from irc.plan.parts import PartsPlan
-from irc.plan.training import SEARCHED
+from irc.plan.training import SEARCHED, OrderFacts
 from irc.report.kernels_for import kernels_note
 from irc.report.layer_names import ranks_text
 from irc.report.notation import NOTATIONS
@@ -44,12 +44,24 @@ def _head(facts: PartsFactsReport) -> list[str]:
         ("schedule", f"{facts.schedule}, {facts.micro_batches:,} micro-batch"
          f"{'es' * (facts.micro_batches != 1)}, {counted(stages, 'stage')}"),
     ]  # fmt: skip
+    if facts.order is not None:
+        rows.append(("", _order_text(facts.order)))
     if facts.offload:
         own = [each for part in facts.parts for each in part.registers]
         moved = sum(each.moves * each.bytes for each in own)
         rows.append(("offload", f"{facts.offload}: {size(moved)} a step moved out and back, "
                      f"{size(sum(each.outside * each.bytes for each in own))} there"))  # fmt: skip
     return pairs(rows)
+
+
+def _order_text(order: OrderFacts) -> str:
+    """Say which order was chosen, and what the step takes in those that it was compared with."""
+    rest = ", ".join(f"{name} {seconds(taken)}" for name, taken in order.named.items())
+    ahead = f", messages {order.ahead} actions ahead" if order.ahead > 1 else ""
+    return (
+        f"{order.origin}{ahead}: {seconds(order.seconds)}, the best of {order.tried} orders"
+        f"{f' ({rest})' if rest else ''}"
+    )
 
 
 def _stages(facts: PartsFactsReport) -> list[str]:

@@ -13,6 +13,7 @@ from irc.dialects.placement import Placement
 from irc.plan.load import LoadedPlan
 from irc.plan.parts import MICRO_BATCH_KINDS, SMALLER_KINDS, PartsPlan
 from irc.plan.schema import Buffer, Kernels, Start, placement_of
+from irc.plan.training import ORDER, OrderFacts, order_facts
 from irc.report.layer_names import layer_of, layers_of
 from irc.report.notation import written
 from irc.report.streams import StreamFacts, streams_of
@@ -121,6 +122,7 @@ class PartsFactsReport:
     predicted_s: float
     offload: str = ""
     streams: tuple[StreamFacts, ...] = ()
+    order: OrderFacts | None = None
 
 
 def simulated_step(plan: PartsPlan) -> Simulation:
@@ -161,6 +163,7 @@ def gather_parts(
         simulated.seconds,
         plan.facts.offload,
         streams_of(simulated),
+        order_facts(plan.texts[ORDER]) if ORDER in plan.texts else None,
     )
 
 

@@ -157,6 +157,13 @@ class Schedule:
             case _:
                 return
 
+    def sends_to(self, action: Action) -> int | None:
+        """Return the rank of the stage that reads what an action makes; None where none does."""
+        stage, kind, micro_batch, _ = action
+        earlier, later = self._neighbours.get((micro_batch, stage), (-1, -1))
+        other = later if kind == "F" else earlier if kind in ("B", "I") else -1
+        return self.rank_of[other] if other >= 0 else None
+
     @cached_property
     def _vocabulary_stages(self) -> tuple[int, ...]:
         return tuple(

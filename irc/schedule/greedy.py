@@ -113,6 +113,8 @@ class _Run:
         # Per stage, micro-batches whose input or gradient is known to come, and when.
         self.values: list[deque[tuple[float, int]]] = [deque() for _ in stages]
         self.gradients: list[deque[tuple[float, int]]] = [deque() for _ in stages]
+        # By the two ranks, until when a way is taken by what was sent.
+        self.links: dict[tuple[int, int], float] = {}
         for micro_batch, path in enumerate(paths):
             self.values[path[0]].append((0.0, micro_batch))
 
@@ -179,9 +181,16 @@ class _Run:
                 return []
             target, queue = path[position - 1], self.gradients
         other = self.rank_of[target]
-        at = end if self.ranks[other] is rank else end + self.times.transfer
+        at = end if self.ranks[other] is rank else self._arrival(stage, other, end)
         queue[target].append((at, micro_batch))
         return [(other, at)]
+
+    def _arrival(self, stage: int, other: int, end: float) -> float:
+        """Return when what a stage sends to a rank is there."""
+        way = self.rank_of[stage], other
+        begin = max(end, self.links.get(way, 0.0))
+        self.links[way] = begin + self.times.wire
+        return begin + self.times.transfer
 
     def _choose(self, rank: _Rank, now: float) -> tuple[Action | None, float]:
         """Return what a rank does now, or None and until when it waits."""

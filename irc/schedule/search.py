@@ -78,7 +78,7 @@ def search(
         IrcError: ``schedule-memory`` where nothing fits, with the least memory that works.
     """
     limits = _limits(memory, ranks, micro_batches)
-    candidates = _Candidates(times, ranks, micro_batches, chunks, limits, weight_share)
+    candidates = Candidates(times, ranks, micro_batches, chunks, limits, weight_share)
     best: tuple[float, Timeline, str] | None = None
     named: tuple[float, Timeline] | None = None
     tried = 0
@@ -126,7 +126,18 @@ def _fits(schedule: Schedule, limits: Sequence[float], chunks: int, weight_share
 
 
 @dataclass(frozen=True)
-class _Candidates:
+class Candidates:
+    """Schedules that a search compares.
+
+    Attributes:
+        times: of the stages.
+        ranks: of the pipeline.
+        micro_batches: of a step.
+        chunks: stages of a rank.
+        limits: by rank, the activations that it can hold, of all of its stages.
+        weight_share: of what F saves, the part that W reads.
+    """
+
     times: Times
     ranks: int
     micro_batches: int
@@ -176,7 +187,7 @@ class _Candidates:
             yield " on a V", [v_stages(rank, ranks) for rank in range(ranks)]
 
 
-def _too_little(candidates: _Candidates, limits: Sequence[float], weight_share: float) -> IrcError:
+def _too_little(candidates: Candidates, limits: Sequence[float], weight_share: float) -> IrcError:
     """Return the error that says how much memory works: the least of what the schedules need."""
     needs: list[float] = []
     free = replace(candidates, limits=(float(candidates.micro_batches),) * candidates.ranks)

@@ -23,6 +23,8 @@ class Times:
         forward, input_gradient, weight_gradient: by stage; one number stands for all stages.
         backward: of a backward that is not split; by default the sum of both gradients.
         transfer: of a value from a stage to one on another rank.
+        wire: the part of it for which it has the way from the one rank to the other to itself, so
+            that the next value that goes there begins later.
         logits, vocabulary_gradient: of S and T.
         overlap: what two actions that run as one take, relative to their sum.
     """
@@ -35,6 +37,7 @@ class Times:
     logits: float = 0.0
     vocabulary_gradient: float = 0.0
     overlap: float = 1.0
+    wire: float = 0.0
 
     def of(self, action: Action) -> float:
         """Return what an action takes."""
@@ -129,6 +132,8 @@ def play(schedule: Schedule, times: Times | None = None) -> Timeline:
     times = times or Times()
     spans: list[list[tuple[float, float]]] = [[] for _ in schedule.ranks]
     ends: dict[Action, tuple[float, int]] = {}
+    links: dict[tuple[int, int], float] = {}
+    sent: dict[Action, float] = {}
     waiting: dict[Action, list[int]] = {}
     ready = list(range(len(schedule.ranks)))
     while ready:
@@ -137,7 +142,7 @@ def play(schedule: Schedule, times: Times | None = None) -> Timeline:
         free = spans[rank][-1][1] if spans[rank] else 0.0
         while (position := len(spans[rank])) < len(actions):
             action = actions[position]
-            begin = _begin(schedule, action, rank, free, ends, times.transfer)
+            begin = _begin(schedule, action, rank, free, ends, sent, times.transfer)
             if isinstance(begin, tuple):
                 for each in begin:
                     waiting.setdefault(each, []).append(rank)
@@ -146,6 +151,10 @@ def play(schedule: Schedule, times: Times | None = None) -> Timeline:
             spans[rank].append((begin, free))
             for part in action.flat:
                 ends[part] = (free, rank)
+                target = schedule.sends_to(part) if times.wire else None
+                if target is not None and target != rank:
+                    sent[part] = max(free, links.get((rank, target), 0.0))
+                    links[rank, target] = sent[part] + times.wire
                 ready += waiting.pop(part, ())
     stuck = [rank for rank, actions in enumerate(schedule.ranks) if len(spans[rank]) < len(actions)]
     if stuck:
@@ -159,6 +168,7 @@ def _begin(
     rank: int,
     free: float,
     ends: Mapping[Action, tuple[float, int]],
+    sent: Mapping[Action, float],
     transfer: float,
 ) -> float | tuple[Action, ...]:
     """Return when an action can begin, or what it waits for where that has not run yet."""
@@ -170,7 +180,8 @@ def _begin(
             ended = [each for each in alternatives if each in ends]
             if ended:
                 end, at = ends[ended[0]]
-                begin = max(begin, end if at == rank else end + transfer)
+                leaves = sent.get(ended[0], end) + transfer
+                begin = max(begin, end if at == rank else leaves)
             elif not any(each in action.parts for each in alternatives):
                 return alternatives
     return begin

@@ -14,8 +14,9 @@ from irc.simulate.boundaries import transfer_of
 from irc.simulate.costs import Costs, StageCosts, Transfer
 from irc.simulate.mixes import Mix, MixedPorts, mix_of
 from irc.simulate.plan import Contention, StepSeconds, predict, stated_seconds
+from irc.simulate.priced import Priced
 from irc.simulate.schedule import Simulation
-from irc.simulate.tapes import STREAMS, Moves, simulate_tapes
+from irc.simulate.tapes import STREAMS, Moves
 from irc.simulate.update import UPDATE, kind_of
 
 NORM = "norm"
@@ -38,6 +39,14 @@ def predict_step(
         cluster: whose devices are the ranks, in order.
         seconds: of a step of a function's plan; by default what the plan states.
     """
+    return priced(plan, cluster, seconds).simulate(plan.schedule, plan.tapes)
+
+
+def priced(plan: PartsPlan, cluster: Cluster, seconds: StepSeconds = stated_seconds) -> Priced:
+    """Return what the functions and the messages of a plan take, in whichever order they run.
+
+    Arguments are those of :func:`predict_step`.
+    """
     costs = Costs(
         _stages(plan, seconds, contention_of(plan, cluster)),
         norm=any(NORM in part for part in plan.parts),
@@ -49,15 +58,8 @@ def predict_step(
         return transfer_of(plan.channel(name, source, target), cluster)
 
     sizes = slot_bytes(plan)
-    return simulate_tapes(
-        plan.schedule,
-        plan.tapes,
-        costs,
-        between,
-        sizes,
-        moves=_moves(plan, cluster, sizes),
-        device=_device(plan, seconds, cluster),
-    )
+    moves, device = _moves(plan, cluster, sizes), _device(plan, seconds, cluster)
+    return Priced(plan.wiring, costs, between, sizes, moves, device)
 
 
 def _device(plan: PartsPlan, seconds: StepSeconds, cluster: Cluster) -> MixedPorts | None:
@@ -104,7 +106,12 @@ def _moves(
     where = plan.facts.offload
     if not where:
         return None
-    keys = {key for tape in plan.tapes for key in tape.outside}
+    keys = {
+        (stage, name)
+        for place in range(len(plan.ranks))
+        for stage, part in plan.parts_at(place).items()
+        for name in plan.facts.moved[part]
+    }
     return Moves(
         *STREAMS[where], {key: move_seconds(cluster, where, sizes[key]) for key in sorted(keys)}
     )

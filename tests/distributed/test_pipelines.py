@@ -58,6 +58,13 @@ def test_two_stages_and_four_on_two_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_an_order_that_was_searched(tmp_path: Path, ranks: int) -> None:
+    """With the losses and parameters of eager training, as those of 1f1b are."""
+    check(run(tmp_path, f"pipe={ranks}", ranks, "tied,search", "gpt,search,untagged"))
+
+
+@pytest.mark.slow
 def test_messages_without_tags(tmp_path: Path) -> None:
     """As NCCL has them: told apart by channel, direction and order; two ways at once, two sizes."""
     check(run(tmp_path, "pipe=2", 2, "tied:10:7,dualpipe,untagged"))

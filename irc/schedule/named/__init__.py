@@ -62,6 +62,13 @@ def generator(name: str) -> Generator:
         return builtin_generator(name)
     if plugin := provider(SCHEDULES, name):
         return plugin_generator(plugin)
+    if name == "search":
+        raise IrcError(
+            "schedule-unknown",
+            "'search' has no order of its own: it is looked for by what a plan's stages take",
+            help="irc compile --schedule search does so for a plan, irc schedule search by times "
+            "that are stated",
+        )
     raise IrcError(
         "schedule-unknown",
         f"no schedule '{name}'",
