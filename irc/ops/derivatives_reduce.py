@@ -48,9 +48,10 @@ def reduce(at: Adjoint, operand: int) -> SSAValue | None:
     if fn == "prod":
         return b.pointwise("mul", _others(at.b, at.x, dims), g)
     dtype = at.kind(0).dtype
-    same = b.pointwise("eq", at.x, b.reshape(at.y, kept))
-    count = b.reduce("sum", b.cast(same, dtype), dims, keep_dims=True)
-    return b.pointwise("where", same, b.pointwise("div", g, count), b.scalar(0, dtype))
+    # An extreme that is NaN equals none of them: all have 0 / 0, as in eager.
+    same = b.cast(b.pointwise("eq", at.x, b.reshape(at.y, kept)), dtype)
+    count = b.reduce("sum", same, dims, keep_dims=True)
+    return b.pointwise("mul", same, b.pointwise("div", g, count))
 
 
 def _others(b: PhaseBuilder, x: SSAValue, dims: tuple[int, ...]) -> SSAValue:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 import irc
 
 F: Any = nn.functional
+INF, NAN = math.inf, math.nan
 AT: dict[str, tuple[Callable[[Any], Tensor], list[float]]] = {
     "norm": (lambda x: x.norm(), [0, 0, 0]),
     "norm of 3": (lambda x: x.norm(p=3), [0, 0, 0]),
@@ -37,6 +40,31 @@ AT: dict[str, tuple[Callable[[Any], Tensor], list[float]]] = {
     "max along a dim": (lambda x: x.max(0)[0], [1, 1, 0]),
     "min along a dim": (lambda x: x[None].min(1, keepdim=True)[0], [1, 2, 1]),
     "amax": (lambda x: x.amax(), [1, 1, 0]),
+    "angle": (lambda x: torch.atan2(x[:3], x[3:]), [0, 1, 0, 0, 0, 1]),
+    "sinc": (torch.sinc, [0, 1, 0.5]),
+    "x log y": (lambda x: torch.xlogy(x[:5], x[5:]), [0, 0, 0, 1, 2, 0, 2, -1, 0, 3]),
+    "x log1p y": (lambda x: torch.special.xlog1py(x[:4], x[4:]), [0, 0, 0, 1, -1, 2, -3, 0.5]),
+    "x log of a number": (lambda x: torch.xlogy(x, 2), [0, 1]),
+    "entropy": (torch.special.entr, [0, 1, 0.5, -1, INF, NAN]),
+    "logit": (torch.logit, [0, 1, 0.5, -1, 2, INF]),
+    "logit of bounds": (lambda x: torch.logit(x, 0.1), [0, 1, 0.5, -1, 0.1]),
+    "softplus": (F.softplus, [INF, 100, -INF, 1]),
+    "mish": (F.mish, [100, 0, -100]),
+    "selu": (F.selu, [INF, 100, 0, NAN, -1]),
+    "celu": (lambda x: F.celu(x, 0.5), [INF, 100, 0, NAN, -1]),
+    "norm of -1": (lambda x: torch.linalg.vector_norm(x, -1), [0, 1, 2]),
+    "norm of -2 at infinity": (lambda x: torch.linalg.vector_norm(x, -2), [INF, 1, -INF]),
+    "norm of -1 of infinities": (lambda x: torch.linalg.vector_norm(x, -1), [INF, -INF]),
+    "norm of -0.5": (lambda x: torch.linalg.vector_norm(x, -0.5), [1, -2, 4]),
+    "largest size": (lambda x: torch.linalg.vector_norm(x, INF), [NAN, 1]),
+    "deviation and mean": (lambda x: sum(torch.std_mean(x), x[0] * 0), [1, 1, 1]),
+    "smooth l1": (lambda x: F.smooth_l1_loss(x, x.detach() * 0), [INF, -INF, 1, 0.5]),
+    "huber": (lambda x: F.huber_loss(x, x.detach() * 0, delta=2.0), [INF, -INF, 2, NAN]),
+    "relu of NaN": (F.relu, [NAN, 0, 1]),
+    "clamp of NaN": (lambda x: x.clamp(0, 1), [NAN, 0.5]),
+    "maximum of NaN": (lambda x: torch.maximum(x[:3], x[3:]), [NAN, 0, 1, 0, NAN, 1]),
+    "minimum of NaN": (lambda x: torch.minimum(x[:3], x[3:]), [NAN, 0, 1, 0, NAN, 1]),
+    "amax of NaN": (lambda x: x.amax(), [NAN, 1]),
 }
 
 
@@ -61,4 +89,25 @@ def test_gradients_at_kinks() -> None:
     for name, got, wanted in zip(AT, mine.off, theirs.off, strict=True):
         assert wanted.grad is not None
         message = f"{name}: {(-got).tolist()}, in eager {wanted.grad.tolist()}"
-        torch.testing.assert_close(-got.detach(), wanted.grad, rtol=1e-4, atol=1e-6, msg=message)
+        torch.testing.assert_close(
+            -got.detach(), wanted.grad, rtol=1e-4, atol=1e-6, equal_nan=True, msg=message
+        )
+
+
+class Variances(nn.Module):
+    """Trains variances, of which some count as the least that there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.off = nn.Parameter(torch.zeros(3))
+
+    def forward(self, at: Tensor) -> Tensor:
+        return F.gaussian_nll_loss(torch.tensor([1e-3, 2.0, 3]), torch.zeros(3), self.off + at)
+
+
+@pytest.mark.filterwarnings("ignore::irc.frontends.torch.tensor_checks.CheckLeftOutWarning")
+def test_least_variances() -> None:
+    model = Variances()
+    step = irc.compile_step(model, optimizer="sgd")
+    low, infinite = (step(torch.tensor([x, 1.0, 2.0]), lr=0.0) for x in (-1.0, -INF))
+    assert math.isfinite(low) and float(low) == float(infinite)

@@ -29,6 +29,7 @@ from irc.frontends.torch.flex import plain_flex_attention
 from irc.frontends.torch.forward_mode import watched_forward_modes
 from irc.frontends.torch.fresh_writes import renew, resized_in_order
 from irc.frontends.torch.inner_gradients import is_about_gradients, taken_apart
+from irc.frontends.torch.kinked_decompositions import kinked
 from irc.frontends.torch.locations import location, user_frames
 from irc.frontends.torch.own_backward import is_differentiated
 from irc.frontends.torch.own_containers import containers_as_they_are, own_containers
@@ -292,7 +293,8 @@ def every_decomposition() -> Mapping[torch._ops.OperatorBase, Callable[..., Any]
 @cache
 def _listed(_registered: int) -> Mapping[torch._ops.OperatorBase, Callable[..., Any]]:
     # To go through all ops takes 60 to 200 ms: once, and again when an op was added.
-    every = {**torch.export.default_decompositions().materialize(), **OWN}
+    every = torch.export.default_decompositions().materialize()
+    every = {**every, **kinked(every), **OWN}
     return {
         op: as_eager_takes(op, how)
         if isinstance(op, torch._ops.OpOverload) and is_known(op)

@@ -47,7 +47,9 @@ def gaussian_nll_loss(
             != 1
         ):
             raise ValueError("var is of incorrect size")
-    var = torch.where(var < eps, eps + (var - var.detach()), var)
+    # An infinity less itself would be NaN.
+    low = torch.where(var == -math.inf, 0.0, var)
+    var = torch.where(var < eps, eps + (low - low.detach()), var)
     loss = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
     if full:
         loss = loss + 0.5 * math.log(2 * math.pi)

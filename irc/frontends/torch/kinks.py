@@ -7,6 +7,8 @@ in what is trained such ops are written in a form whose derivative is the one th
 
 from __future__ import annotations
 
+import math
+
 from xdsl.ir import SSAValue
 
 from irc.dialects.flow import tensor
@@ -39,7 +41,7 @@ def power(t: Lowering, x: SSAValue, exponent: float) -> SSAValue:
 def bounded(
     t: Lowering, x: Operand, low: Operand | None, high: Operand | None, *, ends: bool = True
 ) -> SSAValue:
-    """Bound from below, then from above; NaN stays.
+    """Bound from below, then from above; NaN stays, and has no gradient in what is trained.
 
     Args:
         t: the op at hand.
@@ -55,14 +57,15 @@ def bounded(
         return t.value(x, t.dtype)
     wide = t.widened("maximum", t.dtype, bounds)
     value = t.value(x, wide)
+    is_number = t.b.pointwise("eq", value, value)
     for fn, bound in (("lt" if ends else "le", low), ("gt" if ends else "ge", high)):
         if bound is None:
             continue
         limit = t.value(bound, wide)
-        is_out = t.b.pointwise(fn, value, limit)
         if isinstance(bound, SSAValue):  # NaN of a bound stays, too
-            is_out = t.b.pointwise("logical_or", is_out, t.b.pointwise("ne", limit, limit))
-        value = t.b.pointwise("where", is_out, limit, value)
+            is_number = t.b.pointwise("logical_and", is_number, t.b.pointwise("eq", limit, limit))
+        value = t.b.pointwise("where", t.b.pointwise(fn, value, limit), limit, value)
+    value = t.b.pointwise("where", is_number, value, t.value(math.nan, wide))
     return t.b.cast(value, t.dtype)
 
 

@@ -259,11 +259,17 @@ def elu(
     t: Lowering, self: SSAValue, alpha: float = 1, scale: float = 1, input_scale: float = 1
 ) -> SSAValue:
     """Exponential on the negative side."""
-    curve = t.pointwise("expm1", t.value(scaled(t, self, input_scale), t.dtype))
-    left = scaled(t, curve, alpha * scale)
+    x, zero = self, t.value(0, t.dtype)
+    is_left = None
+    if is_differentiated():  # NaN is right; the curve of large numbers has an infinite slope
+        is_left = t.b.pointwise("le", self, zero)
+        x = t.b.pointwise("where", is_left, self, zero)
+    curve = t.pointwise("expm1", t.value(scaled(t, x, input_scale), t.dtype))
+    left = t.value(scaled(t, curve, alpha * scale), t.dtype)
     right = t.value(scaled(t, self, scale), t.dtype)
-    positive = t.b.pointwise("gt", self, t.value(0, t.dtype))
-    return t.b.pointwise("where", positive, right, t.value(left, t.dtype))
+    if is_left is not None:
+        return t.b.pointwise("where", is_left, left, right)
+    return t.b.pointwise("where", t.b.pointwise("gt", self, zero), right, left)
 
 
 @lowers("hardsigmoid")
@@ -289,9 +295,11 @@ def hardswish(t: Lowering, self: SSAValue) -> SSAValue:
 def softplus(t: Lowering, self: SSAValue, beta: float = 1, threshold: float = 20) -> SSAValue:
     """Return ``log(1 + exp(beta x)) / beta``, linear above the threshold."""
     steep = t.value(scaled(t, self, beta), t.dtype)
+    large = t.b.pointwise("gt", steep, t.value(threshold, t.dtype))
+    if is_differentiated():  # the slope of an exponential that overflows is no number
+        steep = t.b.pointwise("where", large, t.value(0, t.dtype), steep)
     curve = t.pointwise("log1p", t.pointwise("exp", steep))
     curve = curve if beta == 1 else t.pointwise("div", curve, beta)
-    large = t.b.pointwise("gt", steep, t.value(threshold, t.dtype))
     return t.b.pointwise("where", large, self, curve)
 
 

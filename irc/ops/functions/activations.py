@@ -31,7 +31,7 @@ FUNCTIONS = (
     Pointwise(
         "relu",
         monotone=True,
-        derivative=(lambda v: v.g.where(v.y.of("gt", 0), 0),),
+        derivative=(lambda v: v.g.number(0).where(v.y.of("le", 0), v.g),),  # all of it at NaN
         torch="relu",
         onnx="Relu",
         triton=Text(

@@ -12,12 +12,15 @@ from irc.ops.functions.record import Accuracy, Pointwise, Text
 
 
 def _larger(g: Expression, a: Expression, b: Expression) -> Expression:
-    """Give the gradient to the larger operand, half to each of equals (as torch does)."""
-    return (g * 0.5).where(a.of("eq", b), g.where(a.of("gt", b), 0))
+    """Give the gradient to the larger operand, half to each of equals (as torch does).
+
+    Where one is NaN, and so the result, both have all of it.
+    """
+    return g.number(0).where(a.of("lt", b), (g * 0.5).where(a.of("eq", b), g))
 
 
 def _smaller(g: Expression, a: Expression, b: Expression) -> Expression:
-    return (g * 0.5).where(a.of("eq", b), g.where(a.of("lt", b), 0))
+    return g.number(0).where(a.of("gt", b), (g * 0.5).where(a.of("eq", b), g))
 
 
 def _pow_base(v: Operands) -> Expression:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from irc.ops.functions.formula import Expression, Operands
 from irc.ops.functions.record import Accuracy, Pointwise
+
+
+def _inverse_square(v: Operands) -> Expression:
+    """One by the squared length of both operands, and 0 by that of 0."""
+    square = v.a * v.a + v.b * v.b
+    return square.number(0).where(square.of("eq", 0), square.of("reciprocal"))
+
 
 FUNCTIONS = (
     Pointwise(
@@ -82,8 +90,8 @@ FUNCTIONS = (
         arity=2,
         flops=20,
         derivative=(
-            lambda v: v.g * v.b / (v.a * v.a + v.b * v.b),
-            lambda v: -v.g * v.a / (v.a * v.a + v.b * v.b),
+            lambda v: v.g * (v.b * _inverse_square(v)),
+            lambda v: -v.g * (v.a * _inverse_square(v)),
         ),
         torch="atan2",
         libm="atan2",
