@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch import is_grad_enabled as is_on
 
 import irc
 from irc.errors import IrcError
@@ -20,8 +21,14 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.layer, self.scale, self.then = nn.Linear(3, 3), nn.Parameter(torch.ones(3)), then
+        self.register_buffer("seen", torch.ones(3))
+        self.mask = torch.ones(3)
 
     def forward(self, x: Tensor) -> Tensor:
+        x.detach_()
+        for given in (x, self.get_buffer("seen"), self.mask):
+            if given.requires_grad or not given.is_leaf or given.grad_fn is not None:
+                x = x * 2
         h = self.layer(x)
         h = h * 3 if self.layer.weight.requires_grad else h
         return (self.then(h) * self.scale).square().mean()
@@ -39,7 +46,48 @@ def by_mode_inside(h: Tensor) -> Tensor:
     return h * factor + rest
 
 
-TRAINED = [by_mode, by_mode_inside]
+def by_name(h: Tensor) -> Tensor:
+    with torch.no_grad():
+        factor = 2 if is_on() else 3
+    return h * factor * (2 if is_on() else 3)
+
+
+def turned_off_and_on(h: Tensor) -> Tensor:
+    torch.set_grad_enabled(True)
+    before = torch.is_grad_enabled()
+    torch.set_grad_enabled(False)
+    try:
+        rest, factor = h.mean(), 2 if torch.is_grad_enabled() else 3
+    finally:
+        torch.set_grad_enabled(before)
+    return h * factor + rest
+
+
+def turned_inside_of_blocks(h: Tensor) -> Tensor:
+    with torch.no_grad():
+        rest = h.mean()
+        torch.set_grad_enabled(True)
+        more = h.sin()
+        torch.set_grad_enabled(False)
+        rest = rest + h.cos().mean()
+    with torch.enable_grad():
+        torch.set_grad_enabled(False)
+        rest = rest * h.mean()
+    later = torch.set_grad_enabled(False)
+    with later:
+        rest = rest + h.max()
+        with torch.set_grad_enabled(True):
+            more = more + h.sigmoid()
+        rest = rest + h.min()
+
+    @torch.set_grad_enabled(False)
+    def half(x: Tensor) -> Tensor:
+        return x / 2
+
+    return h.tanh() * more + half(h) + rest.tanh()
+
+
+TRAINED = [by_mode, by_mode_inside, by_name, turned_off_and_on, turned_inside_of_blocks]
 
 
 @pytest.mark.parametrize("then", TRAINED)
@@ -63,13 +111,23 @@ def in_place(h: Tensor) -> Tensor:
     return h.detach_()
 
 
-def as_function(h: Tensor) -> Tensor:
+def left_off(h: Tensor) -> Tensor:
     torch.set_grad_enabled(False)
-    try:
-        rest = h.mean()
-    finally:
+    return h + 1
+
+
+def on_in_another_mode(h: Tensor) -> Tensor:
+    torch.set_grad_enabled(False)
+    rest = h.mean()
+    with torch.device("cpu"):
         torch.set_grad_enabled(True)
-    return h + rest
+        return h + rest
+
+
+def written_to(h: Tensor) -> Tensor:
+    x = torch.zeros(3)
+    x += h.mean()
+    return h * 2 if x.requires_grad else h
 
 
 REFUSED = {
@@ -77,7 +135,9 @@ REFUSED = {
     by_its_node: "the grad_fn of a tensor is read",
     by_its_place: "the is_leaf of a tensor is read",
     in_place: "detached in place",
-    as_function: "called as a function",
+    left_off: "leaves gradients off",
+    on_in_another_mode: "inside of another mode",
+    written_to: "the requires_grad of a tensor is read",
 }
 
 

@@ -9,6 +9,7 @@ traced.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -17,6 +18,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from irc.frontends.torch.faces import face, subclass
+from irc.frontends.torch.grad_reads import GradReads
+from irc.frontends.torch.unrecorded import one_call
 
 CLASSES: set[type] = set()
 """The classes of caches that torch's trees have been taught."""
@@ -63,6 +66,7 @@ class Watch:
         hooks: bool = True,
         changed: Callable[[], str] = str,
         held: Callable[[], Sequence[tuple[str, Any]]] = tuple,
+        reads: GradReads | None = None,
     ) -> nn.Module:
         """Return a face of a module whose calls are watched.
 
@@ -72,16 +76,18 @@ class Watch:
             changed: says what of the module's state is another than it was.
             held: returns the parameters, buffers and layers, and names for them. One that a call
                 assigns is another object then; a program would write into the old one's memory.
+            reads: is told what the module is given.
         """
 
         def call(own: Any, *args: Any, **kwargs: Any) -> Any:
             before, records, owned = changed(), torch.is_grad_enabled(), held()
             items, shape = pytree.tree_flatten((args, kwargs), is_leaf=is_cache)
-            output = (
-                type(module).__call__(own, *args, **kwargs)
-                if hooks
-                else own.forward(*args, **kwargs)
-            )
+            with reads.of_call(own, (args, kwargs)) if reads else nullcontext(), one_call():
+                output = (
+                    type(module).__call__(own, *args, **kwargs)
+                    if hooks
+                    else own.forward(*args, **kwargs)
+                )
             given = [id(cache) for cache in caches_in((args, kwargs))]
             self.kept = [
                 given.index(id(cache)) if id(cache) in given else None

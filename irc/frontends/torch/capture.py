@@ -39,7 +39,7 @@ from irc.frontends.torch.examples import bound, check_held, check_leaves, positi
 from irc.frontends.torch.export import LOOKING, as_module, export, shape_specs
 from irc.frontends.torch.exported_signature import SignatureReader, named_tensors
 from irc.frontends.torch.failures import explained
-from irc.frontends.torch.grad_reads import refuse_read
+from irc.frontends.torch.grad_reads import GradReads
 from irc.frontends.torch.guards import Guards
 from irc.frontends.torch.hooks import refuse_backward_hooks, refuse_hook
 from irc.frontends.torch.idle_dropout import idle
@@ -232,19 +232,23 @@ def capture(
             traced.append((sharing_of(found), decided_by_strides(found), is_around))
 
         reads, writes, checks = StrideReads(), RealWrites(), TensorChecks()
-        watched = watch.over(module, hooks=hooks, changed=guards.changed, held=guards.owned)
+        of_gradients = GradReads()
+        watched = watch.over(
+            module, hooks=hooks, changed=guards.changed, held=guards.owned, reads=of_gradients
+        )
         try:
             # Where results need not have eager's dtypes, such a call computes without casts.
             asks = (
                 reads.note, writes.keep, idle, refused, checks.note, written_out,
-                refuse_other_data, refuse_hook, refuse_detach_in_place,
+                refuse_other_data, refuse_hook,
+                of_gradients.detached_in_place, refuse_detach_in_place,
                 *[unseen_cast] * memory,
             )  # fmt: skip
             with (
                 TracedCalls(
                     asks,
                     (lying_as_angles, of_other_dtype),
-                    read=(reads.note, data_as_detached, refuse_read),
+                    read=(reads.note, data_as_detached, of_gradients.refuse),
                 ),
                 Seeds() as seeds,
                 Streams(guards.streams) as streams,

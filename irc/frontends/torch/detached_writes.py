@@ -50,7 +50,7 @@ WRITTEN: Any = torch.ops.irc_capture.written.default
 DETACH: Any = torch.ops.aten.detach.default
 aten: Any = torch.ops.aten
 DATA: Any = torch.Tensor.data.__get__  # type: ignore[attr-defined]  # a descriptor of C
-_DETACH_IN_PLACE: Any = (torch.Tensor.detach_, torch.detach_)
+DETACH_IN_PLACE: Any = (torch.Tensor.detach_, torch.detach_)
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # likewise
 
 
@@ -100,7 +100,7 @@ def refuse_detach_in_place(
     func: Callable[..., Any], args: Sequence[Any], _: Mapping[str, Any]
 ) -> IrcError | None:
     """Return the error for ``x.detach_()`` in a trace of what is trained, which does not follow."""
-    if func not in _DETACH_IN_PLACE or not is_differentiated() or not is_inexact(args[0]):
+    if func not in DETACH_IN_PLACE or not is_differentiated() or not is_inexact(args[0]):
         return None
     return IrcError(
         "capture-failed",

@@ -15,8 +15,8 @@ import sys
 import threading
 from collections.abc import Generator
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import FrameType, ModuleType
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -42,23 +42,80 @@ SWITCHES: tuple[tuple[Any, bool | None], ...] = (
 """Contexts that turn gradients on or off; None: by what they are given, as ``mode``."""
 
 
+class _Switch(NamedTuple):
+    """Gradients are on or off until a block ends, or until the next switch that is called."""
+
+    is_on: bool
+    block: Any
+    """The context that is entered; None for one that was called as a function."""
+
+
 class _Detaching(TorchFunctionMode):
     """Detaches the results of functions while the innermost switch is off.
 
     Attributes:
-        switches: those that are entered, outermost first: whether gradients are on.
-        unentered: a ``set_grad_enabled`` that the model has made, and not entered.
+        switches: those that hold, outermost first.
+        called: the ``set_grad_enabled`` that the model has made last, and the switches before: it
+            acts as it is made, and is another one where it is entered then, or decorates.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.switches: list[bool] = []
-        self.unentered: Any = None
+        self.switches: tuple[_Switch, ...] = ()
+        self.called: tuple[Any, tuple[_Switch, ...]] = (None, ())
+        self._depth = 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether gradients are on."""
+        return not self.switches or self.switches[-1].is_on
+
+    def switch(self, switches: tuple[_Switch, ...], *error: Any) -> None:
+        """Let other switches hold.
+
+        Raises:
+            IrcError: ``capture-failed``, where another mode would have to be left before.
+        """
+        before, self.switches = self.switches, switches
+        if switches and not before:
+            self.__enter__()
+            self._depth = _num_modes()
+        elif before and not switches:
+            if _num_modes() != self._depth:
+                raise _switched("turns gradients on inside of another mode of torch's functions")
+            self.__exit__(*(error or (None, None, None)))
+
+    def call(self, switch: Any, *, is_on: bool) -> None:
+        """Turn gradients on or off from here on."""
+        before = kept = self.switches
+        while kept and kept[-1].block is None:
+            kept = kept[:-1]
+        self.called = switch, before
+        is_same = is_on is (not kept or kept[-1].is_on)
+        self.switch(kept if is_same else (*kept, _Switch(is_on, None)))
+
+    def take_back(self, switch: Any) -> None:
+        """Undo a call that has turned out to make a context, or a decorator."""
+        if self.called[0] is switch:
+            self.switch(self.called[1])
+            self.called = None, ()
+
+    def enter(self, switch: Any, *, is_on: bool) -> None:
+        """Turn gradients on or off for a block."""
+        self.take_back(switch)
+        self.switch((*self.switches, _Switch(is_on, switch)))
+
+    def leave(self, switch: Any, *error: Any) -> None:
+        """Leave a block, and what was called inside of it."""
+        kept = self.switches
+        while kept and kept[-1].block is not switch:
+            kept = kept[:-1]
+        self.switch(kept[:-1], *error)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if not self.switches or self.switches[-1]:
+        if self.is_on:
             return func(*args, **(kwargs or {}))
         kept = kept_before(func, args, kwargs or {})
         results = func(*args, **(kwargs or {}))
@@ -91,9 +148,9 @@ class _Patches:
                 for each in SWITCHES:
                     self._stack.enter_context(_patched(*each))
                 self._stack.enter_context(_noted(torch.set_grad_enabled))
-                self._stack.enter_context(
-                    mock.patch.object(torch, "is_grad_enabled", _is_grad_enabled)
-                )
+                for module in [torch, *_others()]:
+                    for name in [n for n, v in [*vars(module).items()] if v is _is_enabled]:
+                        self._stack.enter_context(mock.patch.object(module, name, _is_grad_enabled))
             self._traces += 1
 
     def __exit__(self, *_: object) -> None:
@@ -110,14 +167,28 @@ _PATCHES = _Patches()
 def unrecorded() -> Generator[None]:
     """While a model is traced, detach what its own code computes with gradients off."""
     before, _HERE.mode = getattr(_HERE, "mode", None), _Detaching()
-    mode = _HERE.mode
     try:
         with _PATCHES:
             yield
-            if mode.unentered is not None:
-                raise _switched()
     finally:
         _HERE.mode = before
+
+
+@contextlib.contextmanager
+def one_call() -> Generator[None]:
+    """Refuse a call of a model that ends with gradients turned off, as it is traced.
+
+    Raises:
+        IrcError: ``capture-failed``.
+    """
+    mode = getattr(_HERE, "mode", None)
+    try:
+        yield
+        if mode is not None and not mode.is_on:
+            raise _switched("leaves gradients off for the backward pass, which eager refuses then")
+    finally:
+        if mode is not None:
+            mode.switch(())
 
 
 @contextlib.contextmanager
@@ -136,22 +207,16 @@ def _patched(switch: Any, state: bool | None) -> Any:
 
     def entered(self: Any) -> Any:
         mode = getattr(_HERE, "mode", None)
-        if mode is not None and mode.unentered is self:
-            mode.unentered = None
         if mode is not None and _is_of_model(sys._getframe(1)):
             is_on = self.mode if state is None else state
-            mode.switches.append(not is_on if isinstance(self, torch.inference_mode) else is_on)
-            if len(mode.switches) == 1:
-                mode.__enter__()
+            mode.enter(self, is_on=bool(is_on) is not isinstance(self, torch.inference_mode))
             self.__dict__["_irc_entered"] = mode
         return enter(self)
 
     def left(self: Any, *error: Any) -> Any:
         mode = self.__dict__.pop("_irc_entered", None)
         if mode is not None:
-            mode.switches.pop()
-            if not mode.switches:
-                mode.__exit__(*error)
+            mode.leave(self, *error)
         return leave(self, *error)
 
     return mock.patch.multiple(switch, __enter__=entered, __exit__=left)
@@ -164,15 +229,15 @@ def _noted(switch: Any) -> Any:
     def made(self: Any, mode: bool) -> None:
         here = getattr(_HERE, "mode", None)
         if here is not None and is_differentiated() and _is_of_model(sys._getframe(1)):
-            if here.unentered is not None:
-                raise _switched()
-            here.unentered = self
-        make(self, mode)
+            self.prev, self.mode = _is_enabled(), mode  # the trace itself goes on as it is
+            here.call(self, is_on=mode)
+        else:
+            make(self, mode)
 
     def used(self: Any, function: Any) -> Any:
         here = getattr(_HERE, "mode", None)
-        if here is not None and here.unentered is self:
-            here.unentered = None
+        if here is not None:
+            here.take_back(self)
         return decorate(self, function)
 
     return mock.patch.multiple(switch, __init__=made, __call__=used)
@@ -186,15 +251,26 @@ def _is_grad_enabled() -> bool:
     mode = getattr(_HERE, "mode", None)
     if mode is None or not is_differentiated() or not _is_of_model(sys._getframe(1)):
         return _is_enabled()
-    return not mode.switches or mode.switches[-1]
+    return mode.is_on
 
 
-def _switched() -> IrcError:
+def _others() -> list[ModuleType]:
+    """Return the modules that are not torch's: their own names may stand for torch's functions."""
+    modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    return [m for m in modules if m.__name__.partition(".")[0] not in ("torch", "irc")]
+
+
+def _num_modes() -> int:
+    return torch._C._len_torch_function_stack()
+
+
+def _switched(because: str) -> IrcError:
     return IrcError(
         "capture-failed",
         "torch.set_grad_enabled is called as a function in what is trained",
-        because="it turns gradients on or off from there on, which a trace does not follow",
-        help="enter it for a block: with torch.set_grad_enabled(False):",
+        because=f"it {because}",
+        help="enter it for a block, with torch.set_grad_enabled(False):, or turn gradients on "
+        "again in the same function",
     )
 
 
