@@ -186,7 +186,7 @@ class Loop:
         blank = pytree.tree_unflatten(
             [self._blank(leaf, is_part=number in own) for number, leaf in enumerate(leaves)], spec
         )
-        with self.parameters.blank(), torch.no_grad(), as_differentiated():
+        with self.parameters.blank(), torch.no_grad(), as_differentiated(from_all=True):
             captured = capture(self.module, *blank, hooks=False)
         warn_of_checks(captured.effect, "a plan for a mesh")
         return captured

@@ -30,7 +30,7 @@ from irc.errors import IrcError
 from irc.frontends.torch.capture import Captured
 from irc.frontends.torch.examples import positional
 from irc.frontends.torch.guards import Guards
-from irc.frontends.torch.hooks import check_backward_hooks
+from irc.frontends.torch.hooks import check_backward_hooks, num_hooks_so_far
 from irc.frontends.torch.in_precision import store
 from irc.frontends.torch.loss import with_loss
 from irc.frontends.torch.structure import argument_names
@@ -96,7 +96,7 @@ class TrainingStep(StepState):
         self._feeding = feeding or Feeding(options.mesh)
         self.samples = 0
         self._versions: list[StepVersion] = []
-        self._wanted = _wanted(module)
+        self._wanted, self._hooks_checked = _wanted(module), -1
         self._known_names: dict[Any, list[str]] = {}
 
     def __call__(self, *batch: Any, lr: float | None = None, **named: Any) -> torch.Tensor:
@@ -213,7 +213,9 @@ class TrainingStep(StepState):
                 "the requires_grad of a parameter changed after the step was made",
                 help="make another step and load this one's state_dict()",
             )
-        check_backward_hooks(self.module)
+        if (latest := num_hooks_so_far()) != self._hooks_checked:
+            check_backward_hooks(self.module)
+            self._hooks_checked = latest
 
     def _agree(
         self,

@@ -147,3 +147,4 @@ def test_what_a_trace_does_not_know_is_refused(then: Callable[[Tensor], Tensor])
     with pytest.raises(IrcError, match=REFUSED[then]) as caught:
         step(torch.randn(4, 3), lr=0.1)
     assert caught.value.code == "capture-failed"
+    assert not torch._C._len_torch_function_stack()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import irc
+import irc.calls.step as calls_of_steps
 from irc.errors import IrcError
 from tests.calls.trained import trains_as_eager
 
@@ -86,6 +87,18 @@ def test_a_hook_that_comes_later_is_refused() -> None:
         step(x, lr=0.1)
     handle.remove()
     step(x, lr=0.1)
+
+
+def test_layers_are_gone_through_for_hooks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Net(), torch.randn(5, 4)
+    step, looks = irc.compile_step(model, optimizer="sgd"), []
+    step(x, lr=0.1), step(x, lr=0.1)
+    monkeypatch.setattr(calls_of_steps, "check_backward_hooks", looks.append)
+    step(x, lr=0.1), step(x, lr=0.1)
+    assert not looks
+    torch.ones(1, requires_grad=True).register_hook(doubled)
+    step(x, lr=0.1), step(x, lr=0.1)
+    assert looks == [model]
 
 
 def test_a_complex_parameter_is_refused_unless_it_is_frozen() -> None:

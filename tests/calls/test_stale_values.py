@@ -12,6 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import irc
 from irc.errors import IrcError
+from irc.frontends.torch.capture import capture
+from irc.frontends.torch.own_backward import as_differentiated
 from tests.calls.trained import trains_as_eager
 
 
@@ -140,6 +142,46 @@ def what_no_gradient_needs(h: Tensor) -> Tensor:
 
 def in_place_with_gradients(h: Tensor) -> Tensor:
     return h.mul_(2).add_(1).relu_()
+
+
+class Two(nn.Module):
+    """Gives a loss, and a tensor of one number beside it, of which one is written to too late."""
+
+    def __init__(self, *, writes: bool) -> None:
+        super().__init__()
+        self.layer, self.writes = nn.Linear(3, 3), writes
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        beside, y = self.layer(x).exp(), self.layer(x).sigmoid()
+        loss = (y * y).mean()
+        with torch.no_grad():
+            (y if self.writes else beside).mul_(2)
+        return beside.sum().reshape(1), loss
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_the_values_of_what_is_trained_alone_are_looked_at(writes: bool) -> None:
+    mine, theirs, x = Two(writes=writes), Two(writes=writes), torch.randn(2, 3)
+    step = irc.compile_step(mine, optimizer="sgd")
+    if not writes:
+        theirs(x)[1].backward()
+        step(x, lr=0.1)
+        return
+    with pytest.raises(RuntimeError, match=r"modified by an inplace operation"):
+        theirs(x)[1].backward()
+    with pytest.raises(IrcError, match=r"written to after it was read"):
+        step(x, lr=0.1)
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_every_result_counts_where_each_may_be_trained(writes: bool) -> None:
+    x = torch.randn(2, 3)
+    with (
+        pytest.raises(IrcError, match=r"written to after it was read"),
+        torch.no_grad(),
+        as_differentiated(from_all=True),
+    ):
+        capture(Two(writes=writes), (x,), hooks=False)
 
 
 TRAINED = [a_sum, before, a_copy, what_no_gradient_needs, in_place_with_gradients]

@@ -292,10 +292,12 @@ def sizes(run: Run) -> dict[str, Any]:
 
 
 def hooked(run: Run) -> dict[str, Any]:
-    """Hooks on parameters, before the first call and after; an average of weights."""
+    """Hooks on parameters and on the module, before the first call and after; averaged weights."""
     mine, theirs = both(Regression, run)
-    seen = []
+    seen, called = [], []
     for module in (mine, theirs):
+        module.register_full_backward_hook(lambda m, _, g: called.append((m is mine, float(g[0]))))
+        module.register_full_backward_pre_hook(lambda _, g: (g[0] * 0.5,))
         module.up.weight.register_hook(lambda g: g * 2)
         module.down.weight.register_post_accumulate_grad_hook(lambda p: seen.append(p))
     averages = [torch.optim.swa_utils.AveragedModel(m) for m in (mine, theirs)]
@@ -303,6 +305,7 @@ def hooked(run: Run) -> dict[str, Any]:
     for average, module in zip(averages, (mine, theirs), strict=True):
         average.update_parameters(module)
     assert len(seen) == 6, seen
+    assert sorted(called) == [(False, 0.5)] * 3 + [(True, 0.5)] * 3, called
     x, _ = batches(1, dtype=run.dtype)[0]
     with torch.no_grad():
         found["averaged"] = far(averages[0].eval()(x), averages[1].eval()(x))

@@ -210,7 +210,7 @@ def capture(
     register_known()
     module, args, kwargs = as_module(module_or_function), positional(args), dict(kwargs or {})
     bound(module.forward, args, kwargs)
-    refuse_backward_hooks(module)
+    refuse_backward_hooks(module, own=hooks)
     leaf_names = argument_names(module.forward, args, kwargs)
     check_leaves(leaf_names, args, kwargs)
     args, kwargs = _placed(module, args, kwargs)

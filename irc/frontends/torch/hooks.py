@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules import module as of_all
+from torch.utils.hooks import RemovableHandle
 
 from irc.errors import IrcError
 from irc.frontends.torch.own_backward import is_differentiated
@@ -55,18 +56,31 @@ def has_gradient_hook(parameter: torch.Tensor) -> bool:
     return bool(of_tensor._backward_hooks or of_tensor._post_accumulate_grad_hooks)
 
 
-def refuse_backward_hooks(module: nn.Module) -> None:
+def refuse_backward_hooks(module: nn.Module, *, own: bool) -> None:
     """Refuse hooks of the backward pass in a trace of what is trained.
+
+    Args:
+        module: what is traced.
+        own: refuse its own hooks, too: they do not run around the program.
 
     Raises:
         IrcError: ``not-differentiable``, as of :func:`check_backward_hooks`.
     """
     if is_differentiated():
-        check_backward_hooks(module)
+        check_backward_hooks(module, own=own)
 
 
-def check_backward_hooks(module: nn.Module) -> None:
+def num_hooks_so_far() -> int:
+    """Return how many hooks of any kind there have been in this process: a new one is one more."""
+    return RemovableHandle.next_id
+
+
+def check_backward_hooks(module: nn.Module, *, own: bool = True) -> None:
     """Refuse to train a module with hooks of the backward pass, which a step would not call.
+
+    Args:
+        module: what is trained.
+        own: likewise for its own hooks, beside those of its layers and parameters.
 
     Raises:
         IrcError: ``not-differentiable``.
@@ -77,6 +91,8 @@ def check_backward_hooks(module: nn.Module) -> None:
             raise not_called(f"the gradient of parameter '{name}'")
     for name, layer in layers.named_modules():
         of_layer: Any = layer
+        if not own and layer is module:
+            continue
         if of_layer._backward_hooks or of_layer._backward_pre_hooks:
             raise not_called(f"the backward pass of '{name or type(layer).__name__}'")
     if any(ON_ALL[len(FORWARD) :]):
@@ -96,6 +112,7 @@ def not_called(what: str) -> IrcError:
         "not-differentiable",
         f"{what} has a hook, which a compiled step does not call",
         because="its backward pass is one program, in which no Python runs",
-        help="train it by irc.compile(model) and an optimizer of torch's, which call hooks, or "
-        "write what the hook does into the loss",
+        help="train it by irc.compile(model) and an optimizer of torch's, which call hooks (with "
+        "mesh= those of the module itself and of its parameters), or write what the hook does into "
+        "the loss",
     )

@@ -25,26 +25,34 @@ _here = threading.local()
 
 
 @contextmanager
-def as_differentiated() -> Generator[None]:
+def as_differentiated(*, from_all: bool = False) -> Generator[None]:
     """Refuse functions whose own gradients are not the derivatives of what they compute.
 
     Those of torch itself, such as reentrant checkpoints, are taken at their word.
 
+    Args:
+        from_all: gradients may come from any result, and not from the loss alone.
+
     Raises:
         IrcError: ``not-differentiable``, in a trace inside of the block.
     """
-    outer = getattr(_here, "is_on", False)
+    outer = getattr(_here, "is_on", False), is_from_all()
     with _watched():
-        _here.is_on = True
+        _here.is_on, _here.is_from_all = True, from_all
         try:
             yield
         finally:
-            _here.is_on = outer
+            _here.is_on, _here.is_from_all = outer
 
 
 def is_differentiated() -> bool:
     """True in a trace of what is trained."""
     return getattr(_here, "is_on", False)
+
+
+def is_from_all() -> bool:
+    """True in a trace of what is trained by any of its results."""
+    return getattr(_here, "is_from_all", False)
 
 
 def _watch() -> Callable[[], None]:
@@ -94,8 +102,8 @@ def _refusal(cls: Any, because: str) -> IrcError:
         "not-differentiable",
         f"'{cls.__name__}' has a backward pass of its own beside the derivative of its forward",
         because=because,
-        help="train it by irc.compile(model) and an optimizer of torch's, which runs that backward "
-        "pass, or write it with detach: y = x + (rounded(x) - x).detach()",
+        help="train it by irc.compile(model), without mesh=, and an optimizer of torch's, which "
+        "runs that backward pass, or write it with detach: y = x + (rounded(x) - x).detach()",
     )
 
 

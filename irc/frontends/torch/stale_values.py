@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from irc.errors import IrcError
 from irc.frontends.torch.detached_writes import data_as_detached
 from irc.frontends.torch.locations import FRAME, inner, of_frames
+from irc.frontends.torch.own_backward import is_from_all
 from irc.frontends.torch.traced_calls import TracedCalls
 from irc.frontends.torch.unrecorded import as_it_is
 from irc.frontends.torch.written import gives_view, writes_to
@@ -142,15 +143,14 @@ def _line_of_stale(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, 
     except Exception:  # of the module on fake tensors; the trace that there is says more
         return None
     trained = [x for x in results if isinstance(x, Tensor) and x.requires_grad]
-    if not trained:
-        return None
-    loss = next((x for x in trained if x.numel() == 1), trained[0])
-    return next(filter(None, map(_stale, _backward(loss.grad_fn))), None)
+    scalars = [x for x in trained if not x.ndim]
+    losses = scalars if len(scalars) == 1 and not is_from_all() else trained
+    return next(filter(None, map(_stale, _backward([x.grad_fn for x in losses]))), None)
 
 
-def _backward(last: Any) -> list[Any]:
+def _backward(last: Sequence[Any]) -> list[Any]:
     """Return the nodes of autograd that a backward pass runs."""
-    seen, todo = {last: None}, [last]
+    seen, todo = dict.fromkeys(last), [*last]
     while todo:
         for node, _ in todo.pop().next_functions:
             if node is not None and node not in seen:

@@ -76,13 +76,13 @@ class _Detaching(TorchFunctionMode):
         Raises:
             IrcError: ``capture-failed``, where another mode would have to be left before.
         """
+        if self.switches and not switches and _num_modes() != self._depth:
+            raise _switched("turns gradients on inside of another mode of torch's functions")
         before, self.switches = self.switches, switches
         if switches and not before:
             self.__enter__()
             self._depth = _num_modes()
         elif before and not switches:
-            if _num_modes() != self._depth:
-                raise _switched("turns gradients on inside of another mode of torch's functions")
             self.__exit__(*(error or (None, None, None)))
 
     def call(self, switch: Any, *, is_on: bool) -> None:
