@@ -117,6 +117,8 @@ class AxisLink:
             fill a level unevenly, and where none are stated.
         fits: measured figures by collective.
         direct: the ranks are few processes of hosts, which send to each other at once.
+        crowded: how many ranks of a host share a core, 1 at least: sending and receiving is work of
+            the processor, of which a rank then has its part.
     """
 
     ranks: int
@@ -127,6 +129,7 @@ class AxisLink:
     hops: tuple[Hop, ...] = ()
     fits: Mapping[Collective, Fit] = field(default_factory=dict[Collective, Fit])
     direct: bool = False
+    crowded: float = 1.0
 
     @property
     def levels(self) -> tuple[Hop, ...]:

@@ -155,8 +155,11 @@ class Cluster:
         >>> [f"{two_nodes.axis_link(mesh, axis).bytes_per_s / 1e9:.0f} GB/s" for axis in mesh.names]
         ['80 GB/s', '362 GB/s']
         """
-        link = self._axis_link(mesh, axis)
-        return replace(link, direct=self.device.cores > 0 and link.ranks <= DIRECT_RANKS)
+        link, cores = self._axis_link(mesh, axis), self.device.cores
+        if not cores:
+            return link
+        crowded = max(1.0, mesh.num_ranks / cores)
+        return replace(link, direct=link.ranks <= DIRECT_RANKS, crowded=crowded)
 
     def _axis_link(self, mesh: Mesh, axis: str) -> AxisLink:
         ranks = mesh.size(axis)

@@ -37,7 +37,7 @@ class SimAction:
     frees: tuple[tuple[str, float], ...] = ()
     takes: tuple[tuple[str, int], ...] = ()
     gives: tuple[tuple[str, int], ...] = ()
-    weight: int = 1
+    weight: float = 1
     lag: float = 0.0
     kind: str = "compute"
     beside: tuple[str, str] | None = None

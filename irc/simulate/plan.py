@@ -3,8 +3,8 @@
 All ranks run the same text at the same time, so one stands for them: with a compute stream, and a
 link for each mesh axis that its group shares. A collective begins when it is started, and a wait
 ends when it has, with all of its bucket. What overlaps is not free: on one host the ranks' compute
-and transport share the cores (an action then weighs as much as there are ranks, a collective as
-there are groups), on a device they slow each other down as its table says
+and transport share the cores, since each rank's messages are copied by a core too; on a device they
+slow each other down as its table says
 (`irc.cluster.interference`).
 """
 
@@ -34,10 +34,12 @@ class Contention:
         resource: of all of them; None where each runs as if alone.
         kinds: of what a collective uses, by mesh axis: ``link`` or ``nic``; two axes of one kind
             share a port of the device.
+        threads: of a host's cores, those that a rank computes with.
     """
 
     resource: Resource | None = None
     kinds: Mapping[str, str] = field(default_factory=dict[str, str])
+    threads: int = 1
 
     @staticmethod
     def of(cluster: Cluster, mesh: Mesh, ranks: int | None = None) -> Contention:
@@ -51,18 +53,28 @@ class Contention:
         device = cluster.device
         if device.cores:
             threads = device.threads(mesh.num_ranks if ranks is None else ranks)
-            return Contention(Cores(device.cores / threads))
+            return Contention(Cores(device.cores / threads), threads=threads)
         kinds = {
             axis: "nic" if cluster.crosses_nodes(mesh, axis) else "link" for axis in mesh.names
         }
         return Contention(Ports(device.interference), kinds)
 
-    def weight(self, alike: int) -> int:
-        """Return for how many an action counts that as many ranks or groups do at a time.
+    def weight(self, ranks: int) -> float:
+        """Return for how many an action counts that so many ranks do at a time.
 
         Each wants cores of a host; a device has only its own.
         """
-        return alike if isinstance(self.resource, Cores) else 1
+        return ranks if isinstance(self.resource, Cores) else 1
+
+    def weight_of_messages(self, ranks: int) -> float:
+        """Return for how many a collective counts in which so many ranks are.
+
+        Each sends and receives with one core. The time of a collective was measured with as many as
+        there are, so that it is no longer for them alone.
+        """
+        if not isinstance(self.resource, Cores):
+            return 1
+        return min(self.resource.count, ranks / self.threads)
 
 
 @dataclass(frozen=True)
@@ -165,7 +177,7 @@ class _Builder:
                 self.seconds(start),
                 (issued,),
                 SHARED,
-                weight=self.contention.weight(self.ranks // self.plan.device_mesh.size(axis)),
+                weight=self.contention.weight_of_messages(self.ranks),
                 kind=self.contention.kinds.get(axis, "link"),
             )
         )

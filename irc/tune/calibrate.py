@@ -154,7 +154,7 @@ def calibrate_host(effort: Effort = Effort(), compile_: Compile | None = None) -
         PROGRESS.info("collectives between %d processes", ranks)
         for kind, points in _exchange(effort, ranks).items():
             found[kind] += points
-    fits = {kind: fit_collective(kind, found[kind]) for kind in COLLECTIVES}
+    fits = {kind: fit_collective(kind, found[kind], num_cores()) for kind in COLLECTIVES}
     device, generated, library = measure_device(effort, compile_)
     link = _level(max(2, num_cores()), fits)
     cluster = Cluster("this-host", device, (link,))

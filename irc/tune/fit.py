@@ -26,12 +26,18 @@ class Point(NamedTuple):
     seconds: float
 
 
-def fit_collective(kind: Collective, points: Sequence[Point]) -> Fit:
+def fit_collective(kind: Collective, points: Sequence[Point], cores: int = 0) -> Fit:
     """Return the line of least relative error; no coefficient is negative, so it never falls.
 
     Twice too long and half as long weigh the same, or one sample that was disturbed would pull the
     line down: errors are taken relative to the mean of what was measured and what the line says, by
     reweighting. Where all points have the same ranks, launch and latency cannot be told apart.
+
+    Args:
+        kind: of all points.
+        points: what was measured.
+        cores: of the host that all ranks are on: where they are more, a step takes as many times as
+            long as ranks share a core. 0: each rank has its own processor.
 
     >>> points = [
     ...     Point(p, n, 1e-4 + (p - 1) * (1e-5 + n / p / 1e9)) for p in (2, 4) for n in (8, 8000)
@@ -41,7 +47,8 @@ def fit_collective(kind: Collective, points: Sequence[Point]) -> Fit:
     '100.0 us + 10.0 us, 1e+09 B/s'
     """
     rounds = 2 if kind == "all_reduce" else 1
-    steps = np.array([rounds * (point.ranks - 1) for point in points], dtype=np.float64)
+    crowded = [max(1.0, point.ranks / cores) if cores else 1.0 for point in points]
+    steps = crowded * np.array([rounds * (point.ranks - 1) for point in points], dtype=np.float64)
     sent = steps * [point.num_bytes / point.ranks for point in points]
     rows = np.stack([np.ones_like(steps), steps, sent], axis=1)
     seconds = np.array([point.seconds for point in points])

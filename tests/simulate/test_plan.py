@@ -1,5 +1,7 @@
 """Predicting plans."""
 
+from math import inf
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,6 +40,8 @@ def test_overlap_hides_the_shorter(between: int, seconds: float) -> None:
 def test_ranks_that_share_cores_slow_each_other_down() -> None:
     plan = overlapping(3)
     assert predict(plan, contention=Contention(Cores(8))).seconds == 4.0
+    # Two cores: a core of each rank computes or moves bytes; 3 s of both take 6, and 1 s is left.
+    assert predict(plan, contention=Contention(Cores(2))).seconds == pytest.approx(7.0)
     # One core: 2 ranks x 4 launches + one collective of 3, all of it in turn.
     assert predict(plan, contention=Contention(Cores(1))).seconds == pytest.approx(11.0)
 
@@ -107,7 +111,10 @@ def test_many_ranks_share_the_cores_of_a_host() -> None:
 
 
 def enumerated(plan: Plan, seconds: StepSeconds, cores: float | None) -> tuple[float, float]:
-    """Simulate each rank and each group by itself: time, and the most one rank has alive."""
+    """Simulate each rank and each group by itself: time, and the most one rank has alive.
+
+    The groups that move something at a time were measured so, with all cores.
+    """
     mesh, actions = plan.device_mesh, list[SimAction]()
     ends: dict[tuple[int, int], int] = {}
     alone = predict(plan, seconds)
@@ -128,11 +135,14 @@ def enumerated(plan: Plan, seconds: StepSeconds, cores: float | None) -> tuple[f
             else:
                 on(rank, label(plan, step), seconds(step))
         if isinstance(step, Start):
-            for group in mesh.groups(step.attrs["axis"]):
+            groups = list(mesh.groups(step.attrs["axis"]))
+            weight = min(cores or inf, mesh.num_ranks) / len(groups)
+            for group in groups:
                 issued = tuple(ends[position, rank] for rank in group)
                 shared = SHARED if cores is not None else None
                 stream = f"link {step.attrs['axis']} {group[0]}"
-                actions.append(SimAction(step.id, stream, seconds(step), issued, shared))
+                moved = SimAction(step.id, stream, seconds(step), issued, shared, weight=weight)
+                actions.append(moved)
                 ends.update({(position, rank): len(actions) - 1 for rank in group})
     timeline = simulate(actions, {} if cores is None else {SHARED: Cores(cores)})
     return timeline.seconds, max(timeline.peak.values())

@@ -1,10 +1,17 @@
 """Fits of measured curves."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from irc.cluster.links import Link
+from irc.cluster.presets import PRESETS
+from irc.cluster.topology import Cluster
+from irc.cost.collectives import collective_s
+from irc.dialects.placement import Mesh
 from irc.tune.fit import Point, fit_collective, non_negative
 
 SIZES = (64, 4096, 1 << 20, 4 << 20)
@@ -21,6 +28,25 @@ def curve(launch: float, latency: float, speed: float, rounds: int) -> list[Poin
 def test_an_exact_curve_is_found() -> None:
     fit = fit_collective("all_reduce", curve(3e-4, 5e-5, 2e9, 2))
     assert (fit.launch_s, fit.latency_s, fit.bytes_per_s) == pytest.approx((3e-4, 5e-5, 2e9))
+
+
+def test_four_ranks_on_two_cores_have_half_a_core_each() -> None:
+    """A step takes them twice as long, of which a price of the same host knows."""
+    crowded = {2: 1, 4: 2}
+    points = [
+        Point(p, n, 3e-4 + crowded[p] * (p - 1) * (5e-5 + n / p / 2e9))
+        for p in (2, 4)
+        for n in SIZES
+    ]
+    fit = fit_collective("all_gather", points, cores=2)
+    assert (fit.launch_s, fit.latency_s, fit.bytes_per_s) == pytest.approx((3e-4, 5e-5, 2e9))
+    host = replace(PRESETS["this-host"].device, cores=2)
+    link = Link(4, 0.0, 1e9, fits={"all_gather": fit})
+    for point in points:
+        axis = Cluster("host", host, (link,)).axis_link(Mesh.of({"data": point.ranks}), "data")
+        assert collective_s("all_gather", axis, point.num_bytes, 1e9) == pytest.approx(
+            point.seconds
+        )
 
 
 def test_one_disturbed_sample_does_not_move_the_fit_much() -> None:
