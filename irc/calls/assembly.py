@@ -9,7 +9,7 @@ from irc.calls.plan_pieces import Forward, Pieces
 from irc.cluster.topology import Cluster
 from irc.pipeline import Options
 from irc.programs.cuts import Cuts
-from irc.programs.schedules import schedule_for, splits_backward
+from irc.programs.schedules import schedule_for, searched_stages, splits_backward
 from irc.programs.stage_memory import budget_of
 from irc.schedule.actions import Schedule
 from irc.search.ahead import Ahead
@@ -19,6 +19,15 @@ from irc.simulate.assembled import Assembled, KnownTapes, simulate_blocks
 
 SCHEDULES = 8
 """So many are kept: each has all actions of all ranks."""
+
+
+SPLIT = "zb-h1"
+"""An order with the functions of those that a search compares, which takes the least memory."""
+
+
+def is_searched(configuration: Configuration) -> bool:
+    """Return whether the order of a step is searched."""
+    return configuration.pipe > 1 and searched_stages(configuration.schedule) is not None
 
 
 @dataclass
@@ -88,11 +97,14 @@ class Assembly:
         if again:
             contents = tuple(replace(own, again=min(again, own.layers)) for own in contents)
         cluster = self.cluster.fit(own.mesh)
-        return simulate_blocks(blocks, contents, schedule, own.inner, cluster, self._tapes)
+        made = simulate_blocks(blocks, contents, schedule, own.inner, cluster, self._tapes)
+        return replace(made, budget=self.budget(own)) if is_searched(own) else made
 
     def is_known(self, configuration: Configuration) -> bool:
         """Whether pieces say anything of the schedule of a step."""
         schedule = self.schedule(configuration)
+        if is_searched(configuration) and searched_stages(configuration.schedule) != 1:
+            return False
         is_odd = len(set(schedule.paths)) > 1 or schedule.skips or schedule.vocabulary
         return not is_odd and self.splits(configuration) is not None
 
@@ -111,7 +123,9 @@ class Assembly:
         if key not in self._schedules:
             if len(self._schedules) == SCHEDULES:
                 del self._schedules[next(iter(self._schedules))]
-            self._schedules[key] = schedule_for(*key)
+            # Of an order that is searched, one of those that are compared.
+            name = SPLIT if is_searched(own) else own.schedule
+            self._schedules[key] = schedule_for(name, *key[1:])
         return self._schedules[key]
 
     def splits(self, configuration: Configuration) -> bool | None:

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from irc.calls.assembly import Assembly
+from irc.calls.assembly import Assembly, is_searched
 from irc.search.blocks import Blocks
 from irc.search.configurations import FULL, NOTHING, Configuration, divisors
 from irc.search.fitting import fewest
@@ -33,7 +33,8 @@ class LeastPrices:
     def own_s(self, configuration: Configuration) -> float:
         """Return what a step takes at least, whatever it holds; 0 where that is not known."""
         own = configuration
-        if not self.steps.is_known(own):
+        # A search of the order takes as long as a price.
+        if not self.steps.is_known(own) or is_searched(own):
             return 0.0
         if (blocks := self._pieces(own)) is not None:
             return self._seconds(own, blocks, 0)
@@ -75,7 +76,8 @@ class LeastPrices:
         own = replace(configuration, in_parts=in_parts)
         key = own, self.steps.pieces.planned
         if key not in self._known:
-            self._known[key] = self._fitted_s(own) if self.steps.is_known(own) else 0.0
+            is_known = self.steps.is_known(own) and not is_searched(own)
+            self._known[key] = self._fitted_s(own) if is_known else 0.0
         return self._known[key]
 
     def _fitted_s(self, own: Configuration) -> float:

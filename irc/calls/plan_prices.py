@@ -62,7 +62,7 @@ class Prices:
         bubbles = [found.simulation.bubble(rank) for rank in range(len(found.held_bytes))]
         return Verdict(
             found.simulation.seconds,
-            int(max(found.held_bytes)),
+            int(max(found.most_bytes)),
             max(0.0, sum(bubbles) / len(bubbles)),
             sum(found.bare_s) / len(found.bare_s),
         )

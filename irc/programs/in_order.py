@@ -29,7 +29,7 @@ from irc.schedule.named.stages import v_stages
 from irc.schedule.notation import print_schedule
 from irc.schedule.shortlist import apart, is_like
 from irc.schedule.timeline import Times
-from irc.simulate.orders import COMPARED, Orders, Search, best_of
+from irc.simulate.orders import COMPARED, Orders, Search, best_of, compared
 from irc.simulate.parts import held_at, priced
 
 
@@ -131,21 +131,6 @@ def search_of(plan: PartsPlan, cluster: Cluster, budgets: Sequence[float | None]
     held = [held_at(plan, place) for place in range(len(plan.ranks))]
     fixed = [own.weights + own.arena for own in held]
     return Search(priced(plan, cluster), plan.schedule, fixed, budgets)
-
-
-def compared(like: Schedule) -> dict[str, Schedule]:
-    """Return the schedules by name that a choice is compared with, of those that are of a form."""
-    named: dict[str, Schedule] = {}
-    ranks, count = len(like.ranks), like.num_micro_batches
-    chunks = like.num_stages // ranks
-    for name in COMPARED if chunks == 1 else (f"interleaved:{chunks}", "zb-v"):
-        try:
-            schedule = generate(name, ranks=ranks, micro_batches=count)
-        except IrcError:
-            continue  # it does not exist in these sizes
-        if is_like(schedule, like):
-            named[name] = schedule
-    return named
 
 
 def budgets_of(options: Options) -> list[int]:

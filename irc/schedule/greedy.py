@@ -113,7 +113,7 @@ class _Run:
         # Per stage, micro-batches whose input or gradient is known to come, and when.
         self.values: list[deque[tuple[float, int]]] = [deque() for _ in stages]
         self.gradients: list[deque[tuple[float, int]]] = [deque() for _ in stages]
-        # By the two ranks, until when a way is taken by what was sent.
+        # By the two ranks (-1: any), until when a way is taken by what was sent.
         self.links: dict[tuple[int, int], float] = {}
         for micro_batch, path in enumerate(paths):
             self.values[path[0]].append((0.0, micro_batch))
@@ -187,9 +187,12 @@ class _Run:
 
     def _arrival(self, stage: int, other: int, end: float) -> float:
         """Return when what a stage sends to a rank is there."""
-        way = self.rank_of[stage], other
-        begin = max(end, self.links.get(way, 0.0))
-        self.links[way] = begin + self.times.wire
+        source = self.rank_of[stage]
+        ways = [(source, other)]
+        if self.times.shares_ports:
+            ways = [(source, -1), (-1, other)]
+        begin = max(end, *(self.links.get(way, 0.0) for way in ways))
+        self.links.update(dict.fromkeys(ways, begin + self.times.wire))
         return begin + self.times.transfer
 
     def _choose(self, rank: _Rank, now: float) -> tuple[Action | None, float]:

@@ -25,6 +25,8 @@ class Times:
         transfer: of a value from a stage to one on another rank.
         wire: the part of it for which it has the way from the one rank to the other to itself, so
             that the next value that goes there begins later.
+        shares_ports: whether all that leaves a rank, and all that reaches one, goes one after the
+            other, too; where a schedule is played, each way is by itself all the same.
         logits, vocabulary_gradient: of S and T.
         overlap: what two actions that run as one take, relative to their sum.
     """
@@ -38,6 +40,7 @@ class Times:
     vocabulary_gradient: float = 0.0
     overlap: float = 1.0
     wire: float = 0.0
+    shares_ports: bool = False
 
     def of(self, action: Action) -> float:
         """Return what an action takes."""

@@ -22,6 +22,7 @@ from irc.search.configurations import (
     neighbours,
     stored_split,
 )
+from irc.search.in_order import in_best_order
 from irc.search.judge import Judged
 from irc.search.seeds import seeds, smallest
 from irc.search.trials import Trials
@@ -177,8 +178,10 @@ class _Climb:
             self._around(best[0])
             now = trials.priced(self.devices)
             if now[0] is best[0]:
-                return
+                break
             best = now
+        if trials.prices and (ordered := in_best_order(trials, self.devices)) is not None:
+            self._attempt([ordered])
 
     def _attempt(self, configurations: Sequence[Configuration]) -> None:
         """Price configurations in order; the next ones are begun while one is priced."""

@@ -20,6 +20,7 @@ from irc.search.configurations import (
     customary,
     neighbours,
 )
+from irc.search.in_order import in_best_order
 from irc.search.judge import OF_CONFIGURATION, OF_MEMORY, Judged
 from irc.search.seeds import SEEDS, seeds, smallest
 from irc.search.trials import Trials
@@ -55,8 +56,11 @@ class _Plans:
         while best is not None and best.configuration.mesh.num_ranks == self.devices:
             self._around(best, outline)
             if (now := trials.best()) is best:
-                return
+                break
             best = now
+        if (ordered := in_best_order(trials, self.devices)) is not None:
+            # One more than most: it is what the best of them becomes.
+            trials.attempt(ordered)
 
     def _attempt(self, configurations: Sequence[Configuration]) -> None:
         for place, each in enumerate(configurations):

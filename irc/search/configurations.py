@@ -17,6 +17,9 @@ PIPE = "pipe"
 PLAIN = "1f1b"
 """The schedule of a pipeline that says no other."""
 
+APART, ORDERED = "zb-h1", "search"
+"""The schedule whose weight gradients fill bubbles, and the order that a search finds."""
+
 NOTHING, SELECTIVE, EVERY_SECOND, FULL = "none", "selective", "every-second-matmul", "full"
 """Policies of recompute, each of which keeps less than the one before."""
 
@@ -29,6 +32,9 @@ of the third weights too, which are gathered where they are used."""
 
 TIGHTER = 0.9
 """Of what a plan holds: prices and arenas count a little differently."""
+
+MOST_SEARCHED = 256
+"""Stages times micro-batches of a pipeline whose order is searched: that takes a second or so."""
 
 MOST_MICRO_BATCHES = 256
 """So many micro-batches of a step at most are looked at."""
@@ -265,7 +271,7 @@ def neighbours(configuration: Configuration, outline: Outline) -> Iterator[Confi
         yield replace(configuration, recompute=EVERY_SECOND)
         yield replace(configuration, recompute=SELECTIVE)
     if pipe > 1:
-        for schedule in ("interleaved:2", "zb-h1"):
+        for schedule in ("interleaved:2", APART):
             if schedule != configuration.schedule:
                 yield replace(configuration, schedule=schedule)
     data, tensor = _size(mesh, "data"), _size(mesh, "tensor")
@@ -278,6 +284,11 @@ def neighbours(configuration: Configuration, outline: Outline) -> Iterator[Confi
             own = Configuration(staged_mesh(int(p), int(d), int(t)), count)
             if str(own) in known:
                 yield _like(own, configuration)
+
+
+def can_search(configuration: Configuration) -> bool:
+    """Return whether the order of a pipeline can be searched in a second or so."""
+    return configuration.pipe * configuration.micro_batches <= MOST_SEARCHED
 
 
 def can_divide(configuration: Configuration) -> bool:
@@ -322,6 +333,8 @@ def stored_split(configuration: Configuration) -> Configuration | None:
 
 def _like(own: Configuration, other: Configuration) -> Configuration:
     schedule = other.schedule if own.pipe > 1 else PLAIN
+    if schedule == ORDERED and not can_search(own):
+        schedule = APART
     # How many layers have to be computed again is another number elsewhere.
     base, first = first_again(other.recompute)
     recompute = base if first else other.recompute

@@ -14,12 +14,12 @@ from irc.schedule.tape_writer import tapes_of
 from irc.schedule.tapes import Function, Route, Tape, Wiring
 from irc.search.blocks import UPDATE, Blocks, Content, Passed, Piece
 from irc.sharding.between import Channel, Side
-from irc.simulate.actions import Resource
 from irc.simulate.boundaries import transfer_of
 from irc.simulate.costs import Costs, StageCosts, Transfer
 from irc.simulate.mixes import MixedPorts
+from irc.simulate.orders import Order, Search, compared
+from irc.simulate.priced import Priced
 from irc.simulate.schedule import Simulation
-from irc.simulate.tapes import Ways, simulate_tapes
 from irc.simulate.update import kind_of
 
 TapesOf: TypeAlias = Callable[[Schedule, Wiring], tuple[Tape, ...]]
@@ -39,29 +39,42 @@ class Assembled:
     Attributes:
         schedule: what runs.
         tapes: of its ranks.
-        costs: of its stages.
-        sizes: bytes of a slot, by stage and register.
-        ways: what values take between stages.
-        device: what streams of a rank share; None: each runs as if alone.
+        priced: what its stages and messages take.
         held_bytes: by rank of the schedule, what it holds at the worst moment.
         bare_s: by rank of the schedule, for how long compute waits for collectives.
+        budget: bytes that a rank may hold where the order is searched, and ``schedule`` is one of
+            those that are compared; None where it is the order.
     """
 
     schedule: Schedule
     tapes: tuple[Tape, ...]
-    costs: Costs
-    sizes: Mapping[tuple[int, str], float]
-    ways: Ways
-    device: Resource | None
+    priced: Priced
     held_bytes: tuple[float, ...]
     bare_s: tuple[float, ...]
+    budget: float | None = None
 
     @cached_property
     def simulation(self) -> Simulation:
         """The step, simulated."""
-        return simulate_tapes(
-            self.schedule, self.tapes, self.costs, self.ways, self.sizes, device=self.device
-        )
+        if (order := self._order) is not None:
+            return order.simulation
+        return self.priced.simulate(self.schedule, self.tapes)
+
+    @property
+    def most_bytes(self) -> tuple[float, ...]:
+        """By rank, what it holds at the worst moment in the order that is simulated."""
+        return self.held_bytes if self._order is None else self._order.held_bytes
+
+    @cached_property
+    def _order(self) -> Order | None:
+        """The best order, where it is searched and one fits."""
+        if self.budget is None:
+            return None
+        sizes = self.priced.sizes
+        slots = [sum(n * sizes[key] for key, n in tape.slots.items()) for tape in self.tapes]
+        fixed = [held - own for held, own in zip(self.held_bytes, slots, strict=True)]
+        search = Search(self.priced, self.schedule, fixed, [self.budget] * len(fixed))
+        return search.best(compared(self.schedule))
 
 
 def simulate_blocks(
@@ -84,7 +97,8 @@ def simulate_blocks(
         tapes: spells a schedule out (:func:`irc.schedule.tape_writer.tapes_of`).
     """
     stages = [blocks.stage(content) for content in contents]
-    spelt = tapes(schedule, _wiring(blocks, stages))
+    wiring = _wiring(blocks, stages)
+    spelt = tapes(schedule, wiring)
     costs = Costs([_costs(piece) for piece in stages], norm=blocks.norm)
     sizes = _sizes(blocks, stages, contents)
     own_mixes = {
@@ -104,7 +118,8 @@ def simulate_blocks(
         held.append(_held(pieces, tape, sizes))
         bare.append(sum(_bare(piece, count) for piece in pieces))
     device = None if cluster.device.cores else ports
-    return Assembled(schedule, spelt, costs, sizes, ways, device, tuple(held), tuple(bare))
+    priced = Priced(wiring, costs, ways, sizes, device=device)
+    return Assembled(schedule, spelt, priced, tuple(held), tuple(bare))
 
 
 class KnownTapes:

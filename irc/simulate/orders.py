@@ -15,7 +15,8 @@ from functools import cached_property
 
 from irc.errors import IrcError
 from irc.schedule.actions import Schedule
-from irc.schedule.shortlist import changes, plays, shortlist
+from irc.schedule.named import generate
+from irc.schedule.shortlist import changes, is_like, plays, shortlist
 from irc.schedule.tape_writer import tapes_of
 from irc.schedule.timeline import Times
 from irc.simulate.costs import Transfer
@@ -105,13 +106,17 @@ class Search:
             if order is not None:
                 self.named[name] = order.seconds
                 best = _better(best, order)
-        usual = AHEAD[1] if self._times.transfer else AHEAD[0]
-        orders = self._shortlist()
-        first = [self._tried(each, usual, origin) for origin, each in orders[: self._most // 2]]
-        for order in sorted(filter(None, first), key=lambda order: order.seconds)[:3]:
+        first: list[Order] = []
+        for origin, schedule in self._shortlist()[: self._most // 2]:
+            order = None
+            for ahead in (AHEAD[1], AHEAD[0]) if self._times.transfer else (AHEAD[0],):
+                order = order or self._tried(schedule, ahead, origin)
+            if order is not None:
+                first.append(order)
+        for order in sorted(first, key=lambda order: order.seconds)[:3]:
             best = _better(best, order)
             for ahead in AHEAD if self._times.transfer else ():
-                if ahead != order.ahead:
+                if ahead != order.ahead and self.tried < self._most:
                     best = _better(best, self._tried(order.schedule, ahead, order.origin))
         return best if best is None else self._improved(best)
 
@@ -134,6 +139,7 @@ class Search:
             *times,
             transfer=max((way.seconds + way.latency_s for way in ways), default=0.0),
             wire=max((way.seconds for way in ways), default=0.0),
+            shares_ports=self.step.device is not None,
         )
 
     def _messages(self) -> Iterator[Transfer]:
@@ -192,15 +198,17 @@ class Search:
     def _improved(self, best: Order) -> Order:
         """Change the order where ranks idle, for as long as that helps."""
         origin = f"{best.origin}, improved"
-        while self.tried < self._most:
+        looked = self.tried
+        while looked < self._most:
             for changed in changes(best.simulation.played()):
-                if not plays(changed, self._times):
-                    continue
-                order = self._tried(changed, best.ahead, origin)
+                looked += 1
+                order = None
+                if plays(changed, self._times):
+                    order = self._tried(changed, best.ahead, origin)
                 if order is not None and order.seconds < best.seconds * (1 - 1e-9):
                     best = order
                     break
-                if self.tried >= self._most:
+                if looked >= self._most:
                     return best
             else:
                 return best
@@ -214,6 +222,21 @@ def _better(best: Order | None, other: Order | None) -> Order | None:
     if abs(other.seconds - best.seconds) <= 1e-9 * best.seconds:
         return other if max(other.held_bytes) < max(best.held_bytes) else best
     return other if other.seconds < best.seconds else best
+
+
+def compared(like: Schedule) -> dict[str, Schedule]:
+    """Return the schedules by name that a choice is compared with, of those that are of a form."""
+    named: dict[str, Schedule] = {}
+    ranks, count = len(like.ranks), like.num_micro_batches
+    chunks = like.num_stages // ranks
+    for name in COMPARED if chunks == 1 else (f"interleaved:{chunks}", "zb-v"):
+        try:
+            schedule = generate(name, ranks=ranks, micro_batches=count)
+        except IrcError:
+            continue  # it does not exist in these sizes
+        if is_like(schedule, like):
+            named[name] = schedule
+    return named
 
 
 def best_of(searches: Sequence[Search], names: Sequence[Mapping[str, Schedule]]) -> Orders | None:

@@ -9,8 +9,23 @@ its link carries, and "over" the step in parts of the longer of the two; "predic
 the simulated step. A row without a pass has ``--pass no-NAME``. Stages of a pipeline send each
 other values: there, "compute" has the bubbles of the schedule, and the row without ``filler`` has
 the schedule 1f1b, whose backward leaves no weight gradients to compute while values are on their
-way; the row with it has zb-h2, whose ranks also begin with more forwards. "experts" are layers of
-a mixture, whose tokens travel to the ranks of their experts and back.
+way; the row with it has the order that a search finds by the plan's own times (--schedule search).
+"experts" are layers of a mixture, whose tokens travel to the ranks of their experts and back.
+
+Of a pipeline "floor" is what no order of one stage a rank goes below, in the same parts, and it is
+above the target on four ranks. With forwards of F on a rank, gradients of I and W, messages of T,
+m micro-batches and an update U, rank r begins when r forwards and messages are behind it, and then
+has all its work:
+    step >= r (F + T) + m (F + I + W) + U
+Compute alone has r F + m (F + I + W) + U, so that the fill of a link costs r T: with F = 4.1, I =
+4.7, W = 4.2, U = 3.8 and T = 8.3 ms on two ranks 126 of 118 ms, 1.07; on four ranks 151 of 126,
+1.20. A device has one port, which messages from both neighbours share: the first one reaches an
+inner rank r after (r - 1) (F + T) + F, then 2 m of them arrive one after the other, the last of
+them a gradient, which still has to go on to rank 0:
+    step >= (r - 1) (F + T) + F + 2 m T + I + r (T + I) + W + U
+On four ranks that is 186 of 126 ms, 1.48, whatever the order. Processes here have a link to each
+neighbour, and no port that these share, so that measured steps of four ranks may lie below it.
+
 The cluster's devices are as fast as this machine is with the plan of the layout, and its links in
 proportion: else what the planner hides behind compute would not be hidden here.
 ``--quick`` has two of the layouts, of four layers, on 2 processes, once.
@@ -41,8 +56,9 @@ from irc.plan.load import load_plan
 from irc.plan.parts_files import load_parts
 from irc.plan.schema import Start
 from irc.runtime.launch import run_plan
-from irc.simulate.parts import predict_step
+from irc.simulate.parts import predict_step, priced
 from irc.simulate.plan import predict
+from irc.simulate.priced import Priced
 from irc.simulate.schedule import Simulation
 from tests.models.gpt import GPT, GPTConfig
 from tests.models.mixture import Mixture, travelling
@@ -121,7 +137,7 @@ def export(
     common = {"optimizer": "adamw", "cluster": str(cluster), "out": folder}
     if case.layout == "pipe":
         irc.export_plan(model, (tokens, tokens), mesh=f"pipe={ranks}", micro_batches=MICRO_BATCHES,
-                        schedule="1f1b" if FILLER in without else "zb-h2", **common)  # fmt: skip
+                        schedule="1f1b" if FILLER in without else "search", **common)  # fmt: skip
         return
     passes = [f"no-{name}" for name in without]
     if case.layout == "experts":
@@ -136,11 +152,15 @@ def export(
 
 
 class Predicted(NamedTuple):
-    """Seconds of a step: on the busiest link, of compute alone, and of both as they overlap."""
+    """Seconds of a step: on the busiest link, of compute alone, and of both as they overlap.
+
+    Of stages also what no order goes below.
+    """
 
     link: float
     compute: float
     step: float
+    floor: float = 0.0
 
 
 def of_program(path: Path) -> Predicted:
@@ -160,7 +180,29 @@ def of_stages(path: Path) -> Predicted:
     text = cluster.read_text()
     quick.write_text(text[: text.index("[[link]]")] + FREE_LINK)
     with_links, without = (predict_step(plan, find_cluster(str(f))) for f in (cluster, quick))
-    return Predicted(_busiest(with_links), without.seconds, with_links.seconds)
+    floor = _floor(priced(plan, find_cluster(str(cluster))), plan.num_micro_batches)
+    return Predicted(_busiest(with_links), without.seconds, with_links.seconds, floor)
+
+
+def _floor(step: Priced, count: int) -> float:
+    """Return seconds that no order of one stage a rank goes below (above)."""
+    stages = step.costs.stages
+    ranks = range(len(stages))
+    work = [count * sum(map(own.of, "FIW" if "I" in own.seconds else "FB")) for own in stages]
+    ends = [own.reduce_seconds + own.update_seconds for own in stages]
+    ways = {(r.producer, r.consumer): step.ways(r.name, r.producer, r.consumer)
+            for r in step.wiring.routes}  # fmt: skip
+    takes = {ends: way.seconds + way.latency_s for ends, way in ways.items()}
+    fill = [sum(stages[s].of("F") + takes[s, s + 1] for s in range(rank)) for rank in ranks]
+    floors = [fill[rank] + work[rank] + ends[rank] for rank in ranks]
+    if step.device is not None:
+        for rank in ranks[1:-1]:
+            first = fill[rank] - takes[rank - 1, rank]
+            port = count * (ways[rank - 1, rank].seconds + ways[rank + 1, rank].seconds)
+            back = sum(takes[s + 1, s] + stages[s].of("I") for s in range(rank))
+            last = stages[0].of("W") + ends[0]
+            floors.append(first + port + stages[rank].of("I") + back + last)
+    return max(floors)
 
 
 def _busiest(run: Simulation) -> float:
@@ -207,6 +249,7 @@ def row(
         "over": over,
         "predicted": said.step / max(said.compute, said.link),
         "predicted_s": said.step,
+        "floor": said.floor / max(said.compute, said.link),
     }
 
 
@@ -217,7 +260,10 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    print("case          ranks  without             compute ms  link ms  step ms  over  predicted")
+    print(
+        "case          ranks  without             compute ms  link ms  step ms  over  predicted"
+        "  floor"
+    )
     with tempfile.TemporaryDirectory() as folder:
         for ranks in (2,) if args.quick else (2, 4):
             for case in CASES:
@@ -232,7 +278,9 @@ def main() -> int:
                     print(f"{each['case']:<13} {ranks:>5}  {each['without']:<18}"
                           f"{each['compute'] * 1e3:>12.1f}{each['link'] * 1e3:>9.1f}"
                           f"{each['step'] * 1e3:>9.1f}{each['over']:>6.2f}"
-                          f"{each['predicted']:>11.2f}", flush=True)  # fmt: skip
+                          f"{each['predicted']:>11.2f}"
+                          + (f"{each['floor']:>7.2f}" if each["floor"] else ""),
+                          flush=True)  # fmt: skip
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1))
     longest = max(each["over"] for each in rows if not each["without"])

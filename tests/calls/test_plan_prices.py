@@ -60,6 +60,7 @@ def fresh(own: StepJudge) -> Prices:
         ("pipe=2,data=4,tensor=2", 4, "1f1b", "none"),
         ("data=8,tensor=2", 2, "1f1b", "full"),
         ("pipe=3,tensor=4", 4, "zb-h1", "none"),
+        ("pipe=2,data=4", 8, "search", "none"),
         ("pipe=2,data=2", 4, "interleaved:2", "selective"),
     ],
 )
@@ -72,6 +73,17 @@ def test_prices_are_those_of_whole_plans(
     assert price is not None
     assert price.step_s == pytest.approx(whole.step_s, rel=STAGES_ERROR)
     assert price.num_bytes == pytest.approx(whole.num_bytes, rel=0.15)
+
+
+@pytest.mark.slow
+def test_an_order_that_is_searched_is_priced_below_those_with_a_name() -> None:
+    own = judge(7, 512)
+    mesh = Mesh.parse("pipe=2,data=2")
+    prices = {
+        schedule: steps(lambda s=schedule: own.price(Configuration(mesh, 8, s)))
+        for schedule in ("zb-h1", "zb-h2", "search")
+    }
+    assert prices["search"] <= min(prices.values())
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ from irc.search.by_pieces import (
 from irc.search.configurations import (
     Configuration,
     Outline,
+    can_search,
     configurations,
     estimated_s,
     first_again,
@@ -337,6 +338,31 @@ def test_what_does_not_fit_is_tried_with_more_recompute() -> None:
     lacking = [each for each in outcome.judged if each.error is not None]
     policies = {each.configuration.recompute for each in lacking}
     assert policies == {"none", "selective", "every-second-matmul"}
+
+
+def test_the_order_of_the_fastest_pipeline_is_searched() -> None:
+    """Behind all others, once."""
+
+    def is_ordered(configuration: Configuration) -> bool:
+        return configuration.schedule == "search"
+
+    def says(configuration: Configuration) -> Verdict:
+        if configuration.pipe == 1:
+            raise needs(7 * 10**9)
+        own = by_estimate(configuration)
+        return replace(own, step_s=own.step_s * (0.5 if is_ordered(configuration) else 1.0))
+
+    outcome = Search(Fake(says), CLUSTER).run(4)
+    fitting = [each for each in outcome.judged if each.verdict]
+    ordered, *others = [each.configuration for each in fitting]
+    assert is_ordered(ordered)
+    assert not any(map(is_ordered, others))
+    assert ordered == replace(others[0], schedule="search")
+
+
+def test_an_order_of_many_actions_is_not_searched() -> None:
+    assert can_search(Configuration(Mesh.parse("pipe=8"), 32))
+    assert not can_search(Configuration(Mesh.parse("pipe=8"), 64))
 
 
 def test_what_does_not_fit_is_tried_in_more_micro_batches() -> None:

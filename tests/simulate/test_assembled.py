@@ -13,7 +13,7 @@ from irc.schedule.actions import Schedule
 from irc.schedule.tape_writer import tapes_of
 from irc.schedule.tapes import Tape, Wiring
 from irc.search.blocks import UPDATE, Blocks, Content, Passed, Piece
-from irc.simulate import assembled
+from irc.simulate import assembled, priced
 from irc.simulate.assembled import Assembled, KnownTapes, simulate_blocks
 
 LAYER = Piece({"F": 1.0, "B": 2.0}, held_bytes=100.0, saved_bytes={"F-B": 10.0})
@@ -82,5 +82,5 @@ def test_a_schedule_is_spelt_out_once_for_stages_of_any_size(
 def test_what_a_step_holds_is_known_before_it_is_simulated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(assembled, "simulate_tapes", pytest.fail)
+    monkeypatch.setattr(priced, "simulate_tapes", pytest.fail)
     assert simulated("1f1b", plain(4)).held_bytes[0] > 100.0
