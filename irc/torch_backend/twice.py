@@ -10,9 +10,10 @@ A graph that is kept with ``retain_graph=True`` is gone back through as often as
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
+from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
 from torch.fx import GraphModule, Node
 
 from irc.errors import IrcError
@@ -76,7 +77,7 @@ def differentiable(run: Flat, graph: GraphModule, repeats: Callable[[], bool]) -
         results = run(*args)
         for each in results:
             node = getattr(each, "grad_fn", None)
-            if node is not None and hasattr(node, "_forward_cls"):
+            if _is_of_graph(node):
                 if not is_told:
                     is_told = True
                     _tell(node._forward_cls, graph, repeats())
@@ -85,6 +86,12 @@ def differentiable(run: Flat, graph: GraphModule, repeats: Callable[[], bool]) -
         return results
 
     return told
+
+
+def _is_of_graph(node: Any) -> TypeGuard[Any]:
+    """True for autograd's node of a graph; a result that is an argument has the caller's node."""
+    function = getattr(node, "_forward_cls", None)
+    return isinstance(getattr(function, "metadata", None), ViewAndMutationMeta)
 
 
 def _tell(function: Any, graph: GraphModule, repeats: bool) -> None:

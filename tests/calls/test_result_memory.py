@@ -141,3 +141,16 @@ def test_a_view_of_what_dropout_leaves_alone() -> None:
         y = irc.compile(lambda a: F.dropout(a, 0.5, False).t())(x)
         x.zero_()
     assert not y.any()
+
+
+def test_a_gradient_through_dropout_lies_as_eagers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IRC_FIRST_TIMING", "off")  # else torch may run it
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x.mT, 0.5, True)
+
+    for through in (function, irc.compile(function), torch.compile(function, backend="irc")):
+        x = torch.randn(33, 4, 3, requires_grad=True)
+        y = through(x)
+        (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
+        assert gradient.stride() == (12, 3, 1)

@@ -166,3 +166,46 @@ def test_other_sizes_of_what_would_not_be_the_same_again(function: Any) -> None:
     for rows in (3, 6):
         with pytest.raises(IrcError, match="differentiated"):
             derivatives(first, torch.randn(rows, 4), torch.randn(4, 5))
+
+
+class _Doubled(torch.autograd.Function):
+    """A user's own function, whose backward pass is not the derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * 5
+
+
+@pytest.mark.parametrize("through", [irc.compile, lambda f: torch.compile(f, backend="irc")])
+def test_an_argument_that_comes_back_keeps_its_own_node(through: Callable[..., Any]) -> None:
+    backward = _Doubled.backward
+
+    def function(y: Tensor) -> tuple[Tensor, Tensor]:
+        return y.to(torch.float32), torch.tanh(y)
+
+    x = torch.tensor([0.5, -1.0], requires_grad=True)
+    results = through(function)(_Doubled.apply(x))
+    assert _Doubled.backward is backward
+    own, eager = (
+        torch.autograd.grad(sum(r.sum() for r in each), x, create_graph=True)[0]
+        for each in (results, function(_Doubled.apply(x)))
+    )
+    torch.testing.assert_close(own, eager)
+
+
+@pytest.mark.parametrize("through", [irc.compile, lambda f: torch.compile(f, backend="irc")])
+def test_a_module_with_a_backward_hook_may_give_its_argument(through: Callable[..., Any]) -> None:
+    class Cast(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor]:
+            return (x.to(torch.float32),)
+
+    module, calls = Cast(), list[str]()
+    module.register_full_backward_hook(lambda *_: calls.append("ran"))
+    x = torch.tensor(2.0, requires_grad=True)
+    (result,) = through(module)(x)
+    (result * 3).backward()
+    assert x.grad is not None and x.grad.item() == 3.0 and calls == ["ran"]

@@ -237,6 +237,10 @@ def differences(scene: Scene, seen: Observed, wanted: Observed, wide: Observed) 
     return found + _repeats(scene, seen, wanted)
 
 
+CERTAIN = 10
+"""So many numbers that differ in eager do not all agree by chance."""
+
+
 def _repeats(scene: Scene, seen: Observed, wanted: Observed) -> list[str]:
     """Say where a seed does not repeat what it repeats in eager, or repeats what it does not."""
     found: list[str] = []
@@ -251,7 +255,8 @@ def _repeats(scene: Scene, seen: Observed, wanted: Observed) -> list[str]:
             if number == 0:
                 wrong = eager and not here
             else:  # few draws may be equal by chance, in eager as here
-                wrong = here and not eager and wanted.results[i].numel() >= 20
+                one, two = (_plain(each[i]) for each in (wanted.results, wanted.again[number]))
+                wrong = here and int((one != two).sum()) >= CERTAIN
             if wrong:
                 says = "repeats" if here else "does not repeat"
                 found.append(f"result {i} ({name}) {says} {words}")

@@ -99,6 +99,11 @@ class Scene:
         inner = ", ".join(["gate", *([names] if names else [])])
         return f"{hook}def scene({inner}):\n{given}{body}    return ({', '.join(self.results)},)\n"
 
+    @property
+    def draws(self) -> bool:
+        """True where random numbers are drawn, whether a result shows it or not."""
+        return any(word in self.text for word in ("torch.rand", "bernoulli", "dropout"))
+
     def function(self) -> Callable[..., Any]:
         """Return the function; its first argument is a layer."""
         scope: dict[str, Any] = {"torch": torch, "F": nn.functional}
@@ -139,7 +144,7 @@ class Scene:
         found = [torch.float64]
         narrow = ("f32", "c64", *HALVES)
         found += [KINDS[n] for n in narrow if n in dtypes or str(KINDS[n]) in words]
-        if not {"f64", "c128"} & dtypes:
+        if not dtypes <= {"f64", "c128"}:
             found.append(torch.float32)  # what is made of integers and bools
         return max(torch.finfo(dtype).eps for dtype in found)
 

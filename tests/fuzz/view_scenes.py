@@ -135,7 +135,7 @@ def check(scene: Scene, name: str) -> Failure | None:
     """Check a scene in one of the ways; what torch gets wrong without irc is not counted."""
     manner = ways.WAYS[name]
     failure = check_views(scene, manner.way, gradients=manner.gradients)
-    if failure is None or not ways.may_be_torch(name, failure):
+    if failure is None or not ways.may_be_torch(name, scene, failure):
         return failure
     without = check_views(scene, ways.aot_eager, gradients=manner.gradients)
     return failure if without is None or without.kind != failure.kind else None

@@ -81,17 +81,18 @@ def check(scene: Scene, name: str, features: Any = None) -> Failure | None:
     What Dynamo and AOTAutograd get wrong in the same way without irc is not counted.
     """
     failure = _check(scene, WAYS[name], features)
-    if failure is None or not may_be_torch(name, failure):
+    if failure is None or not may_be_torch(name, scene, failure):
         return failure
     without = _check(scene, replace(WAYS[name], way=aot_eager), None)
     return failure if without is None or without.kind != failure.kind else None
 
 
-def may_be_torch(name: str, failure: Failure) -> bool:
+def may_be_torch(name: str, scene: Scene, failure: Failure) -> bool:
     """True where a failure counts only if AOTAutograd does not have it without irc."""
-    # Without gradients irc.compile hands few calls on to Dynamo. Gradients that lie in each other
-    # are wrong when they are added to, whoever lets them.
-    return failure.kind != "memory" and (name != "way-compile" or failure.kind == "crash")
+    # Without gradients irc.compile hands few calls on to Dynamo: those that draw numbers are.
+    # Gradients that lie in each other are wrong when they are added to, whoever lets them.
+    is_handed_on = name != "way-compile" or failure.kind == "crash" or scene.draws
+    return failure.kind != "memory" and is_handed_on
 
 
 def _check(scene: Scene, manner: Manner, features: Any) -> Failure | None:

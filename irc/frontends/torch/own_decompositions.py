@@ -53,7 +53,13 @@ def binary_cross_entropy(
     return loss.mean() if reduction == MEAN else loss if reduction == NONE else loss.sum()
 
 
+def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Return the gradient of dropout; it lies as what comes in, and torch's way copies it."""
+    return grad_output * (mask.type_as(grad_output) * scale)
+
+
 OWN: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten.binary_cross_entropy.default: binary_cross_entropy,
+    torch.ops.aten.native_dropout_backward.default: native_dropout_backward,
     torch.ops.aten.smooth_l1_loss_backward.default: smooth_l1_loss_backward,
 }
