@@ -35,11 +35,19 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Fit:
-    """Measured figures of one collective: ``launch + steps * (latency + bytes / bytes_per_s)``."""
+    """Measured figures of one collective: ``launch + steps * (latency + bytes / bytes_per_s)``.
+
+    Attributes:
+        launch_s, latency_s, bytes_per_s: what they are of.
+        cores: of the host that they were measured on. Sending and receiving is work of a core, so
+            where ranks share one, each step takes as many times as long. 0: nobody shares one, or
+            it is not known.
+    """
 
     launch_s: float
     latency_s: float
     bytes_per_s: float
+    cores: int = 0
 
 
 @dataclass(frozen=True)
@@ -117,8 +125,7 @@ class AxisLink:
             fill a level unevenly, and where none are stated.
         fits: measured figures by collective.
         direct: the ranks are few processes of hosts, which send to each other at once.
-        crowded: how many ranks of a host share a core, 1 at least: sending and receiving is work of
-            the processor, of which a rank then has its part.
+        processes: of the host, in all groups; 0 where ranks have devices of their own.
     """
 
     ranks: int
@@ -129,7 +136,7 @@ class AxisLink:
     hops: tuple[Hop, ...] = ()
     fits: Mapping[Collective, Fit] = field(default_factory=dict[Collective, Fit])
     direct: bool = False
-    crowded: float = 1.0
+    processes: int = 0
 
     @property
     def levels(self) -> tuple[Hop, ...]:

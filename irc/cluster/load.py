@@ -38,6 +38,7 @@ A complete file, in which every key that is commented out is optional:
     # launch_us = 9
     # latency_us = 2
     # gb_per_s = 18
+    # cores = 2             # of the host: where ranks share one, steps take as many times as long
 
     [[link]]                # the next level: four nodes, which share one network card each
     devices = 16
@@ -335,11 +336,12 @@ def _protocol(table: Fields) -> Protocol:
 
 
 def _fit(table: Fields) -> Fit:
-    table.only("launch_us", "latency_us", "gb_per_s")
+    table.only("launch_us", "latency_us", "gb_per_s", "cores")
     return Fit(
         table.number("launch_us", 0.0) / 1e6,
         table.number("latency_us", 0.0) / 1e6,
         table.number("gb_per_s") * GB,
+        table.whole("cores", 0, MAX_DEVICES),
     )
 
 

@@ -121,6 +121,8 @@ def _fit(fit: Fit) -> Iterator[str]:
     if fit.latency_s:
         yield f"latency_us = {_us(fit.latency_s)}"
     yield f"gb_per_s = {_number(fit.bytes_per_s / GB)}"
+    if fit.cores:
+        yield f"cores = {fit.cores}"
 
 
 def _emulated(kinds: list[str]) -> list[str]:

@@ -155,11 +155,10 @@ class Cluster:
         >>> [f"{two_nodes.axis_link(mesh, axis).bytes_per_s / 1e9:.0f} GB/s" for axis in mesh.names]
         ['80 GB/s', '362 GB/s']
         """
-        link, cores = self._axis_link(mesh, axis), self.device.cores
-        if not cores:
+        link = self._axis_link(mesh, axis)
+        if not self.device.cores:
             return link
-        crowded = max(1.0, mesh.num_ranks / cores)
-        return replace(link, direct=link.ranks <= DIRECT_RANKS, crowded=crowded)
+        return replace(link, direct=link.ranks <= DIRECT_RANKS, processes=mesh.num_ranks)
 
     def _axis_link(self, mesh: Mesh, axis: str) -> AxisLink:
         ranks = mesh.size(axis)

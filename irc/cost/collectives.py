@@ -103,7 +103,7 @@ def lines(kind: Collective, link: AxisLink, copy_bytes_per_s: float) -> tuple[Li
     if kind in link.emulated:
         return _cheapest(_emulated(kind, link, copy_bytes_per_s))
     if kind in link.fits:
-        return (_fitted(kind, link.fits[kind], link.ranks, link.crowded),)
+        return (_fitted(kind, link.fits[kind], link.ranks, link.processes),)
     if link.direct and kind != "all_to_all":
         return _cheapest(_direct(kind, link.levels, copy_bytes_per_s))
     return _cheapest(_algorithms(kind, link.levels, copy_bytes_per_s))
@@ -252,8 +252,9 @@ def _ranks(hops: tuple[Hop, ...]) -> int:
     return prod(hop.fan for hop in hops)
 
 
-def _fitted(kind: Collective, fit: Fit, ranks: int, crowded: float) -> Line:
+def _fitted(kind: Collective, fit: Fit, ranks: int, processes: int) -> Line:
     rounds = 2 if kind == "all_reduce" else 1
+    crowded = max(1.0, processes / fit.cores) if fit.cores else 1.0
     steps = rounds * (ranks - 1) * crowded
     return Line("measured", fit.launch_s + steps * fit.latency_s, steps / ranks / fit.bytes_per_s)
 

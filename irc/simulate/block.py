@@ -38,14 +38,13 @@ class BlockTimes:
         """Return the seconds after which compute and all links are done with a block."""
         tasks = tasks_of(block, self.seconds)
         ranks, kinds = self._mesh.num_ranks, self._contention.kinds
-        weigh = self._contention.weight
         actions: list[SimAction] = []
         on_link: dict[int, int] = {}
         for position in list_schedule(tasks):
             task = tasks[position]
             if task.axis is not None:
                 issued = SimAction("", "compute", 0.0)
-                weight = weigh(ranks // self._mesh.size(task.axis))
+                weight = self._contention.weight_of_messages(ranks)
                 kind = kinds.get(task.axis, "link")
                 stream, after = f"link {task.axis}", (len(actions),)
                 on_link[position] = len(actions) + 1
@@ -56,7 +55,7 @@ class BlockTimes:
                 after = () if waited is None else (waited,)
                 actions.append(SimAction("", "compute", 0.0, after))
             elif task.seconds:
-                weight = weigh(ranks)
+                weight = self._contention.weight(ranks)
                 actions.append(SimAction("", "compute", task.seconds, (), SHARED, weight=weight))
         shared = self._contention.resource
         return simulate(actions, {} if shared is None else {SHARED: shared}).seconds

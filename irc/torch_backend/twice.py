@@ -77,7 +77,7 @@ def differentiable(run: Flat, graph: GraphModule, repeats: Callable[[], bool]) -
         results = run(*args)
         for each in results:
             node = getattr(each, "grad_fn", None)
-            if _is_of_graph(node):
+            if _is_of_graph(node) and not any(_made(arg) is node for arg in args):
                 if not is_told:
                     is_told = True
                     _tell(node._forward_cls, graph, repeats())
@@ -88,8 +88,13 @@ def differentiable(run: Flat, graph: GraphModule, repeats: Callable[[], bool]) -
     return told
 
 
+def _made(arg: Any) -> object:
+    """Return autograd's node that has made an argument; a result that is it has the same."""
+    return arg.grad_fn if isinstance(arg, torch.Tensor) else None
+
+
 def _is_of_graph(node: Any) -> TypeGuard[Any]:
-    """True for autograd's node of a graph; a result that is an argument has the caller's node."""
+    """True for autograd's node of a graph, this one or another."""
     function = getattr(node, "_forward_cls", None)
     return isinstance(getattr(function, "metadata", None), ViewAndMutationMeta)
 

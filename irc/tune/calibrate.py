@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -125,7 +125,7 @@ class Calibration:
         link = self.cluster.links[level]
         for kind, points in found.items():
             for point in points:
-                alone = Cluster("fit", self.cluster.device, (_level(point.ranks, link.fits),))
+                alone = Cluster("fit", self.cluster.device, (replace(link, devices=point.ranks),))
                 axis = alone.axis_link(Mesh.of({"all": point.ranks}), "all")
                 (line,) = lines(kind, axis, self.cluster.device.bytes_per_s)
                 yield _row(kind, point, line)
@@ -154,16 +154,16 @@ def calibrate_host(effort: Effort = Effort(), compile_: Compile | None = None) -
         PROGRESS.info("collectives between %d processes", ranks)
         for kind, points in _exchange(effort, ranks).items():
             found[kind] += points
-    fits = {kind: fit_collective(kind, found[kind], num_cores()) for kind in COLLECTIVES}
+    fits: dict[Collective, Fit] = {
+        kind: fit_collective(kind, found[kind], num_cores()) for kind in COLLECTIVES
+    }
     device, generated, library = measure_device(effort, compile_)
-    link = _level(max(2, num_cores()), fits)
+    # Messages of stages, and permutes, are priced as steps of an all-reduce.
+    summed = fit_collective("all_reduce", found["all_reduce"])
+    devices = max(2, num_cores())
+    link = Link(devices, summed.latency_s, summed.bytes_per_s, summed.launch_s, fits=fits)
     cluster = Cluster("this-host", device, (link,))
     return Calibration(cluster, generated, library, (found,), others())
-
-
-def _level(devices: int, fits: Mapping[Any, Fit]) -> Link:
-    summed = fits["all_reduce"]
-    return Link(devices, summed.latency_s, summed.bytes_per_s, summed.launch_s, fits=fits)
 
 
 def measure_device(

@@ -58,7 +58,7 @@ def fit_collective(kind: Collective, points: Sequence[Point], cores: int = 0) ->
         found = non_negative(rows * weights[:, None], seconds * weights)
         weights = 1 / np.sqrt(seconds * np.maximum(rows @ found, 1e-9))
     launch, latency, per_byte = map(float, found)
-    return Fit(launch, latency, 1 / per_byte if per_byte > 1 / FASTEST else FASTEST)
+    return Fit(launch, latency, 1 / per_byte if per_byte > 1 / FASTEST else FASTEST, cores)
 
 
 def non_negative(rows: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -127,7 +127,7 @@ def tune_plan(
 
 
 def _predicted(plan: Plan, seconds: Callable[[Step], float], threads: int) -> float:
-    return predict(plan, seconds, Contention(Cores(num_cores() / threads))).seconds
+    return predict(plan, seconds, Contention(Cores(num_cores() / threads), threads=threads)).seconds
 
 
 def _with_measured(

@@ -181,6 +181,32 @@ class _Doubled(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("through", [irc.compile, lambda f: torch.compile(f, backend="irc")])
+@pytest.mark.parametrize("first", ["irc", "aot_eager"])
+def test_what_another_graph_made_keeps_its_own_node(
+    through: Callable[..., Any], first: str
+) -> None:
+    def function(y: Tensor) -> tuple[Tensor, Tensor]:
+        return y.to(torch.float32), torch.tanh(y)
+
+    x = torch.tensor([0.5, -1.0], requires_grad=True)
+    produced, plain = torch.compile(torch.sin, backend=first)(x), torch.sin(x)
+    own, eager = (
+        torch.autograd.grad(sum((r * r).sum() for r in results), y, create_graph=True)[0]
+        for results, y in ((through(function)(produced), produced), (function(plain), plain))
+    )
+    torch.testing.assert_close(own, eager)
+    # The second function gives back its argument: the derivative of its gradients is refused.
+    made = through(function)(torch.compile(torch.sin, backend=first)(x))
+
+    def second() -> None:
+        (gradient,) = torch.autograd.grad(sum((r * r).sum() for r in made), x, create_graph=True)
+        torch.autograd.grad(gradient.sum(), x)
+
+    with pytest.raises((IrcError, RuntimeError), match=r"differentiated|double backward"):
+        second()
+
+
+@pytest.mark.parametrize("through", [irc.compile, lambda f: torch.compile(f, backend="irc")])
 def test_an_argument_that_comes_back_keeps_its_own_node(through: Callable[..., Any]) -> None:
     backward = _Doubled.backward
 

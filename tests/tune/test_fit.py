@@ -1,14 +1,17 @@
 """Fits of measured curves."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from irc.cluster.links import Link
+from irc.cluster.links import Fit, Link
+from irc.cluster.load import find_cluster
 from irc.cluster.presets import PRESETS
+from irc.cluster.text import to_toml
 from irc.cluster.topology import Cluster
 from irc.cost.collectives import collective_s
 from irc.dialects.placement import Mesh
@@ -47,6 +50,20 @@ def test_four_ranks_on_two_cores_have_half_a_core_each() -> None:
         assert collective_s("all_gather", axis, point.num_bytes, 1e9) == pytest.approx(
             point.seconds
         )
+
+
+def test_a_file_says_how_many_cores_a_fit_is_of(tmp_path: Path) -> None:
+    """A file of before this was counted has no cores, and means what it meant."""
+    fit = Fit(1e-4, 1e-5, 1e9, 2)
+    link = Link(4, 0.0, 1e9, fits={"all_gather": fit})
+    host = Cluster("host", PRESETS["this-host"].device, (link,))
+    text = to_toml(host)
+    assert "cores = 2" in text.split("[link.fits.all_gather]")[1]
+    for written, crowded in ((text, 2.0), (text.replace("cores = 2\n", ""), 1.0)):
+        (tmp_path / "host.toml").write_text(written)
+        read = find_cluster(str(tmp_path / "host.toml"))
+        axis = read.axis_link(Mesh.of({"data": 4}), "data")
+        assert collective_s("all_gather", axis, 0, 1e9) == pytest.approx(1e-4 + crowded * 3e-5)
 
 
 def test_one_disturbed_sample_does_not_move_the_fit_much() -> None:
