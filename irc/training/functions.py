@@ -142,7 +142,9 @@ def _places(func: FuncOp, *, merged: bool) -> dict[Operation, int]:
     sums = {v.owner for v in sums_of(func)}
     places: dict[Operation, int] = {}
     for op in reversed(ops):
-        match phase_of(op):
+        # A literal is where its first reader is: those of the forward and of the seed of gradients
+        # may be one.
+        match "" if is_cheap(op) and not op.operands else phase_of(op):
             case "forward":
                 place = 0
             case "backward":

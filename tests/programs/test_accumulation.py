@@ -144,3 +144,27 @@ def test_forty_layers_on_256_ranks_are_planned(tmp_path: Path) -> None:
         accumulate=4,
     )
     assert time.process_time() - start < 60
+
+
+class Halved(nn.Module):
+    """A loss with the number by which two micro-batches begin their gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the loss."""
+        return F.huber_loss(self.layer(x), x)
+
+
+def test_a_literal_of_the_loss_may_be_the_seed_of_gradients() -> None:
+    mine, theirs, x = Halved(), Halved(), torch.randn(8, 6)
+    loss = theirs(x)
+    loss.backward()
+    step = irc.compile_step(mine, optimizer="sgd", accumulate=2)
+    torch.testing.assert_close(step(x, lr=1.0), loss.detach())
+    torch.optim.SGD(theirs.parameters(), 1.0).step()
+    for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
