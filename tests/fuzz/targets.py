@@ -63,7 +63,9 @@ def planned(program: Program) -> tuple[LoadedPlan, list[KernelOp]]:
         return _SHARED[-1][1:]
     found = flow_program(program)
     plan = make_plan(found, Options(), keep_ir=False)
-    kernels = [op for op in found.module.body.block.ops if isinstance(op, KernelOp)]
+    ops = found.module.body.block.ops
+    named = {op.sym_name.data: op for op in ops if isinstance(op, KernelOp)}
+    kernels = [named[kernel.name] for kernel in plan.plan.kernels]  # as calls number them
     if _SHARED:
         _SHARED[-1] = program, plan, kernels
     return plan, kernels
