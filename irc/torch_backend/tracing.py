@@ -134,7 +134,7 @@ def _counting(gm: GraphModule, inputs: Sequence[Any], options: Options, run: Fla
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     memories = [memory_of(x) if _is_counted(x) else None for x in inputs]
     shared = {each for each, n in Counter(memories).items() if n > 1 and each is not None}
-    written = {_owner(node.args[0]) for node in gm.graph.nodes if _is_write(node)}
+    written = {_written(node) for node in gm.graph.nodes if _is_write(node)}
     places = [
         i
         for i, (node, memory) in enumerate(zip(placeholders, memories, strict=True))
@@ -186,11 +186,16 @@ def _may_write(node: Node) -> bool:
     return _is_write(node) or (name.endswith("_") and not name.endswith("__"))
 
 
-def _owner(value: Any) -> Any:
-    """Return the node whose memory a view is of: what it is a view of, by first arguments."""
+def _written(node: Node) -> Node | None:
+    """Return the argument whose memory a write is to, by what its operand is a view of."""
+    value = operand = node.args[0]
     while isinstance(value, Node) and value.op.startswith("call") and value.args:
         value = value.args[0]
-    return value
+    if not isinstance(value, Node) or not isinstance(operand, Node):
+        return None
+    # First arguments lead through copies too, which lie elsewhere.
+    here, there = (memory_of(each.meta.get("example_value")) for each in (operand, value))
+    return value if here == there else None
 
 
 def compile_around(

@@ -154,3 +154,28 @@ def test_a_gradient_through_dropout_lies_as_eagers(monkeypatch: pytest.MonkeyPat
         y = through(x)
         (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
         assert gradient.stride() == (12, 3, 1)
+
+
+@pytest.mark.parametrize("through", [irc.compile, lambda f: torch.compile(f, backend="irc")])
+def test_a_write_to_a_copy_is_none_to_arguments_that_share_memory(
+    through: Callable[..., Any],
+) -> None:
+    def copies(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(x) + y, x.clone().fill_(1)
+
+    def writes(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        kept = torch.tanh(x) + y
+        y[1:].t().mul_(2)
+        return kept, x.clone()
+
+    for function, count in ((copies, 0), (writes, 1)):
+        x = torch.randn(4, 3, requires_grad=function is copies)
+        versions: list[list[int]] = []
+        for each in (function, through(function)):
+            given = x.detach().clone().requires_grad_(x.requires_grad)
+            arguments = given, given.detach()
+            result = each(*arguments)[0]
+            versions.append([argument._version for argument in arguments])
+            if x.requires_grad:
+                result.sum().backward()
+        assert versions == [[count, count]] * 2
