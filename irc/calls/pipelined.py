@@ -29,7 +29,7 @@ from irc.pipeline import Options
 from irc.plan.parts import PIPE, PartsPlan
 from irc.plan.parts_packing import pack_parts, unpack_parts
 from irc.programs.held_pins import names_by_stage, stage_pins
-from irc.programs.in_order import check_order, plan_in_order, with_order
+from irc.programs.in_order import check_order, plan_alike, plan_in_order
 from irc.programs.make import make_parts_plan
 from irc.programs.schedules import searched_stages
 from irc.programs.uneven import make_uneven_plan
@@ -207,9 +207,8 @@ class PipelinedStep(TrainingStep):
 
         def make() -> PartsPlan:
             if self._ordered is not None:
-                # Another order may have stages on other ranks; weights stay.
-                order = self._ordered.written
-                return with_order(in_order(order), order, self._ordered.facts.ahead)
+                # Another placement may have stages on other ranks; weights stay.
+                return plan_alike(self.pipelining.schedule, self._ordered, in_order, options)
             how = self.pipelining.schedule, self._pipe, self.recipe.micro_batches
             return plan_in_order(*how, in_order, options)
 
@@ -219,7 +218,7 @@ class PipelinedStep(TrainingStep):
         else:
             marks = marks_of(captured.program.module, recipe, options, self.pipelining)
             plan = unpack_parts(shared_bytes(lambda: pack_parts(make()), rank, marks))
-        if searched_stages(self.pipelining.schedule) is not None:
+        if self._ordered is None and searched_stages(self.pipelining.schedule) is not None:
             self._ordered = plan
         note_stages(plan, options, 0.0 if rank else time.perf_counter() - start)
         self._state.adopt_parts(plan, tensors, rank)

@@ -31,7 +31,7 @@ from irc.plan.training import (
 from irc.program import Program
 from irc.programs.fewer_layers import Left, leave_layers
 from irc.programs.held_pins import names_by_stage, stage_pins, weight_pins
-from irc.programs.in_order import with_order
+from irc.programs.in_order import budgets_of, within
 from irc.programs.make import make_parts_plan
 from irc.runtime.code import load_program
 
@@ -127,7 +127,7 @@ def _smaller_parts(plan: PartsPlan, layers: int) -> tuple[PartsPlan, Left]:
     )
     files = training_files(recipe, dump(module))
     made = make_parts_plan(Program(module), recipe, options, plan.written, cut=cut)
-    made = with_order(made, plan.written, plan.facts.ahead)
+    made = within(made, plan.written, plan.facts.ahead, budgets_of(options))
     return replace(with_files(made, files), folder=plan.folder), left
 
 

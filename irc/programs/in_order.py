@@ -21,7 +21,7 @@ from irc.plan.parts_facts import schedule_digest
 from irc.plan.training import ORDER, OrderFacts
 from irc.programs.schedules import SEARCH, as_functions, schedule_for, searched_stages
 from irc.programs.stage_devices import clusters_by_place
-from irc.programs.stage_memory import budget_of
+from irc.programs.stage_memory import budget_of, check_memory
 from irc.schedule.actions import Schedule
 from irc.schedule.greedy import Rules, list_schedule
 from irc.schedule.named import generate
@@ -30,7 +30,10 @@ from irc.schedule.notation import print_schedule
 from irc.schedule.shortlist import apart, is_like
 from irc.schedule.timeline import Times
 from irc.simulate.orders import COMPARED, Orders, Search, best_of, compared
-from irc.simulate.parts import held_at, priced
+from irc.simulate.parts import all_held, held_at, priced
+
+NO_ORDER = frozenset({"pipeline-memory", "offload-unsupported"})
+"""Errors that say that a step cannot be in one order: in another it may."""
 
 
 def plan_in_order(
@@ -56,13 +59,50 @@ def plan_in_order(
     chunks = searched_stages(text)
     if chunks is None:
         return make(schedule_for(text, ranks, micro_batches))
+    return _searched(text, forms(chunks, ranks, micro_batches), make, options)
+
+
+def plan_alike(
+    text: str, first: PartsPlan, make: Callable[[Schedule], PartsPlan], options: Options
+) -> PartsPlan:
+    """Plan a step for a further kind of batch so that each rank keeps its weights.
+
+    The order is the first plan's, with as many slots ahead as fit. Where it holds too much for
+    these batches, one of the same functions on the same ranks is searched.
+
+    Args:
+        text: what the first order was searched by.
+        first: the plan whose order was searched.
+        make: plans the step in an order.
+        options: of the step; the mesh is the whole one.
+
+    Raises:
+        IrcError: ``pipeline-memory`` where no such order fits; what planning raises.
+    """
+    order = first.written
+    try:
+        return within(make(order), order, first.facts.ahead, budgets_of(options))
+    except IrcError as error:
+        if error.code not in NO_ORDER:
+            raise
+    chunks, count = searched_stages(text) or 1, order.num_micro_batches
+    alike = [own for own in forms(chunks, len(order.ranks), count) if is_like(own, order)]
+    return _searched(text, alike, make, options)
+
+
+def _searched(
+    text: str,
+    schedules: Sequence[Schedule],
+    make: Callable[[Schedule], PartsPlan],
+    options: Options,
+) -> PartsPlan:
     plans: list[PartsPlan] = []
     refused: IrcError | None = None
-    for schedule in forms(chunks, ranks, micro_batches):
+    for schedule in schedules:
         try:
             plans.append(make(schedule))
         except IrcError as error:
-            if error.code != "pipeline-memory":
+            if error.code not in NO_ORDER:
                 raise
             refused = refused or error
     budgets = budgets_of(options)
@@ -71,7 +111,7 @@ def plan_in_order(
     cluster = find_cluster(options.cluster).fit(options.mesh)
     searches = [search_of(plan, cluster, budgets) for plan in plans]
     orders = best_of(searches, [compared(plan.schedule) for plan in plans])
-    # That for which a plan was made is among them, and it fits.
+    # Each search tries the order for which its plan was made, and that fits.
     assert orders is not None
     best = orders.best.schedule
     form = next(plan for plan in plans if is_like(best, plan.schedule))
@@ -155,6 +195,28 @@ def with_order(plan: PartsPlan, schedule: Schedule, ahead: int) -> PartsPlan:
     text = print_schedule(schedule)
     facts = replace(plan.facts, schedule=schedule_digest(text), ahead=ahead)
     return replace(make_parts(facts, text, plan.parts), texts=plan.texts, folder=plan.folder)
+
+
+def within(plan: PartsPlan, schedule: Schedule, ahead: int, budgets: Sequence[int]) -> PartsPlan:
+    """Return a plan in another order, with as many slots ahead as ranks have memory for.
+
+    Args:
+        plan: of several programs.
+        schedule: as in :func:`with_order`.
+        ahead: for how many actions a message has a slot at most.
+        budgets: bytes that a rank may hold, by place of the pipe axis.
+
+    Raises:
+        IrcError: ``pipeline-memory`` where ranks have none for slots of one action ahead.
+    """
+    for fewer in range(ahead, 1, -1):
+        made = with_order(plan, schedule, fewer)
+        held = [own.num_bytes() for own in all_held(made)]
+        if all(most <= budget for most, budget in zip(held, budgets, strict=True)):
+            return made
+    made = with_order(plan, schedule, min(ahead, 1))
+    check_memory(made, budgets)
+    return made
 
 
 def ordered(plan: PartsPlan, schedule: Schedule, orders: Orders) -> PartsPlan:

@@ -101,6 +101,9 @@ class Search:
             names: schedules with a name that are compared, in the form of ``like``.
         """
         best = None
+        if all(schedule.ranks != self.like.ranks for schedule in names.values()):
+            # Its memory is known to be enough where a plan was made in it; no other one's is.
+            best = self._tried(self.like, 1, self.like.name or "a list")
         for name, schedule in names.items():
             order = self._tried(schedule, 1, name)
             if order is not None:
@@ -170,8 +173,12 @@ class Search:
                 whole += size
                 until_weights += size if name in late else 0.0
         count = float(self.like.num_micro_batches)
+        # What is moved out has a few slots in any order.
+        has_few = self.step.moves is not None
         limits = tuple(
-            count if budget is None or not size else max(1.0, min(count, (budget - held) / size))
+            count
+            if budget is None or not size or has_few
+            else max(1.0, min(count, (budget - held) / size))
             for size, held, budget in zip(saved, self.fixed, self.budgets, strict=True)
         )
         return limits, until_weights / whole if whole else 0.0

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import irc
+from irc.calls.pipelined import stages_recipe
+from irc.calls.step_plan import captured_step
 from irc.cluster.load import find_cluster
+from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.interpret.parts_folder import check_parts_folder
+from irc.pipeline import Options
 from irc.plan.parts import PartsPlan
 from irc.plan.parts_files import load_parts
+from irc.programs.in_order import plan_alike, plan_in_order, with_order
+from irc.programs.make import make_parts_plan
+from irc.programs.schedules import schedule_for
 from irc.report.parts import explain_parts
+from irc.schedule.actions import Schedule
 from irc.schedule.check import check
+from irc.schedule.shortlist import is_like
 from irc.simulate.parts import held_at, predict_step
+from irc.training.recipe import recipe_of
 from tests.programs.models import model_and_batch
 
 SLOW = """
@@ -133,3 +146,50 @@ def test_no_schedule_by_itself() -> None:
     with pytest.raises(IrcError, match="no order of its own") as error:
         generate("search", ranks=2, micro_batches=4)
     assert error.value.code == "schedule-unknown"
+
+
+def planner(options: Options) -> Callable[[Schedule], PartsPlan]:
+    """Return what plans a GPT's step of eight micro-batches in an order."""
+    model, batch = model_and_batch("gpt")
+    recipe = recipe_of({"kind": "sgd", "lr": 0.1}, micro_batches=8)
+    with torch.no_grad():
+        captured, split = captured_step(model, None, recipe, batch, {})
+    recipe = stages_recipe(model, captured, replace(recipe, split=split))
+    return lambda order: make_parts_plan(captured.program.copy(), recipe, options, order)
+
+
+TWO = Options(mesh=Mesh.parse("pipe=2"))
+
+
+def test_further_batches_have_slots_ahead_as_many_as_fit() -> None:
+    plan = planner(TWO)(schedule_for("zb-h2", 2, 8))
+    first = with_order(plan, plan.written, 4)
+    bound = most(with_order(plan, plan.written, 2))
+    assert bound < most(first)
+    options = replace(TWO, memory_bytes=bound)
+    further = plan_alike("search", first, planner(options), options)
+    assert 2 <= further.facts.ahead < 4
+    assert further.written == first.written
+    assert most(further) <= bound
+    assert plan_alike("search", first, planner(TWO), TWO).facts.ahead == 4
+
+
+def test_further_batches_for_which_the_first_order_holds_too_much() -> None:
+    first = planner(TWO)(schedule_for("zb-h2", 2, 8))
+    bound = most(first) - 1
+    options = replace(TWO, memory_bytes=bound)
+    further = plan_alike("search", first, planner(options), options)
+    assert most(further) <= bound
+    assert is_like(further.written, first.written)
+
+
+def test_a_form_that_moves_nothing_leaves_the_other() -> None:
+    make = planner(TWO)
+
+    def of_one_form(order: Schedule) -> PartsPlan:
+        if order.splits_backward:
+            raise IrcError("offload-unsupported", "nothing would be moved")
+        return make(order)
+
+    plan = plan_in_order("search", 2, 8, of_one_form, TWO)
+    assert not plan.schedule.splits_backward

@@ -101,6 +101,8 @@ def test_a_plan_says_what_is_moved(tmp_path: Path) -> None:
         ({"moved": ()}, "registers of 0 parts are moved to 'disk'"),
         ({"offload": "", "moved": (("saved0",),)}, "registers of 1 parts are moved to ''"),
         ({"moved": (("saved99",),)}, "moves a register 'saved99' that it has not"),
+        ({"ahead": 1025}, "messages have a slot 1025 actions ahead"),
+        ({"ahead": -1}, "messages have a slot -1 actions ahead"),
     ],
 )
 def test_a_plan_that_moves_what_is_not_there_is_corrupt(facts: Any, words: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,15 +11,18 @@ from hypothesis import strategies as st
 
 from irc.schedule.actions import Schedule, computed
 from irc.schedule.check import check
+from irc.schedule.greedy import Rules, list_schedule
 from irc.schedule.named import generate
 from irc.schedule.shortlist import apart
 from irc.schedule.tape_check import check_tapes
 from irc.schedule.tape_writer import tapes_of
 from irc.schedule.tapes import Function, Route, Wiring
+from irc.schedule.timeline import Times
 from irc.simulate.costs import Costs, StageCosts, Transfer
 from irc.simulate.mixes import MixedPorts
 from irc.simulate.orders import Search
 from irc.simulate.priced import Priced
+from irc.simulate.tapes import Moves
 
 SECONDS = st.floats(0.2, 3.0)
 
@@ -147,3 +151,27 @@ def test_where_nothing_fits() -> None:
     step = priced([(1.0, 1.0, 1.0)] * 2, 0.0)
     like = generate("zb-h1", ranks=2, micro_batches=4)
     assert Search(step, like, [0.0] * 2, [0.5] * 2).best({"zb-h1": like}) is None
+
+
+def test_the_order_of_a_plan_is_tried_where_no_other_is_worth_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Memory of the shortlist is an estimate, by which all orders may be left out."""
+    placement = [(0, 2, 4), (1, 3, 5)]
+    like = list_schedule(placement, 5, Times(), [12.0] * 2, Rules(fill=1), split=True)
+    assert like is not None
+    step = priced([(1.0, 1.0, 1.0)] * 6, 0.0)
+    budgets = held_bytes(step, like)
+    monkeypatch.setattr(Search, "_shortlist", lambda _: [])
+    best = Search(step, like, [0.0] * 2, budgets).best({})
+    assert best is not None
+    assert all(most <= own for most, own in zip(best.held_bytes, budgets, strict=True))
+
+
+def test_what_is_moved_out_leaves_no_deep_order_out() -> None:
+    """With every register moved a slot or a few are held, however many are in flight."""
+    sizes = {"ranks": 3, "micro_batches": 8}
+    step = priced([(1.0, 1.0, 1.0)] * 3, 1.5)
+    step = replace(step, moves=Moves("disk", "disk", {}))
+    search = Search(step, generate("zb-h1", **sizes), [0.0] * 3, [30.0] * 3)
+    assert search._limits()[0] == (8.0, 8.0, 8.0)
