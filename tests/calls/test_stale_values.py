@@ -184,6 +184,29 @@ def test_every_result_counts_where_each_may_be_trained(writes: bool) -> None:
         capture(Two(writes=writes), (x,), hooks=False)
 
 
+class WithWeight(nn.Module):
+    """Gives a parameter beside what it computes, and writes to what nothing needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.layer(x).exp()
+        z = (y + 1).sum()
+        y.detach().mul_(2)
+        return z, self.layer.weight
+
+
+def test_a_parameter_may_be_among_the_results() -> None:
+    with (
+        pytest.raises(IrcError, match=r"written to after it was read"),
+        torch.no_grad(),
+        as_differentiated(from_all=True),
+    ):
+        capture(WithWeight(), (torch.randn(2, 3),), hooks=False)
+
+
 TRAINED = [a_sum, before, a_copy, what_no_gradient_needs, in_place_with_gradients]
 
 

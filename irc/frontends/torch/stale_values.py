@@ -145,7 +145,8 @@ def _line_of_stale(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, 
     trained = [x for x in results if isinstance(x, Tensor) and x.requires_grad]
     scalars = [x for x in trained if not x.ndim]
     losses = scalars if len(scalars) == 1 and not is_from_all() else trained
-    return next(filter(None, map(_stale, _backward([x.grad_fn for x in losses]))), None)
+    made = [x.grad_fn for x in losses if x.grad_fn is not None]  # a parameter has none
+    return next(filter(None, map(_stale, _backward(made))), None)
 
 
 def _backward(last: Sequence[Any]) -> list[Any]:
