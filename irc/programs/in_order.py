@@ -19,12 +19,12 @@ from irc.plan import json_text
 from irc.plan.parts import PIPE, PartsPlan, make_parts, with_files
 from irc.plan.parts_facts import schedule_digest
 from irc.plan.training import ORDER, OrderFacts
-from irc.programs.schedules import SEARCH, as_functions, schedule_for, searched_stages
+from irc.programs.schedules import as_functions, schedule_for, searched_stages
 from irc.programs.stage_devices import clusters_by_place
 from irc.programs.stage_memory import budget_of, check_memory
 from irc.schedule.actions import Schedule
 from irc.schedule.greedy import Rules, list_schedule
-from irc.schedule.named import generate
+from irc.schedule.named import SEARCH, generate
 from irc.schedule.named.stages import v_stages
 from irc.schedule.notation import print_schedule
 from irc.schedule.shortlist import apart, is_like

@@ -9,13 +9,10 @@ from irc.errors import IrcError
 from irc.schedule.actions import Action, Schedule, computed
 from irc.schedule.check import check
 from irc.schedule.copies import has_whole_copies
-from irc.schedule.named import generate
+from irc.schedule.named import SEARCH, generate
 from irc.schedule.notation import load_schedule
 from irc.schedule.skips import with_skips
 from irc.schedule.slices import ranks_of_slices
-
-SEARCH = "search"
-"""In the place of a schedule's name: the order that takes the least time, by the plan itself."""
 
 
 def searched_stages(text: str) -> int | None:

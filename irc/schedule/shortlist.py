@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil
+from typing import TypeAlias
 
 from irc.errors import IrcError
 from irc.schedule.actions import Action, Schedule, computed
@@ -84,26 +85,21 @@ def played_seconds(schedule: Schedule, times: Times) -> float:
     >>> played_seconds(schedule, replace(slow, shares_ports=True)) > played_seconds(schedule, slow)
     True
     """
-    rank_of, stages = schedule.rank_of, range(schedule.num_stages)
-    last = len(stages) - 1
+    stages = range(schedule.num_stages)
     seconds = {(s, kind): times.of(Action(s, kind, 0)) for s in stages for kind in "FBIW"}
     orders = [tuple(computed(actions)) for actions in schedule.ranks]
     at = [0] * len(orders)
-    # By whether it is a gradient, stage and micro-batch: when it is there, and who waits for it.
-    there: dict[tuple[bool, int, int], float] = {}
-    asleep: dict[tuple[bool, int, int], int] = {}
-    links: dict[tuple[int, int], float] = {}
+    messages = _Messages(schedule, times)
+    asleep: dict[_Message, int] = {}
     coming = [(0.0, rank) for rank in range(len(orders))]
     end = 0.0
     while coming:
         now, rank = heapq.heappop(coming)
         if at[rank] == len(orders[rank]):
             continue
-        stage, kind, micro_batch, _ = orders[rank][at[rank]]
-        is_gradient = kind != "F"
-        if kind != "W" and stage != (last if is_gradient else 0):
-            needed = is_gradient, stage, micro_batch
-            arrival = there.get(needed)
+        action = orders[rank][at[rank]]
+        if (needed := messages.read_by(action)) is not None:
+            arrival = messages.there.get(needed)
             if arrival is None:
                 asleep[needed] = rank
                 continue
@@ -111,24 +107,51 @@ def played_seconds(schedule: Schedule, times: Times) -> float:
                 # Others may send before it begins.
                 heapq.heappush(coming, (arrival, rank))
                 continue
-        free = now + seconds[stage, kind]
+        free = now + seconds[action.stage, action.kind]
         at[rank] += 1
         end = max(end, free)
         heapq.heappush(coming, (free, rank))
-        target = stage - 1 if is_gradient else stage + 1
-        if kind == "W" or not 0 <= target <= last:
-            continue
-        other, arrival = rank_of[target], free
-        if other != rank:
-            ways = [(rank, -1), (-1, other)] if times.shares_ports else [(rank, other)]
-            leaves = max(free, *(links.get(way, 0.0) for way in ways))
-            links.update(dict.fromkeys(ways, leaves + times.wire))
-            arrival = leaves + times.transfer
-        given = is_gradient, target, micro_batch
-        there[given] = arrival
-        if (waiting := asleep.pop(given, None)) is not None:
-            heapq.heappush(coming, (arrival, waiting))
+        sent = messages.send(action, rank, free)
+        if sent is not None and (waiting := asleep.pop(sent, None)) is not None:
+            heapq.heappush(coming, (messages.there[sent], waiting))
     return end
+
+
+_Message: TypeAlias = tuple[bool, int, int]
+"""Whether it is a gradient, the stage that reads it, and the micro-batch."""
+
+
+class _Messages:
+    """When what stages hand on is where it is read, in the order in which it is sent."""
+
+    def __init__(self, schedule: Schedule, times: Times) -> None:
+        self.rank_of, self.last = schedule.rank_of, schedule.num_stages - 1
+        self.times = times
+        self.there: dict[_Message, float] = {}
+        self._links: dict[tuple[int, int], float] = {}
+
+    def read_by(self, action: Action) -> _Message | None:
+        """Return what a function waits for; None for what needs no other stage."""
+        is_gradient = action.kind != "F"
+        if action.kind == "W" or action.stage == (self.last if is_gradient else 0):
+            return None
+        return is_gradient, action.stage, action.micro_batch
+
+    def send(self, action: Action, rank: int, free: float) -> _Message | None:
+        """Note what a function that ends at ``free`` hands on; None where it is nothing."""
+        is_gradient = action.kind != "F"
+        target = action.stage - 1 if is_gradient else action.stage + 1
+        if action.kind == "W" or not 0 <= target <= self.last:
+            return None
+        other, arrival = self.rank_of[target], free
+        if other != rank:
+            ways = [(rank, -1), (-1, other)] if self.times.shares_ports else [(rank, other)]
+            leaves = max(free, *(self._links.get(way, 0.0) for way in ways))
+            self._links.update(dict.fromkeys(ways, leaves + self.times.wire))
+            arrival = leaves + self.times.transfer
+        message = is_gradient, target, action.micro_batch
+        self.there[message] = arrival
+        return message
 
 
 def is_like(schedule: Schedule, other: Schedule) -> bool:

@@ -22,8 +22,8 @@ from irc.search.configurations import (
     neighbours,
     stored_split,
 )
-from irc.search.in_order import in_best_order
 from irc.search.judge import Judged
+from irc.search.searched_order import in_best_order
 from irc.search.seeds import seeds, smallest
 from irc.search.trials import Trials
 from irc.search.within_less import plan_tighter

@@ -20,8 +20,8 @@ from irc.search.configurations import (
     customary,
     neighbours,
 )
-from irc.search.in_order import in_best_order
 from irc.search.judge import OF_CONFIGURATION, OF_MEMORY, Judged
+from irc.search.searched_order import in_best_order
 from irc.search.seeds import SEEDS, seeds, smallest
 from irc.search.trials import Trials
 from irc.search.within_less import plan_tighter

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 
 from irc.cluster.topology import Cluster
 from irc.dialects.placement import Mesh
+from irc.schedule.named import SEARCH
 from irc.training.layer_policies import EVERY, FIRST, LayerPolicy, parse_policies, policies_text
 
 PIPE = "pipe"
 PLAIN = "1f1b"
 """The schedule of a pipeline that says no other."""
 
-APART, ORDERED = "zb-h1", "search"
+APART, ORDERED = "zb-h1", SEARCH
 """The schedule whose weight gradients fill bubbles, and the order that a search finds."""
 
 NOTHING, SELECTIVE, EVERY_SECOND, FULL = "none", "selective", "every-second-matmul", "full"

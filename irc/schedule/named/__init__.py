@@ -26,6 +26,9 @@ from irc.schedule.vocabulary import with_vocabulary
 
 Generator: TypeAlias = Callable[[int, int, int], Schedule]
 
+SEARCH = "search"
+"""In the place of a name: the order that takes the least time, by the plan itself."""
+
 VOCABULARY = re.compile(r"vocab-([0-9]):(.+)")
 """The name of a schedule with a vocabulary on all ranks: the algorithm, and the other's name."""
 
@@ -62,10 +65,10 @@ def generator(name: str) -> Generator:
         return builtin_generator(name)
     if plugin := provider(SCHEDULES, name):
         return plugin_generator(plugin)
-    if name == "search":
+    if name == SEARCH:
         raise IrcError(
             "schedule-unknown",
-            "'search' has no order of its own: it is looked for by what a plan's stages take",
+            f"'{SEARCH}' has no order of its own: it is looked for by what a plan's stages take",
             help="irc compile --schedule search does so for a plan, irc schedule search by times "
             "that are stated",
         )
