@@ -44,6 +44,14 @@ AT: dict[str, tuple[Callable[[Any], Tensor], list[float]]] = {
     "sinc": (torch.sinc, [0, 1, 0.5]),
     "x log y": (lambda x: torch.xlogy(x[:5], x[5:]), [0, 0, 0, 1, 2, 0, 2, -1, 0, 3]),
     "x log1p y": (lambda x: torch.special.xlog1py(x[:4], x[4:]), [0, 0, 0, 1, -1, 2, -3, 0.5]),
+    "masked x log y": (
+        lambda x: torch.where(x[2:].detach() > 0, torch.xlogy(x[:2], x[2:].detach()), 0.0),
+        [1, 1, 0, 2],
+    ),
+    "masked x log1p y": (
+        lambda x: torch.special.xlog1py(x[:2], x[2:].detach())[1:],
+        [1, 1, -1, 2],
+    ),
     "x log of a number": (lambda x: torch.xlogy(x, 2), [0, 1]),
     "entropy": (torch.special.entr, [0, 1, 0.5, -1, INF, NAN]),
     "logit": (torch.logit, [0, 1, 0.5, -1, 2, INF]),

@@ -86,8 +86,18 @@ def std_mean(x: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
 
 
 def celu(x: Tensor, alpha: float = 1.0) -> Tensor:
-    """Return torch's form, which is an ELU: its curve of large numbers has no slope."""
+    """Return torch's form, which is an ELU: its curve of large numbers has no slope.
+
+    Raises:
+        RuntimeError: eager's, for no alpha.
+    """
+    if not alpha:
+        raise RuntimeError("alpha cannot be 0 for CELU")
     return aten.elu(x, alpha, 1.0, 1 / alpha)
+
+
+MASKED = frozenset(op for op in SLOPES if "xlog" in str(op))
+"""Functions whose gradient is 0 where what comes in is, at their poles too: losses mask them so."""
 
 
 WHOLE: Mapping[Any, Callable[..., Any]] = {
@@ -103,7 +113,7 @@ def kinked(every: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., A
     Args:
         every: torch's ways.
     """
-    ways = {op: _sloped(every[op], slopes) for op, slopes in SLOPES.items()}
+    ways = {op: _sloped(every[op], slopes, op in MASKED) for op, slopes in SLOPES.items()}
     return {**ways, **{op: _where_trained(every[op], own) for op, own in WHOLE.items()}}
 
 
@@ -116,7 +126,18 @@ def _where_trained(how: Callable[..., Any], own: Callable[..., Any]) -> Callable
     return function
 
 
-def _sloped(how: Callable[..., Any], slopes: Callable[..., Sequence[Tensor]]) -> Callable[..., Any]:
+def _times(x: Tensor, slope: Tensor, is_masked: bool) -> Tensor:
+    """Return what has a slope; an endless one is the product of two numbers, which keeps 0."""
+    if not is_masked:
+        return x * DETACHED(slope)
+    most = torch.finfo(slope.dtype).max
+    again = torch.where(slope.isinf(), most, 1.0)
+    return x * DETACHED(slope.clamp(-most, most)) * DETACHED(again)
+
+
+def _sloped(
+    how: Callable[..., Any], slopes: Callable[..., Sequence[Tensor]], is_masked: bool
+) -> Callable[..., Any]:
     @wraps(how)
     def function(*args: Any, **options: Any) -> Any:
         value = how(*args, **options)
@@ -124,7 +145,7 @@ def _sloped(how: Callable[..., Any], slopes: Callable[..., Sequence[Tensor]]) ->
             return value
         given = [x.float() if isinstance(x, Tensor) and x.dtype in HALVES else x for x in args]
         parts = [
-            x * DETACHED(slope)
+            _times(x, slope, is_masked)
             for x, slope in zip(given, slopes(*given, **options), strict=False)
             if isinstance(x, Tensor) and x.is_floating_point()
         ]
