@@ -339,8 +339,9 @@ def _times(args: argparse.Namespace, num_stages: int, chunks: int) -> Times:
     if not 0.0 <= transfer < float("inf"):
         raise _bad("--transfer", str(transfer), "it is a time")
     forward, inputs, weights = (_numbers(part, num_stages, chunks, text) for part in kinds[:3])
-    both = [_numbers(part, 1, 1, text)[0] for part in kinds[3:]] or [0.0, 0.0]
-    return Times(forward, inputs, weights, None, transfer, *both)
+    both = [_numbers(part, 1, 1, text)[0] for part in kinds[3:]]
+    logits, vocabulary = both or [0.0, 0.0]
+    return Times(forward, inputs, weights, None, transfer, logits, vocabulary)
 
 
 def _numbers(text: str, num_stages: int, chunks: int, whole: str) -> list[float]:
