@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from irc.errors import IrcError
-from irc.schedule.actions import Action, Schedule, computed
+from irc.schedule.actions import Schedule, computed
 from irc.schedule.check import check
 from irc.schedule.copies import has_whole_copies
 from irc.schedule.named import SEARCH, generate
 from irc.schedule.notation import load_schedule
+from irc.schedule.shortlist import apart
 from irc.schedule.skips import with_skips
 from irc.schedule.slices import ranks_of_slices
 
@@ -115,15 +115,4 @@ def _one_way(schedule: Schedule) -> Schedule:
         if splits_backward(replace(schedule, paths=paths), part)
         for path in paths
     }
-
-    def apart(action: Action) -> Iterator[Action]:
-        if action.parts:
-            yield action._replace(parts=tuple(p for each in action.parts for p in apart(each)))
-        elif action.kind == "B" and action.stage in both:
-            yield action._replace(kind="I")
-            yield action._replace(kind="W")
-        else:
-            yield action
-
-    ranks = tuple(tuple(p for a in actions for p in apart(a)) for actions in schedule.ranks)
-    return replace(schedule, ranks=ranks)
+    return apart(schedule, both)

@@ -8,7 +8,7 @@ that it has its way to itself. What slots and shared ports do to an order a simu
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from math import ceil
 from typing import TypeAlias
@@ -164,8 +164,12 @@ def is_like(schedule: Schedule, other: Schedule) -> bool:
     )
 
 
-def apart(schedule: Schedule) -> Schedule:
+def apart(schedule: Schedule, stages: Collection[int] | None = None) -> Schedule:
     """Return a schedule with I and W for each B.
+
+    Args:
+        schedule: any.
+        stages: whose B are meant; by default all.
 
     >>> from irc.schedule.named import generate
     >>> " ".join(map(str, apart(generate("1f1b", ranks=1, micro_batches=2)).ranks[0]))
@@ -175,7 +179,7 @@ def apart(schedule: Schedule) -> Schedule:
     def halves(action: Action) -> Iterator[Action]:
         if action.parts:
             yield action._replace(parts=tuple(p for each in action.parts for p in halves(each)))
-        elif action.kind == "B":
+        elif action.kind == "B" and (stages is None or action.stage in stages):
             yield action._replace(kind="I")
             yield action._replace(kind="W")
         else:

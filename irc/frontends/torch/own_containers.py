@@ -7,7 +7,7 @@ is undone. Whoever holds one would then write to what the module no longer reads
 # pyright: basic
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,12 +17,7 @@ from torch import nn
 @contextmanager
 def own_containers(module: nn.Module) -> Generator[None]:
     """Give modules their own containers back at the end, with the items that they had before."""
-    held = [
-        (vars(child), name, value)
-        for child in module.modules()
-        for name, value in vars(child).items()
-        if type(value) in (dict, list)
-    ]
+    held = [*_containers(module)]
     try:
         yield
     finally:
@@ -34,17 +29,19 @@ def own_containers(module: nn.Module) -> Generator[None]:
 @contextmanager
 def containers_as_they_are(module: nn.Module) -> Generator[None]:
     """Undo at the end what is done to the lists and dictionaries of modules, and in them."""
-    before = [
-        (vars(child), name, value, _copied(value))
-        for child in module.modules()
-        for name, value in vars(child).items()
-        if type(value) in (dict, list)
-    ]
+    before = [(*place, _copied(place[-1])) for place in _containers(module)]
     try:
         yield
     finally:
         for slots, name, value, items in before:
             slots[name] = _filled(value, items)
+
+
+def _containers(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Yield the lists and dictionaries that modules have: whose attribute, its name, and it."""
+    for child in module.modules():
+        slots = vars(child)
+        yield from ((slots, n, value) for n, value in slots.items() if type(value) in (dict, list))
 
 
 def _copied(container: Any) -> Any:
