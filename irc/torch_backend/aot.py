@@ -25,6 +25,7 @@ from irc.frontends.torch.graphs import FlatProgram, flat_program
 from irc.frontends.torch.idle_dropout import drop_idle
 from irc.frontends.torch.result_memory import View
 from irc.frontends.torch.saved_images import Turned, turn_given, turn_saved
+from irc.frontends.torch.strided_writes import copy_into_strided_calls
 from irc.frontends.torch.table import row_of
 from irc.frontends.torch.unfold_writes import unfold_by_slices
 from irc.pipeline import Options
@@ -63,6 +64,7 @@ def compile_through_aot(
     look_at_classes(gm)
     tell_autograd(gm)
     unfold_by_slices(gm.graph)
+    copy_into_strided_calls(gm.graph)
     gm.recompile()
     # Backward may be compiled when it first runs, and another call may have come by then.
     own = None if options.record is None else options.record.of_this_call()

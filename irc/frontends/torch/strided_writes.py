@@ -10,7 +10,11 @@ from __future__ import annotations
 
 import torch
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
+
+from irc.frontends.torch.overlapping_writes import name_of
+from irc.frontends.torch.result_memory import hint_of
 
 
 def copy_into_strided(graph: Graph) -> None:
@@ -32,6 +36,54 @@ def copy_into_strided(graph: Graph) -> None:
         graph.erase_node(node)
 
 
+def copy_into_strided_calls(graph: Graph) -> None:
+    """Do as :func:`copy_into_strided` where torch's own way to make a graph functional loses them.
+
+    Args:
+        graph: of Dynamo, with its writes; it is changed. Of its methods only those become copies
+            whose new value lies otherwise than what they write to: ``masked_fill_``,
+            ``index_add_``, ``tril_`` and the like.
+    """
+    for node in list(graph.nodes):
+        target = node.args[0] if node.op == "call_method" and node.args else None
+        if isinstance(target, Node) and _is_turned_by(node, target):
+            with graph.inserting_before(node):
+                # Backward may read what the operand was, which is written over here.
+                before = graph.call_method("clone", (target,))
+                value = graph.call_method(name_of(node)[:-1], (before, *node.args[1:]), node.kwargs)
+                written = graph.call_method("copy_", (target, value))
+            before.meta = dict(target.meta)
+            value.meta, written.meta = dict(node.meta), dict(node.meta)
+            node.replace_all_uses_with(written)
+            graph.erase_node(node)
+
+
+def _is_turned_by(node: Node, target: Node) -> bool:
+    """True where the value that a method returns lies otherwise than what its twin writes to."""
+    name, known = name_of(node), target.meta.get("example_value")
+    packet = getattr(torch.ops.aten, name, None)
+    if not name.endswith("_") or name.endswith("__") or packet is None or name in RESIZING:
+        return False
+    ops = [getattr(packet, overload) for overload in packet.overloads()]
+    moves = any(torch.Tag.inplace_view in op.tags for op in ops)
+    value_of = getattr(torch.Tensor, name[:-1], None)
+    if moves or not callable(value_of) or not isinstance(known, FakeTensor):
+        return False
+    if known.layout is not torch.strided or _is_row_major(known):
+        return False
+    args, kwargs = torch.fx.map_arg(
+        (node.args, node.kwargs), lambda operand: operand.meta.get("example_value")
+    )
+    with known.fake_mode, torch.no_grad():
+        return _hints(value_of(*args, **kwargs)) != _hints(known)
+
+
+def _hints(value: torch.Tensor) -> list[tuple[int | None, int | None]]:
+    """Return sizes and strides of dims with more than one element, as they were in the trace."""
+    pairs = [(hint_of(n), hint_of(k)) for n, k in zip(value.shape, value.stride(), strict=True)]
+    return [pair for pair in pairs if pair[0] != 1]
+
+
 def _out_of_place(node: Node) -> OpOverload | None:
     """Return the op that gives a new value; None for what is no such write."""
     op = node.target
@@ -50,15 +102,20 @@ def _out_of_place(node: Node) -> OpOverload | None:
     return getattr(packet, op._overloadname, None)
 
 
+RESIZING = ("resize_", "resize_as_")
+"""Methods that leave what they write to with another shape."""
+
+
 KEEP = frozenset({torch.ops.aten.copy_.default, torch.ops.aten.detach_.default})
 
 
 def _is_row_major(value: torch.Tensor) -> bool:
+    """True also where a size has no number: which it is, is not asked, as a guard would fix it."""
     step = 1
-    for size, stride in reversed([*zip(value.shape, value.stride(), strict=True)]):
-        if not isinstance(size, int) or not isinstance(stride, int):
-            return True  # which of them is open is not asked: a guard would fix it
-        if size != 1 and stride != step:
+    for size, stride in reversed(_hints(value)):
+        if size is None or stride is None:
+            return True
+        if stride != step:
             return False
         step *= size
     return True
