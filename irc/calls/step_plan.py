@@ -74,7 +74,7 @@ def captured_step(
         small = [widened(leaf) if i in own else leaf for i, leaf in enumerate(small)]
     micro_args, micro_kwargs = pytree.tree_unflatten(small, spec)
     face = module if loss is None else with_loss(module, loss, micro_args, micro_kwargs)
-    with as_differentiated():
+    with as_differentiated(loss=recipe.loss):
         captured = capture(computing(face, recipe.precision), micro_args, micro_kwargs)
     warn_of_checks(captured.effect, "a compiled step")
     names = captured.program.input_names

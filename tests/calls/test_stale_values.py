@@ -173,6 +173,36 @@ def test_the_values_of_what_is_trained_alone_are_looked_at(writes: bool) -> None
         step(x, lr=0.1)
 
 
+class Named(nn.Module):
+    """Gives two numbers by name; what the first one needs is written to too late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        y = self.layer(x).sigmoid()
+        aux, loss = (y * y).sum(), self.layer(x).square().mean()
+        with torch.no_grad():
+            y.mul_(2)
+        return {"aux": aux, "loss": loss}
+
+
+def test_a_loss_that_is_named_is_looked_at_alone() -> None:
+    torch.manual_seed(0)
+    mine, theirs, x = Named(), Named(), torch.randn(2, 3)
+    theirs.load_state_dict(mine.state_dict())
+    irc.compile_step(mine, loss="loss", optimizer="sgd")(x, lr=0.5)
+    theirs(x)["loss"].backward()
+    with torch.no_grad():
+        for weight in theirs.parameters():
+            weight -= 0.5 * weight.grad
+    for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    with pytest.raises(IrcError, match=r"written to after it was read"):
+        irc.compile_step(Named(), loss="aux", optimizer="sgd")(x, lr=0.5)
+
+
 @pytest.mark.parametrize("writes", [False, True])
 def test_every_result_counts_where_each_may_be_trained(writes: bool) -> None:
     x = torch.randn(2, 3)

@@ -33,10 +33,15 @@ AT: dict[str, tuple[Callable[[Any], Tensor], list[float]]] = {
     "clamp by tensors": (lambda x: x.clamp(x.detach(), x.detach() + 1), [0, 1]),
     "clamp_min": (lambda x: x.clamp(min=0), [0, 1, -1]),
     "hinge": (lambda x: F.hinge_embedding_loss(x, torch.tensor([1.0, -1])), [1, 1]),
-    "relu6": (F.relu6, [0, 6, 3, 7]),
-    "hardtanh": (F.hardtanh, [-1, 1, 0.5, 2]),
-    "hardsigmoid": (F.hardsigmoid, [3, -3, 0]),
-    "hardswish": (F.hardswish, [3, -3, 0, 5, -5]),
+    "relu6": (F.relu6, [0, 6, 3, 7, INF]),
+    "hardtanh": (F.hardtanh, [-1, 1, 0.5, 2, -INF]),
+    "hardsigmoid": (F.hardsigmoid, [3, -3, 0, NAN, INF]),
+    "hardswish": (F.hardswish, [3, -3, 0, 5, -5, INF, -INF]),
+    "softshrink": (F.softshrink, [0.5, -0.5, 1, 0, -INF]),
+    "max of all": (lambda x: x.reshape(2, 2).max(), [1, 1, 0, -INF]),
+    "max of all with NaN": (lambda x: x.max(), [NAN, 1, NAN, INF]),
+    "min of all with NaN": (lambda x: x.min(), [NAN, 1, -INF]),
+    "max of -inf": (lambda x: x.max(), [-INF, -INF]),
     "max along a dim": (lambda x: x.max(0)[0], [1, 1, 0]),
     "min along a dim": (lambda x: x[None].min(1, keepdim=True)[0], [1, 2, 1]),
     "amax": (lambda x: x.amax(), [1, 1, 0]),
@@ -119,3 +124,20 @@ def test_least_variances() -> None:
     step = irc.compile_step(model, optimizer="sgd")
     low, infinite = (step(torch.tensor([x, 1.0, 2.0]), lr=0.0) for x in (-1.0, -INF))
     assert math.isfinite(low) and float(low) == float(infinite)
+
+
+class NoAlpha(nn.Module):
+    """Trains a CELU that eager refuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.off = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.celu(self.off + x, 0.0).sum()
+
+
+def test_a_celu_without_alpha_is_refused_as_in_eager() -> None:
+    with pytest.raises(irc.errors.IrcError, match="alpha cannot be 0 for CELU") as refused:
+        irc.compile_step(NoAlpha(), optimizer="sgd")(torch.ones(3), lr=1.0)
+    assert refused.value.code == "capture-failed"

@@ -187,6 +187,14 @@ DIRECTED: Mapping[str, Scene] = {
     "equal gradients": _scene(
         "v0", "v0 = x0 * 2 + x1 * 2", x0=_argument("x0", 5, 3), x1=_argument("x1", 5, 3)
     ),
+    "one channel": _scene(
+        "v0",
+        "v0 = torch.tanh(F.conv2d(x0, x1))",
+        "v0 = F.conv2d(v0, x2, padding=1)",
+        x0=_argument("x0", 2, 3, 5, 7, layout="channels_last"),
+        x1=_argument("x1", 1, 3, 1, 1),
+        x2=_argument("x2", 4, 1, 3, 3),
+    ),
     "random": _scene("v0", "v0 = torch.rand_like(x0)", random="v0", x0=_argument("x0", 5, 7)),
 }
 """A scene for each fault; seeds come after."""

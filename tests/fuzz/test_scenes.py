@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
 
@@ -85,6 +87,16 @@ def test_gradients_that_share_memory_are_seen() -> None:
     assert "gradient of x0: 15 of 15 elements" in failure.text
     assert "('gradient of argument 0', 'gradient of argument 1')" in failure.text
     assert ways.check(one, mutant.way) is None
+
+
+def test_strides_of_torchs_own_trace_are_told_from_others() -> None:
+    """A result that lies as the trace says is excused; one that a fault lays otherwise is not."""
+    convolved = DIRECTED["one channel"]
+    assert ways.check(convolved, "way-dynamo") is None
+    with patch.object(ways, "_traced", lambda target: target):
+        failure = ways.check(convolved, "way-dynamo")
+    assert failure is not None
+    assert "has strides (140, 1, 28, 4), not (140, 35, 7, 1)" in failure.text
 
 
 def test_guards_see_what_is_written_beyond() -> None:

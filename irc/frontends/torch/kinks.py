@@ -8,6 +8,7 @@ in what is trained such ops are written in a form whose derivative is the one th
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from xdsl.ir import SSAValue
 
@@ -43,6 +44,8 @@ def bounded(
 ) -> SSAValue:
     """Bound from below, then from above; NaN stays, and has no gradient in what is trained.
 
+    That is what eager's vectors do; the last few elements of a tensor, one by one, have others.
+
     Args:
         t: the op at hand.
         x: what is bounded.
@@ -67,6 +70,26 @@ def bounded(
         value = t.b.pointwise("where", t.b.pointwise(fn, value, limit), limit, value)
     value = t.b.pointwise("where", is_number, value, t.value(math.nan, wide))
     return t.b.cast(value, t.dtype)
+
+
+def extreme_of_all(t: Lowering, x: SSAValue, fn: str, dims: Sequence[int]) -> SSAValue:
+    """Return the extreme of a tensor: those that are it share the gradient, or what is NaN does."""
+    dtype = tensor(x).dtype
+    if not is_differentiated() or not is_float(dtype):
+        return t.b.reduce(fn, x, dims, keep_dims=False)
+    is_number = t.b.pointwise("eq", x, x)
+    zero, one = t.value(0, dtype), t.value(1, dtype)
+    least = t.value(-math.inf if fn == "max" else math.inf, dtype)
+    extreme = t.b.reduce(fn, t.b.pointwise("where", is_number, x, least), dims, keep_dims=False)
+    # The mean of what is NaN has the slopes that are wanted. Halves cannot count far.
+    wide = t.accumulating(dtype)
+    left = t.b.cast(t.b.pointwise("where", is_number, zero, x), wide)
+    ones = t.b.cast(t.b.pointwise("where", is_number, zero, one), wide)
+    count = t.b.reduce("sum", ones, dims, keep_dims=False)
+    is_clean = t.b.pointwise("eq", count, t.value(0, wide))
+    count = t.b.pointwise("maximum", count, t.value(1, wide))
+    mean = t.b.pointwise("div", t.b.reduce("sum", left, dims, keep_dims=False), count)
+    return t.b.pointwise("where", is_clean, extreme, t.b.cast(mean, dtype))
 
 
 def extreme_along(

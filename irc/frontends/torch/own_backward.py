@@ -25,24 +25,25 @@ _here = threading.local()
 
 
 @contextmanager
-def as_differentiated(*, from_all: bool = False) -> Generator[None]:
+def as_differentiated(*, from_all: bool = False, loss: str = "") -> Generator[None]:
     """Refuse functions whose own gradients are not the derivatives of what they compute.
 
     Those of torch itself, such as reentrant checkpoints, are taken at their word.
 
     Args:
         from_all: gradients may come from any result, and not from the loss alone.
+        loss: name of the result that is trained on; empty where only one is a real scalar.
 
     Raises:
         IrcError: ``not-differentiable``, in a trace inside of the block.
     """
-    outer = getattr(_here, "is_on", False), is_from_all()
+    outer = getattr(_here, "is_on", False), is_from_all(), loss_name()
     with _watched():
-        _here.is_on, _here.is_from_all = True, from_all
+        _here.is_on, _here.is_from_all, _here.loss = True, from_all, loss
         try:
             yield
         finally:
-            _here.is_on, _here.is_from_all = outer
+            _here.is_on, _here.is_from_all, _here.loss = outer
 
 
 def is_differentiated() -> bool:
@@ -53,6 +54,11 @@ def is_differentiated() -> bool:
 def is_from_all() -> bool:
     """True in a trace of what is trained by any of its results."""
     return getattr(_here, "is_from_all", False)
+
+
+def loss_name() -> str:
+    """Return the name of the result that a trace is trained by; empty where none is named."""
+    return getattr(_here, "loss", "")
 
 
 def _watch() -> Callable[[], None]:

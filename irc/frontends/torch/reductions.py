@@ -14,7 +14,7 @@ from irc.dialects.scans import CumulativeOp
 from irc.dialects.searches import ArgReduceOp, SortOp, TopKOp
 from irc.dialects.size import Dim
 from irc.dialects.types import is_float
-from irc.frontends.torch.kinks import extreme_along, root
+from irc.frontends.torch.kinks import extreme_along, extreme_of_all, root
 from irc.frontends.torch.lowering import (
     Lowering,
     count,
@@ -121,9 +121,21 @@ def _logical_reduction(fn: str) -> Any:
     return row
 
 
+def _extreme_of_all(fn: str) -> Any:
+    plain = _extreme(fn)
+
+    def row(t: Lowering, self: SSAValue) -> SSAValue:
+        kind = tensor(self)
+        if not kind.ndim or kind.dtype == "i1" or 0 in kind.shape:
+            return plain(t, self)
+        return extreme_of_all(t, self, fn, range(kind.ndim))
+
+    return row
+
+
 enter({
-    "amax": _extreme("max"), "amin": _extreme("min"), "max.default": _extreme("max"),
-    "min.default": _extreme("min"),
+    "amax": _extreme("max"), "amin": _extreme("min"),
+    "max.default": _extreme_of_all("max"), "min.default": _extreme_of_all("min"),
     "max.dim": _extreme_along("max"), "min.dim": _extreme_along("min"),
     "argmax": _arg_extreme("max"), "argmin": _arg_extreme("min"), "any": _logical_reduction("any"),
     "all": _logical_reduction("all"),

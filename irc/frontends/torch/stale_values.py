@@ -24,7 +24,8 @@ from torch.utils import _pytree as pytree
 from irc.errors import IrcError
 from irc.frontends.torch.detached_writes import data_as_detached
 from irc.frontends.torch.locations import FRAME, inner, of_frames
-from irc.frontends.torch.own_backward import is_from_all
+from irc.frontends.torch.own_backward import is_from_all, loss_name
+from irc.frontends.torch.structure import output_names
 from irc.frontends.torch.traced_calls import TracedCalls
 from irc.frontends.torch.unrecorded import as_it_is
 from irc.frontends.torch.written import gives_view, writes_to
@@ -139,14 +140,23 @@ def _line_of_stale(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, 
             torch.enable_grad(),
             torch.autograd.set_detect_anomaly(True, check_nan=False),
         ):
-            results = pytree.tree_leaves(module.forward(*own_args, **own_kwargs))
+            results = module.forward(*own_args, **own_kwargs)
     except Exception:  # of the module on fake tensors; the trace that there is says more
         return None
-    trained = [x for x in results if isinstance(x, Tensor) and x.requires_grad]
-    scalars = [x for x in trained if not x.ndim]
-    losses = scalars if len(scalars) == 1 and not is_from_all() else trained
-    made = [x.grad_fn for x in losses if x.grad_fn is not None]  # a parameter has none
+    made = [x.grad_fn for x in _losses(results) if x.grad_fn is not None]  # a parameter has none
     return next(filter(None, map(_stale, _backward(made))), None)
+
+
+def _losses(results: Any) -> list[Tensor]:
+    """Return the results that gradients may come from: the loss, or each where none is told."""
+    named = zip(output_names(results), pytree.tree_leaves(results), strict=True)
+    trained = {name: x for name, x in named if isinstance(x, Tensor) and x.requires_grad}
+    if is_from_all():
+        return [*trained.values()]
+    if loss_name() in trained:
+        return [trained[loss_name()]]
+    scalars = [x for x in trained.values() if not x.ndim]
+    return scalars if len(scalars) == 1 else [*trained.values()]
 
 
 def _backward(last: Sequence[Any]) -> list[Any]:
