@@ -21,6 +21,7 @@ from irc.record import FallBack, Record
 
 HOOKS_ON_ALL = "hooks on all modules want to see each module's call"
 ENTRY_BEHIND = "torch alone is faster than what was compiled with Dynamo's way in"
+NO_GRAPH = "torch runs all of it: there is no graph that irc has compiled"
 """Why calls go to torch."""
 
 
@@ -80,14 +81,19 @@ class ThroughTorch:
         else:
             with self._entry.watched() as notes:
                 results = self._by_torch(args, kwargs, failed)
-            if self._entry.is_behind(notes):
-                handed = handing(self._torchs, args, self._held())
-                if handed:
-                    self.handed.append(handed)
-                    self._record.note(FallBack("timing", "calls of this kind", ENTRY_BEHIND, ""))
+            if self._entry.has_no_graph():
+                self._hand(args, self._torchs, NO_GRAPH)
+            elif self._entry.is_behind(notes):
+                self._hand(args, self._torchs, ENTRY_BEHIND)
         if self._record.pending or not self._record.kinds:
             self._record.close(call_kind(self._original, args, kwargs))
         return results
+
+    def _hand(self, args: Sequence[Any], torchs: Callable[..., Any], why: str) -> None:
+        """Let calls like one go straight to torch."""
+        if (handed := handing(torchs, args, self._held())) is not None:
+            self.handed.append(handed)
+            self._record.note(FallBack("timing", "calls of this kind", why, ""))
 
     def _held(self) -> list[torch.Tensor]:
         module = self._original

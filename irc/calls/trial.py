@@ -210,6 +210,17 @@ def tried(
     return run
 
 
+def noted(run: Flat) -> Flat:
+    """Return what runs a graph that is not tried, and leaves a note of it."""
+
+    def call(*args: Any) -> Any:
+        if _noting and (notes := getattr(_here, "notes", None)) is not None:
+            notes.append(Note(None, is_left=False, inside_s=0.0))
+        return run(*args)
+
+    return call
+
+
 @dataclass(frozen=True)
 class Note:
     """What is known of a graph that has run.
@@ -243,7 +254,7 @@ class Entry:
     """What Dynamo's way in costs the calls of a module, which may be more than it gains them."""
 
     def __init__(self) -> None:
-        self._calls, self._least_s = 0, float("inf")
+        self._calls, self._graphs, self._least_s = 0, 0, float("inf")
 
     @contextmanager
     def watched(self) -> Generator[list[Note]]:
@@ -252,8 +263,13 @@ class Entry:
         with noting() as notes:
             yield notes
         self._calls += 1
+        self._graphs += len(notes)
         besides = time.thread_time() - start - sum(note.inside_s for note in notes)
         self._least_s = min(self._least_s, besides)
+
+    def has_no_graph(self) -> bool:
+        """Return whether Python runs all that such calls do, under Dynamo: after a few calls."""
+        return self._calls >= LEAST_CALLS and not self._graphs
 
     def is_behind(self, notes: Sequence[Note]) -> bool:
         """Return whether torch runs such a call faster without Dynamo: after a few calls."""

@@ -23,6 +23,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
+from irc.calls.trial import noted
 from irc.choices import backend_options, checked, mode_option, names_option, strict_option
 from irc.constraints.pins import pins_option
 from irc.frontends.torch.overlapping_writes import overlapping_write
@@ -61,7 +62,7 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) ->
         options.record.note(again)
     if is_elsewhere() and options.backend == "cpu":  # Dynamo guards the default device
         count_left(options, "graph", f"new tensors are made on '{default_device()}'")
-        return gm.forward
+        return noted(gm.forward)
     said = take_checks(gm)
     run = compile_around(
         gm, example_inputs, options, lambda part, given: _compiled(part, given, options)
@@ -91,11 +92,13 @@ def _compiled(gm: GraphModule, example_inputs: Sequence[Any], options: Options) 
     write_out(gm)
     if (write := overlapping_write(gm.graph.nodes)) is not None:
         count_left(options, "graph", "it writes to memory that overlaps itself", write)
-        return gm.forward
+        return noted(gm.forward)
     if names_places(gm):
-        return MovingGraph(gm, options, lambda graph, given: compile_graph(graph, given, options))
+        return noted(
+            MovingGraph(gm, options, lambda graph, given: compile_graph(graph, given, options))
+        )
     if has_open_sizes(gm, example_inputs):
-        return SpecialisingGraph(gm, options)
+        return noted(SpecialisingGraph(gm, options))
     return compile_graph(gm, example_inputs, options)
 
 

@@ -209,6 +209,45 @@ def test_gradients_without_dynamos_way_in() -> None:
         assert torch.allclose(run(x, y), cube(x, y))
 
 
+class Doubled(nn.Module):
+    """What Dynamo compiles."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * 2).tanh()
+
+
+class Recurrent(nn.Module):
+    """What Dynamo leaves to Python, and where it is told, a graph beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.more, self.has_more = nn.LSTM(4, 4), Doubled(), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(self.more(x) if self.has_more else x)[0]
+
+
+@pytest.mark.filterwarnings("ignore::irc.calls.left.LeftToTorchWarning")
+@pytest.mark.parametrize("has_more", [False, True])
+def test_what_has_no_graph_is_called_without_dynamo(has_more: bool) -> None:
+    module = Recurrent()
+    module.has_more = has_more
+    run, x = irc.compile(module), torch.randn(3, 2, 4)
+    for count in range(1, 6):
+        module.zero_grad()
+        run(x).sum().backward()
+        own = [weight.grad.clone() for weight in module.parameters() if weight.grad is not None]
+        module.zero_grad()
+        module(x).sum().backward()
+        for one, weight in zip(own, module.parameters(), strict=True):
+            torch.testing.assert_close(one, weight.grad)
+        is_handed = "there is no graph that irc has compiled" in str(irc.explain(run))
+        assert is_handed == (count >= trial.LEAST_CALLS and not has_more)
+    assert run(torch.randn(5, 2, 4)).shape == (5, 2, 4)  # calls of other kinds have their own way
+    module.has_more = True
+    assert torch.allclose(run(x), module(x))
+
+
 def test_dynamos_way_in_counts() -> None:
     """What gains less than that costs is left to torch, though the graph itself is faster."""
     entry, seconds = trial.Entry(), (30e-6, 32e-6)
