@@ -153,3 +153,5 @@ def test_sizes_that_cannot_be_name_the_nearest():
         generate("dualpipe", ranks=4, micro_batches=7)
     with pytest.raises(IrcError, match="did you mean '1f1b'"):
         generate("1f1bb", ranks=4, micro_batches=7)
+    with pytest.raises(IrcError, match="did you mean 'search'"):
+        generate("serch", ranks=4, micro_batches=8)

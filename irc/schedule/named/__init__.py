@@ -75,7 +75,7 @@ def generator(name: str) -> Generator:
     raise IrcError(
         "schedule-unknown",
         f"no schedule '{name}'",
-        help=did_you_mean(name, [*schedule_names(), "vocab-1:NAME", "vocab-2:NAME"]),
+        help=did_you_mean(name, [*schedule_names(), SEARCH, "vocab-1:NAME", "vocab-2:NAME"]),
     )
 
 
