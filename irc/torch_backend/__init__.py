@@ -35,6 +35,7 @@ from irc.torch_backend.angles import order_angles
 from irc.torch_backend.checks import checking, take_checks
 from irc.torch_backend.compiled import Flat
 from irc.torch_backend.counts import count_left, counters, first_line
+from irc.torch_backend.eager_graph import forward_of
 from irc.torch_backend.frames import record_here
 from irc.torch_backend.moving import MovingGraph, names_places
 from irc.torch_backend.powers import keep_bases
@@ -62,7 +63,7 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) ->
         options.record.note(again)
     if is_elsewhere() and options.backend == "cpu":  # Dynamo guards the default device
         count_left(options, "graph", f"new tensors are made on '{default_device()}'")
-        return noted(gm.forward)
+        return noted(forward_of(gm))
     said = take_checks(gm)
     run = compile_around(
         gm, example_inputs, options, lambda part, given: _compiled(part, given, options)
@@ -92,7 +93,7 @@ def _compiled(gm: GraphModule, example_inputs: Sequence[Any], options: Options) 
     write_out(gm)
     if (write := overlapping_write(gm.graph.nodes)) is not None:
         count_left(options, "graph", "it writes to memory that overlaps itself", write)
-        return noted(gm.forward)
+        return noted(forward_of(gm))
     if names_places(gm):
         return noted(
             MovingGraph(gm, options, lambda graph, given: compile_graph(graph, given, options))

@@ -32,6 +32,7 @@ from irc.record import FallBack
 from irc.torch_backend.aot import compile_through_aot
 from irc.torch_backend.compiled import Flat, runner_of
 from irc.torch_backend.counts import count_left, counters, first_line
+from irc.torch_backend.eager_graph import forward_of
 from irc.torch_backend.regions import (
     Part,
     by_parts,
@@ -82,14 +83,14 @@ def compile_graph(
             def told(why: str) -> None:
                 note_left(options, FallBack("timing", "a graph", why, first_line(gm)))
 
-            return tried(run, gm.forward, copies=changes, held=_held(gm), told=told)
+            return tried(run, forward_of(gm), copies=changes, held=_held(gm), told=told)
         return run
     except Exception as error:  # what it is, leave() decides
         if fakes is not None:
             raise
         leave("a graph", error, options)
         counters["graphs run by torch"] += 1
-        return gm.forward
+        return forward_of(gm)
 
 
 def _held(gm: GraphModule) -> list[torch.Tensor]:
@@ -220,13 +221,13 @@ def compile_around(
     if not torch.is_grad_enabled() and (recording := next(filter(_records, calls), None)):
         # What is compiled without gradients records none.
         count_left(options, "graph", "a part of it records gradients by enable_grad", recording)
-        return gm.forward
+        return forward_of(gm)
     if not left:
         return None
     first = next(node for node in calls if node in left)
     if any(getattr(n.target, "__name__", "") in GLOBAL_STATE for n in gm.graph.nodes):
         count_left(options, "graph", f"{PECULIAR}, and it sets autograd or autocast", first)
-        return gm.forward
+        return forward_of(gm)
 
     def run_of(part: Part) -> Flat:
         if part.is_left:
@@ -259,7 +260,7 @@ def _compiled(
     if departing is not None or has_unseen_cast(gm.graph.nodes):
         # It raises its error, or has its dtypes.
         count_left(options, "graph", "eager refuses a call of it, or has other dtypes", departing)
-        return gm.forward, True
+        return forward_of(gm), True
     if torch.is_grad_enabled() and any(
         isinstance(x, torch.Tensor) and x.requires_grad for x in inputs
     ):

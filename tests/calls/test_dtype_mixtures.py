@@ -214,6 +214,20 @@ def test_a_known_divisor_is_divided_by_in_a_kernel() -> None:
     assert not captured.externs
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_nothing_is_printed_beside_eagers_error(
+    way: str, grad: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    torch._dynamo.reset()
+    run = WAYS[way](lambda a, b: a.mm(b))
+    one, other = torch.ones(2, 2, requires_grad=grad), torch.ones(2, 2, dtype=torch.bfloat16)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="same dtype"):
+            run(one, other)
+    assert "Traceback" not in capfd.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", OPS)
