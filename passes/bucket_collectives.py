@@ -13,7 +13,7 @@ from xdsl.passes import ModulePass
 
 from irc.cluster.load import THIS_HOST, find_cluster
 from irc.cost.buckets import Member, best_buckets, best_groups, buckets, collected
-from irc.cost.model import ClusterCost
+from irc.cost.model import ClusterCost, collective_kind
 from irc.dialects.builder import functions
 from irc.dialects.comm import AllGatherOp
 from irc.sharding.bucket import Bucketed
@@ -127,7 +127,8 @@ class BucketCollectivesPass(ModulePass):
             for members in _renewed(block, packs=False):
                 places = Places(block)
                 for group in best_groups(cost, block, members, functions(op)):
-                    num_bytes = cost.joined_bytes(member.num_bytes for member in group)
+                    first, sizes = group[0].start, (member.num_bytes for member in group)
+                    num_bytes = cost.joined_bytes(collective_kind(first), sizes, first.axis)
                     put_together([(m.start, m.wait) for m in group], num_bytes, places)
 
     def _pack(self, op: ModuleOp, block: Block, bucketed: Bucketed, cost: ClusterCost) -> None:

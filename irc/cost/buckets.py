@@ -357,7 +357,8 @@ class _Timing(Generic[Part]):
         members = [
             m for part in group for m in (part.members if isinstance(part, Unit) else [part])
         ]
-        total = self._cost.joined_bytes(member.num_bytes for member in members)
+        sizes = (member.num_bytes for member in members)
+        total = self._cost.joined_bytes(self._kind, sizes, self._axis)
         return sum(self._cost.start_seconds(m.start, within_bytes=total) for m in members)
 
     def _op_seconds(self, op: Operation) -> float:

@@ -42,6 +42,9 @@ from irc.errors import InternalError
 OWN_MESSAGE_BYTES = 1 << 19
 """In a bucket among processes of a host, more than so much goes by itself: joining is copies."""
 
+SHARED_BYTES = 1 << 21
+"""Full gathers of a bucket together: from so much on few processes copy them from shared memory."""
+
 
 @dataclass(frozen=True)
 class Line:

@@ -10,7 +10,7 @@ from xdsl.ir import Attribute, Block
 
 from irc.cluster.interference import Kind
 from irc.cluster.topology import COLLECTIVES, Cluster, Collective
-from irc.cost.collectives import OWN_MESSAGE_BYTES, lines, seconds_of
+from irc.cost.collectives import OWN_MESSAGE_BYTES, SHARED_BYTES, lines, seconds_of
 from irc.cost.kernels import computed_in, local_work, op_work, product_work
 from irc.cost.permute import permute_s
 from irc.cost.rings import ring_seconds
@@ -206,13 +206,21 @@ class ClusterCost:
             seconds += self._copy_s(given)
         return seconds
 
-    def joined_bytes(self, sizes: Iterable[int]) -> int:
+    def joined_bytes(self, kind: Collective, sizes: Iterable[int], axis: str) -> int:
         """Return the bytes by which those of a bucket are priced that go as one message.
 
-        On GPUs those of all; among processes of one host, of those that are small.
+        On GPUs those of all, and so where processes of one host copy what is gathered from memory
+        that they share; of others among them, of those that are small.
         """
-        on_host = self.cluster.device.cores > 0
-        return sum(size for size in sizes if not on_host or size <= OWN_MESSAGE_BYTES)
+        sizes = list(sizes)
+        if not self.cluster.device.cores or self._is_shared(kind, sum(sizes), axis):
+            return sum(sizes)
+        return sum(size for size in sizes if size <= OWN_MESSAGE_BYTES)
+
+    def _is_shared(self, kind: Collective, bucket_bytes: float, axis: str) -> bool:
+        # Of links on several levels some are between hosts, which share no memory.
+        on_one_host = self._links[axis].direct and len(self.cluster.links) == 1
+        return on_one_host and kind == "all_gather" and bucket_bytes >= SHARED_BYTES
 
     def joined_seconds(
         self, kind: Collective, num_bytes: float, bucket_bytes: float, axis: str
@@ -220,16 +228,18 @@ class ClusterCost:
         """Return the part that a collective has of the time of its bucket.
 
         On GPUs a library begins all of a bucket as one (`ncclGroupStart`). Processes of one host
-        join small messages by copies; many of them do not join sums that are scattered.
+        gather it from memory that they share if it is large. Else they join small messages by
+        copies; many of them do not join sums that are scattered.
         """
         on_host = self.cluster.device.cores > 0
         by_itself = num_bytes > OWN_MESSAGE_BYTES
         by_itself |= kind == "reduce_scatter" and not self._links[axis].direct
-        if not num_bytes or num_bytes == bucket_bytes or (on_host and by_itself):
+        copies = on_host and not self._is_shared(kind, bucket_bytes, axis)
+        if not num_bytes or num_bytes == bucket_bytes or (copies and by_itself):
             return self.collective_seconds(kind, num_bytes, axis)
         part = num_bytes / bucket_bytes
         seconds = part * self.collective_seconds(kind, bucket_bytes, axis)
-        return seconds + (2 * self._copy_s(num_bytes) if on_host else 0.0)
+        return seconds + (2 * self._copy_s(num_bytes) if copies else 0.0)
 
     def permute_seconds(self, op: PermuteOp, *, num_bytes: int | None = None) -> float:
         """Return the time of one permute, beside nothing else: see `irc.cost.permute`.

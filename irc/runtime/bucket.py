@@ -1,9 +1,10 @@
 """Collectives of one bucket: one call of the library, without copies on GPUs.
 
 torch's coalescing manager takes calls of one kind and hands them to the library together: NCCL
-begins them as one (``ncclGroupStart``). Among few processes of a host they are laid side by side in
-one message. That takes longer than messages apart unless they are small, so others are begun one by
-one there.
+begins them as one (``ncclGroupStart``). Among few processes of a host large gathers are copied from
+memory that these share, which begins as one message, too. Else they are laid side by side in one
+message; that takes longer than messages apart unless they are small, so others are begun one by one
+there.
 """
 
 # pyright: basic
@@ -19,7 +20,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager, _world
 
 from irc.plan.schema import Start
 from irc.runtime.direct import is_direct
-from irc.runtime.message import Message, together
+from irc.runtime.message import Message, gathered, together
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,9 @@ class Bucket:
         return BucketEnd(self, prepared.unpack)
 
     def _begun(self) -> list[Any]:
+        messages = [each.message for each in self._members.values()]
+        if messages[0].kind == "all_gather" and (one := gathered(messages, self._group)):
+            return [one]
         apart = [each for each in self._members.values() if each.is_apart]
         works = [each.begin(group=self._group, async_op=True) for each in apart]
         joined = [each for each in self._members.values() if not each.is_apart]

@@ -12,7 +12,13 @@ from typing import Any, Literal
 
 import torch
 
-from irc.runtime.direct import Exchange, all_gather, all_reduce, reduce_scatter
+from irc.runtime.direct import (
+    Exchange,
+    all_gather,
+    all_reduce,
+    gather_together,
+    reduce_scatter,
+)
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,17 @@ def together(messages: Sequence[Message], group: Any) -> Exchange:
         work = reduce_scatter(result, own, fn, group=group, async_op=True)
     columns = result.view(ranks if kind == "all_gather" else 1, -1)
     return Exchange([work], partial(_put_columns, columns, messages))
+
+
+def gathered(messages: Sequence[Message], group: Any) -> Exchange | None:
+    """Begin gathers as one without copies for it; None where :func:`together` has to copy.
+
+    Args:
+        messages: as of :func:`together`.
+        group: of processes.
+    """
+    results, own = [each.result for each in messages], [each.own for each in messages]
+    return gather_together(results, own, group=group)
 
 
 def _put_columns(rows: torch.Tensor, messages: Sequence[Message]) -> None:

@@ -95,4 +95,21 @@ def test_collectives_off_the_outermost_dim_pay_for_packing() -> None:
 def test_a_host_joins_small_messages_only() -> None:
     sizes = [1 << 10, 1 << 20, 1 << 11]
     host = ClusterCost(PRESETS["this-host"], Mesh.parse("data=2"))
-    assert (host.joined_bytes(sizes), COST.joined_bytes(sizes)) == (3 << 10, sum(sizes))
+    assert host.joined_bytes("all_gather", sizes, "data") == 3 << 10
+    assert COST.joined_bytes("all_gather", sizes, "data") == sum(sizes)
+
+
+def test_a_host_gathers_a_large_bucket_as_one() -> None:
+    host = ClusterCost(PRESETS["this-host"], Mesh.parse("data=2"))
+    sizes = [1 << 10, 1 << 20, 1 << 20]
+    assert host.joined_bytes("all_gather", sizes, "data") == sum(sizes)
+    assert host.joined_bytes("reduce_scatter", sizes, "data") == 1 << 10
+    parts = (host.joined_seconds("all_gather", size, sum(sizes), "data") for size in sizes)
+    assert sum(parts) == pytest.approx(host.collective_seconds("all_gather", sum(sizes), "data"))
+
+
+def test_hosts_share_no_memory() -> None:
+    host = PRESETS["this-host"]
+    hosts = replace(host, links=(replace(host.links[0], devices=2), *host.links))
+    cost = ClusterCost(hosts, Mesh.parse("data=4"))
+    assert cost.joined_bytes("all_gather", [1 << 10, 3 << 20], "data") == 1 << 10

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from irc.cluster.links import DIRECT_SUM_BYTES
 from irc.plan.schema import Start
-from irc.runtime import direct
+from irc.runtime import direct, shared_parts
 from irc.runtime.bucket import Bucket
 from irc.runtime.collectives import PREPARED, Operands
 from irc.runtime.message import Message, together
@@ -116,6 +116,36 @@ def wrong_together(group: Any) -> list[str]:
     return found
 
 
+GATHERED = (300_000, 5, 0, 200_000)
+"""Elements of each rank; of one rank alone they are enough for memory that ranks share."""
+
+
+def wrong_shared(group: Any) -> list[str]:
+    """Return what is wrong of gathers that begin together, some waited for later, some never."""
+    ranks, here = group.size(), group.rank()
+    found: list[str] = []
+    begun: list[tuple[int, list[torch.Tensor], Any]] = []
+    for turn in range(6):
+        own = [drawn(here + turn, size, torch.float32) for size in GATHERED]
+        into = [torch.zeros(ranks * size) for size in GATHERED]
+        if (work := direct.gather_together(into, own, group=group)) is None:
+            return found
+        for each in own:
+            each.fill_(-1.0)  # it has been copied
+        if turn != 3:  # which nobody waits for
+            begun.append((turn, into, work))
+        while len(begun) > 2:  # in another order than begun
+            turn, into, work = begun.pop(turn % 2)
+            work.wait()
+            for size, got in zip(GATHERED, into, strict=True):
+                wanted = [drawn(rank + turn, size, torch.float32) for rank in range(ranks)]
+                if not torch.equal(got, torch.cat(wanted)):
+                    found.append(f"gather {turn} of {size} from shared memory")
+    for _, _, work in begun:
+        work.wait()
+    return found
+
+
 def wrong_in_a_bucket(group: Any) -> list[str]:
     """Return what is wrong of sums that are scattered and begin together."""
     ranks, here = group.size(), group.rank()
@@ -159,6 +189,8 @@ def wrong_after_a_left_one(group: Any) -> list[str]:
 
 def main() -> None:
     """Compare all; print what is wrong."""
+    if os.environ.get("NO_MEMORY") == os.environ["RANK"]:
+        del os.memfd_create
     torch.set_num_threads(1)
     start_processes(*place_of(os.environ), timeout_s=120)
     world: Any = dist.group.WORLD
@@ -170,12 +202,17 @@ def main() -> None:
     found += wrong_together(world) + wrong_together(own)
     found += wrong_in_a_bucket(world) + wrong_in_a_bucket(own)
     found += wrong_after_a_left_one(world) + wrong_after_a_left_one(own)
+    with torch.inference_mode():
+        found += wrong_shared(own)
+    found += wrong_shared(world) + wrong_shared(own)
     ways = [direct.is_direct(world, torch.ones(1)), direct.is_direct(own, torch.ones(1))]
     future = direct.all_reduce(drawn(0, 9, torch.float32), "sum", group=world, async_op=True)
     ended = done(future)
     with torch.inference_mode():
         ended &= done(direct.all_reduce(torch.ones(3), "sum", group=world, async_op=True))
-    print(json.dumps({"wrong": found, "direct": ways, "ended": ended}), flush=True)
+    shared = [shared_parts._known.get(group) is not None for group in (world, own)]
+    facts = {"wrong": found, "direct": ways, "shared": shared, "ended": ended}
+    print(json.dumps(facts), flush=True)
     dist.destroy_process_group()
 
 

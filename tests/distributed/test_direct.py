@@ -19,13 +19,27 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 @pytest.mark.parametrize("world", [2, 4])
 def test_collectives_have_the_numbers_of_all_ranks(tmp_path: Path, world: int) -> None:
     for rank in run_ranks(tmp_path, world, "tests.distributed.direct_program"):
-        assert rank == {"wrong": [], "direct": [True, True], "ended": True}
+        assert rank == right([True, True], [sys.platform == "linux"] * 2)
+
+
+def right(direct: list[bool], shared: list[bool]) -> dict[str, object]:
+    """Return what a rank says: of the world, and of its pair, which way collectives go."""
+    return {"wrong": [], "direct": direct, "shared": shared, "ended": True}
+
+
+def test_ranks_gather_by_messages_where_one_can_share_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_MEMORY", "1")
+    ranks = run_ranks(tmp_path, 4, "tests.distributed.direct_program")
+    pairs = [[False, False]] * 2 + [[False, sys.platform == "linux"]] * 2
+    assert ranks == [right([True, True], shared) for shared in pairs]
 
 
 @pytest.mark.slow
 def test_many_go_around_a_ring(tmp_path: Path) -> None:
     for rank in run_ranks(tmp_path, DIRECT_RANKS + 2, "tests.distributed.direct_program"):
-        assert rank == {"wrong": [], "direct": [False, True], "ended": True}
+        assert rank == right([False, True], [False, sys.platform == "linux"])
 
 
 def test_ranks_that_torch_watches_ask_its_library(
@@ -33,7 +47,7 @@ def test_ranks_that_torch_watches_ask_its_library(
 ) -> None:
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
     for rank in run_ranks(tmp_path, 2, "tests.distributed.direct_program"):
-        assert rank == {"wrong": [], "direct": [False, False], "ended": True}
+        assert rank == right([False, False], [False, False])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a policy of Linux")
