@@ -1,6 +1,5 @@
 """Weights in the form of Hugging Face: a step or a module on a mesh reads and writes folders."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -114,7 +113,7 @@ def save_safetensors(target: Any, folder: str | Path, *, max_bytes: int = MAX_BY
         IrcError: ``checkpoint-failed`` on every rank; ``option-value``; ``weights-missing`` of a
             module on the meta device.
     """
-    if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1:
+    if type(max_bytes) is not int or max_bytes < 1:
         raise IrcError("option-value", f"max_bytes={max_bytes!r} is no number of bytes")
     module, place = _module(target), Path(folder)
 

@@ -1,6 +1,5 @@
 """The ONNX file of the demonstration: a two-layer perceptron with random weights."""
 
-# pyright: basic
 from pathlib import Path
 
 import numpy as np
@@ -27,4 +26,6 @@ def write_perceptron(
         helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [batch, width]) for name in "xy"
     ]
     graph = helper.make_graph(nodes, "perceptron", ends[:1], ends[1:], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), str(path))
+    onnx.save(  # pyright: ignore[reportUnknownMemberType]
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), str(path)
+    )

@@ -1,6 +1,5 @@
 """What goes in and out of a model: types as text, and a caller's arrays as the program's values."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -75,7 +74,8 @@ def to_value(given: Any, kind: TypeProto, name: str) -> Any:
             return None if given is None else to_value(given, kind.optional_type.elem_type, name)
         case "sequence_type":
             if isinstance(given, list | tuple):
-                return [to_value(each, kind.sequence_type.elem_type, name) for each in given]
+                items: list[Any] = [*given]
+                return [to_value(each, kind.sequence_type.elem_type, name) for each in items]
         case "tensor_type":
             return _tensor(given, kind, name)
         case _:

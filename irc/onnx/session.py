@@ -7,7 +7,6 @@ cannot be that either, the interpreter of dynamic programs runs. `InferenceSessi
 which it was, `InferenceSession.report` why.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import os
@@ -58,7 +57,7 @@ class Version:
     call: Callable[[Sequence[Any]], list[Any]]
     compiled: bool
     library_nodes: int
-    sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     opened: bool = False
     regions: int = 0
 
@@ -163,7 +162,9 @@ class InferenceSession(Described):
         named = {g.name: v for g, v in zip(self._inputs, values, strict=True)}
         with self._lock:
             if self._deciding is None:
-                tensors = {n: v for n, v in named.items() if isinstance(v, np.ndarray)}
+                tensors: dict[str, Any] = {
+                    n: v for n, v in named.items() if isinstance(v, np.ndarray)
+                }
                 typed = with_inputs(self._source, specialised(self._inputs, tensors))
                 self._deciding = deciding(typed, self._inputs, named)
             given = {name: named[name] for name in self._deciding.names}

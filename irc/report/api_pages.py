@@ -4,12 +4,11 @@ The pages are of the modules that users and writers of plug-ins import, and hold
 docstrings say. They load nothing from elsewhere: the search is a script beside them.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
@@ -149,12 +148,12 @@ def check_place(folder: Path, names: Iterable[str] = (), *, force: bool) -> None
 
 
 class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the class's name
         """Say nothing of each page that is read."""
 
 
 @contextmanager
-def serving(folder: Path, port: int = 0) -> Iterator[ThreadingHTTPServer]:
+def serving(folder: Path, port: int = 0) -> Generator[ThreadingHTTPServer]:
     """Open a server of a folder's files to this machine alone, and close it again.
 
     Args:

@@ -4,7 +4,6 @@ Scores are computed in blocks of rows, so that no more than :data:`SCORES` of th
 torch's own flash attention is used where it computes the same.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -191,7 +190,8 @@ class _Scores:
         if value.ndim == 2:
             return value.unsqueeze(0)
         groups, heads = self.k.shape[-3], value.shape[-3]
-        return value.unflatten(-3, (groups, heads // groups))
+        split = (groups, heads // groups)
+        return value.reshape(*value.shape[:-3], *split, *value.shape[-2:])
 
     def blocks(self) -> Iterator[tuple[slice, torch.Tensor]]:
         """Yield rows and their scores; -inf where masked."""

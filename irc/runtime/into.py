@@ -4,7 +4,6 @@ Each has a variant of torch's with ``out=``. What a call gives there is what
 :func:`irc.runtime.library.run` gives, bit for bit; the others' results are copied.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import json
@@ -158,7 +157,7 @@ def _extern(attrs: Mapping[str, Any]) -> Write | None:
 
 def _with_out(target: str) -> tuple[Callable[..., Any], list[str]] | None:
     """Return the overload of an ATen op that is given its results, and their names."""
-    plain = own_op(target)
+    plain: Any = own_op(target)
     if plain is None:
         return None
     own = [(a.name, str(a.type)) for a in plain._schema.arguments]

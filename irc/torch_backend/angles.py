@@ -1,6 +1,5 @@
 """Angles of complex numbers lie in order in eager mode; torch's fake tensors lie as the operand."""
 
-# pyright: basic
 from __future__ import annotations
 
 from torch import Tensor
@@ -22,9 +21,9 @@ def order_angles(gm: GraphModule) -> None:
             continue
         with gm.graph.inserting_after(node):
             ordered = gm.graph.call_method("contiguous", (node,))
-        node.replace_all_uses_with(
-            ordered, delete_user_cb=lambda user, own=ordered: user is not own
-        )
+        others = [user for user in node.users if user is not ordered]
+        for user in others:
+            user.replace_input_with(node, ordered)
         if isinstance(value, Tensor):
             ordered.meta["example_value"] = value.contiguous()
     gm.recompile()

@@ -1,6 +1,5 @@
 """Layers of experts in place of the additions of a loop (`irc.frontends.torch.expert_loops`)."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -277,7 +276,7 @@ Routed = tuple[Node, Node, Sequence[Member]]
 def _by_choice(build: Build, layer: Sequence[Member], rows: Node) -> Routed | None:
     """Append the routing that an index says; None where none does."""
     choices = [member.choice for member in layer if member.choice is not None]
-    if len(choices) != len(layer) or choices[0] is None:
+    if len(choices) != len(layer):
         return None
     ordered = sorted(layer, key=lambda m: m.choice.expert)  # type: ignore[union-attr]  # not None
     if sorted(c.expert for c in choices) != list(range(len(layer))):

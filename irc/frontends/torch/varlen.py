@@ -1,6 +1,5 @@
 """Attention over packed sequences of several lengths: a mask that keeps them apart."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -67,8 +66,8 @@ def varlen_attention(
             near = b.pointwise("le", behind, b.scalar(left, "i64"))
             mask = b.pointwise("logical_and", mask, near)
     heads_first = [b.op(TransposeOp, [x], perm=(1, 0, 2)) for x in (query, key, value)]
-    scale = number(tensor(query).shape[2]) ** -0.5 if scale is None else scale
-    y = b.op(AttentionOp, [*heads_first, mask], is_causal=False, scale=float(scale))
+    scale = float(number(tensor(query).shape[2]) ** -0.5 if scale is None else scale)
+    y = b.op(AttentionOp, [*heads_first, mask], is_causal=False, scale=scale)
     return [b.op(TransposeOp, [y], perm=(1, 0, 2)), *(None for _ in t.results[1:])]
 
 

@@ -1,6 +1,5 @@
 """Whether a value of a traced graph is written to after it was made."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ def gives_view(user: Node, node: Node) -> bool:
     if user.target is getitem:
         return True
     schema = getattr(user.target, "_schema", None)
-    returns = [] if schema is None else schema.returns
+    returns: list[Any] = [] if schema is None else schema.returns
     return any(each.alias_info is not None for each in returns) and any(
         alias is not None for alias in _aliases(user, node)
     )

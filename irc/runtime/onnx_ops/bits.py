@@ -1,6 +1,5 @@
 """Bitwise operators, and bits read as another type."""
 
-# pyright: basic
 from __future__ import annotations
 
 import numpy as np
@@ -14,7 +13,7 @@ def _shift(call: Call) -> Array:
     fn = {"LEFT": np.left_shift, "RIGHT": np.right_shift}[call.attr("direction")]
     bits = call[0].dtype.itemsize * 8
     # A shift by all bits or more leaves nothing but the sign; in C it is undefined.
-    found = fn(call[0], np.minimum(call[1], bits - 1))
+    found: Array = fn(call[0], np.minimum(call[1], bits - 1))
     if call.attr("direction") == "RIGHT" and found.dtype.kind == "i":
         return found
     return np.where(call[1] >= bits, np.zeros_like(found), found)

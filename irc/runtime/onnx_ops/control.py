@@ -1,6 +1,5 @@
 """If, Loop and Scan: bodies that run as often as the values say."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -111,7 +110,7 @@ def _sequence_map(call: Call) -> tuple[Any, ...]:
     count = len(call[0])
     columns: list[list[Item]] = [[] for _ in range(call.outputs)]
     for i in range(count):
-        given = [x[i] if isinstance(x, list) else x for x in call.inputs]
+        given: list[Any] = [x[i] if isinstance(x, list) else x for x in call.inputs]
         for column, value in zip(columns, body(*given), strict=True):
             column.append(value)
     return tuple(columns)

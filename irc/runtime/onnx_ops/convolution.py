@@ -1,6 +1,5 @@
 """Convolutions: plain, transposed, deformable, causal with a state, and Col2Im."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ def padding(call: Call, sizes: Sequence[int], reach: Sequence[int],
     """Return what is added before and after each spatial dim, by ``auto_pad`` or ``pads``."""
     n, mode = len(sizes), call.attr("auto_pad", "NOTSET")
     if mode in ("SAME_UPPER", "SAME_LOWER"):
-        low, high = [], []
+        low, high = list[int](), list[int]()
         for size, span, stride in zip(sizes, reach, strides, strict=True):
             total = max(0, (-(-size // stride) - 1) * stride + span - size)
             less, more = total // 2, total - total // 2
