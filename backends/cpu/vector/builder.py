@@ -182,6 +182,19 @@ class Builder:
         kind = args[0].type
         return self.call(kind, f"llvm.{name}.{kind.mangled}", *args)
 
+    def with_sign(self, size: Operand, x: Operand) -> Operand:
+        """Return a number with the sign of another one, by their bits.
+
+        Not ``llvm.copysign``: code generation reads the sign from what ``x`` was rounded from, and
+        where that is a double that became a half, it calls a function that is not there.
+        """
+        whole = f"i{x.type.bits}"
+        minus = constant(x.type.of(whole), -(1 << (x.type.bits - 1)))
+        rest = constant(minus.type, (1 << (x.type.bits - 1)) - 1)
+        sign = self.binary("and", self.convert("bitcast", x, whole), minus)
+        plain = self.binary("and", self.convert("bitcast", size, whole), rest)
+        return self.convert("bitcast", self.binary("or", plain, sign), x.type.element)
+
     def fma(self, a: Operand, b: Operand, c: Operand) -> Operand:
         """Append ``a * b + c``, in one rounding where the machine can."""
         if self.fma_unit:

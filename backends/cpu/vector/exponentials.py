@@ -158,7 +158,7 @@ def tanh(b: Builder, x: Operand) -> Operand:
     s = power_of_two(b, n)
     t = b.fma(s, p, b.binary("fsub", s, constant(s.type, 1.0)))
     ratio = b.binary("fdiv", t, b.binary("fadd", t, constant(t.type, 2.0)))
-    return b.intrinsic("copysign", ratio, x)
+    return b.with_sign(ratio, x)
 
 
 def _logistic(b: Builder, x: Operand, v: Operand, low: Operand | None = None) -> Operand:
@@ -222,7 +222,7 @@ def erf(b: Builder, x: Operand) -> Operand:
     u = at_most(b, u, 4.0)
     grown = exp(b, b.fma(horner(b, u, ERF_FAR), u, b.emit(u.type, f"fneg {u}")))
     far = b.binary("fsub", constant(x.type, 1.0), grown)
-    far = b.intrinsic("copysign", far, x)
+    far = b.with_sign(far, x)
     return b.select(b.compare("fcmp ogt", t, constant(t.type, 0.927734375)), far, near)
 
 

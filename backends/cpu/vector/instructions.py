@@ -50,7 +50,7 @@ def _floor_div(b: Builder, x: Operand, y: Operand) -> Operand:
     above = b.compare("fcmp ogt", b.binary("fsub", quotient, floor), constant(kind, 0.5))
     rounded = b.select(above, b.binary("fadd", floor, constant(kind, 1.0)), floor)
     zero = constant(kind, 0.0)
-    signed = b.intrinsic("copysign", zero, plain)
+    signed = b.with_sign(zero, plain)
     rounded = b.select(b.compare("fcmp oeq", quotient, zero), signed, rounded)
     return b.select(b.compare("fcmp oeq", y, zero), plain, rounded)
 
