@@ -127,6 +127,7 @@ BINARY: Mapping[str, Binary] = {
     "trunc_div": lambda b, x, y: b.intrinsic("trunc", b.binary("fdiv", x, y)),
     "remainder": _remainder,
     "pow": _power,
+    "copysign": lambda b, size, x: b.with_sign(size, x),
     "maximum": lambda b, x, y: extremum(b, "ogt", x, y),
     "minimum": lambda b, x, y: extremum(b, "olt", x, y),
 }

@@ -218,7 +218,6 @@ FUNCTIONS = (
         arity=2,
         derivative=(lambda v: v.g * (v.y / v.a).where(v.a.of("ne", 0), 0), None),
         torch="copysign",
-        llvm="copysign",
         triton="libdevice.copysign({0}, {1})",
         cuda="copysign{f}({0}, {1})",
     ),

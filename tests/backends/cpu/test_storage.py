@@ -134,3 +134,12 @@ def test_signs_of_doubles_that_became_halves(
     plain = {"gelu": torch.nn.functional.gelu}.get(fn) or getattr(torch, fn)
     wanted = plain(x.half().float())
     assert torch.allclose(got.float(), wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_the_sign_of_a_double_that_became_a_half(make: Any, run: Any, features: Any) -> None:
+    x, size = torch.linspace(-0.9, 0.9, 17, dtype=torch.float64), torch.full((17,), 2.0).half()
+    k = make((17,), 1, [(17, "f64"), (17, "f16")], [(17, "f16")])
+    half = k.fn("cast", k.load(0, (1,)), dtype="f16")
+    k.store(k.fn("copysign", k.load(1, (1,)), half), 0, (1,))
+    got = run(k.kernel(), [x, size], 1, features)[0]
+    assert torch.equal(got, torch.copysign(size, x.half()))
