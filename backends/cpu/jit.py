@@ -17,7 +17,8 @@ from irc.backends.cpu.allowed import refusal
 from irc.backends.cpu.codegen import Job, emit_objects
 from irc.backends.cpu.emit import info_of
 from irc.backends.cpu.features import Features, host
-from irc.errors import IrcError
+from irc.backends.cpu.linking.relocatable import undefined_symbols
+from irc.errors import InternalError, IrcError
 
 GROUP_BYTES, MOST_GROUPS = 1 << 17, 16
 """Bytes of text that fill a module, and how many modules there are at most."""
@@ -104,8 +105,8 @@ def _compile(
     for (key, group), data in zip(
         missing, _objects_of([g for _, g in missing], features), strict=True
     ):
-        object_cache.write(key, data)
         found |= _linked(data, group, machine)
+        object_cache.write(key, data)
     return found
 
 
@@ -148,8 +149,15 @@ def _objects_of(
 def _linked(
     data: bytes, texts: dict[tuple[str, Features], str], machine: llvm.TargetMachine
 ) -> dict[tuple[str, Features], int]:
-    """Link an object into the process and return the addresses of its functions, 0 for none."""
+    """Link an object into the process and return the addresses of its functions, 0 for none.
+
+    Raises:
+        InternalError: it calls what no library here has. MCJIT would make that address 0.
+    """
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    # LLVM looks through the process once there is an engine.
+    if unknown := [n for n in undefined_symbols(data) if llvm.address_of_symbol(n) is None]:
+        raise InternalError(f"generated code needs {unknown}, which nothing in this process has")
     engine.add_object_file(llvm.ObjectFileRef.from_data(data))
     engine.finalize_object()
     _engines.append(engine)

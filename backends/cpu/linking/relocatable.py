@@ -32,7 +32,7 @@ def read_object(data: bytes) -> ObjectFile:
     Raises:
         InternalError: where it is no relocatable file for x86-64.
     """
-    headers = _headers(data)
+    headers = _headers(data, elf.X86_64)
     sections = {
         number: Section(number, h.name, h.flags, max(h.align, 1), h.size, _content(data, h))
         for number, h in enumerate(headers)
@@ -51,12 +51,31 @@ def read_object(data: bytes) -> ObjectFile:
     return ObjectFile(tuple(sections.values()), tuple(symbols), tuple(relocations))
 
 
-def _headers(data: bytes) -> list[_Header]:
+def undefined_symbols(data: bytes) -> list[str]:
+    """Return the names that an object leaves to others, in order.
+
+    Args:
+        data: an object for any processor; one that is no ELF is not looked into.
+    """
+    if not data.startswith(elf.IDENT):
+        return []
+    headers = _headers(data)
+    return [
+        symbol.name
+        for header in headers
+        if header.kind == elf.SYMTAB
+        for symbol in _symbols(data, header, headers[header.link])
+        if symbol.section == elf.UNDEFINED and symbol.name
+    ]
+
+
+def _headers(data: bytes, processor: int | None = None) -> list[_Header]:
     if len(data) < elf.HEADER.size or data[: len(elf.IDENT)] != elf.IDENT:
         raise InternalError("the code generator gave no ELF file of 64 bits")
     ident = elf.HEADER.unpack_from(data)
     kind, machine, start, each, count, names = (ident[i] for i in (1, 2, 6, 11, 12, 13))
-    if (kind, machine, each) != (elf.RELOCATABLE, elf.X86_64, elf.SECTION.size):
+    wanted = (elf.RELOCATABLE, machine if processor is None else processor, elf.SECTION.size)
+    if (kind, machine, each) != wanted:
         raise InternalError(f"the code generator gave ELF of kind {kind} for machine {machine}")
     raw = [elf.SECTION.unpack_from(data, start + i * each) for i in range(count)]
     table = data[raw[names][4] : raw[names][4] + raw[names][5]]

@@ -1,5 +1,6 @@
 """Kernels compiled side by side: the same code as one by one, and found again on disk."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from irc.backends.cpu import emit, jit
 from irc.backends.cpu.codegen import emit_objects
 from irc.backends.cpu.features import host
+from irc.errors import InternalError
 from tests.backends.cpu.conftest import execute
 from tests.backends.cpu.maker import Maker
 
@@ -77,3 +79,17 @@ def test_many_groups_run_and_are_found_on_disk(
     monkeypatch.setattr(jit, "_objects_of", compiled)
     assert len(set(jit.compile_texts(given))) == len(given)
     assert fresh == [0]
+
+
+def test_code_that_calls_what_nothing_has_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # LLVM generates calls of its own, as of conversions that a processor lacks. MCJIT would take
+    # address 0 for one that no library has, and the call would end the process.
+    monkeypatch.setenv("IRC_CACHE_DIR", str(tmp_path / "cache"))
+    text, count = re.subn(r"@llvm\.fma\.v\d+f32", "@irc_nobody_has_this", emit(kernel(32)))
+    assert count > 0
+    with pytest.raises(InternalError, match=r"needs \['irc_nobody_has_this'\]"):
+        jit.compile_texts([text])
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert jit.compile_texts([emit(kernel(32))])[0]
