@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -44,6 +45,30 @@ def state_of(pid: int, start: str) -> str:
     if not found:
         return _alive(pid)
     return state if found == start else GONE
+
+
+def siblings() -> Iterator[tuple[int, str]]:
+    """Yield number and state of each process that the parent of this one started, but this one.
+
+    There are none where the system has no /proc.
+    """
+    own, parent = os.getpid(), str(os.getppid())
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
+            state, ppid = text.rpartition(")")[2].split()[:2]
+            if ppid == parent and int(entry.name) != own:
+                yield int(entry.name), state
+
+
+def variable_of(pid: int, name: str) -> str:
+    """Return a variable of the environment that a process was started with; empty for none."""
+    with contextlib.suppress(OSError):
+        for pair in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            key, _, value = pair.partition(b"=")
+            if key == name.encode():
+                return value.decode("utf-8", "replace")
+    return ""
 
 
 def _alive(pid: int) -> str:

@@ -5,15 +5,21 @@ number of ranks may be another: nothing that a process is given says which start
 rank 0 thinks of a name, and gives it to each rank that asks. A question has a number of its own, by
 which an answer to a process that is gone is told from one's own; rank 0 answers until all have said
 that they know its name.
+
+One that waits looks at the processes that its launcher has started beside it: a rank that is
+stopped on its way does not come.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
+from irc.cluster import process
 from irc.errors import IrcError
+from irc.runtime.watch import INTERVAL_S, described, end_with, lost, place_of_process, timeout_s
 
 PREFIX = "irc/start"
 POLL_S = 0.01
@@ -35,6 +41,57 @@ class Store(Protocol):
         ...
 
 
+class _Wait:
+    """For ranks that are on their way.
+
+    Args:
+        most_s: how long they may take.
+    """
+
+    def __init__(self, most_s: float) -> None:
+        self._most_s, self._since = most_s, time.monotonic()
+        self._looked = 0.0
+        self._stopped_since: dict[int, float] = {}
+
+    def pause(self, ranks: Sequence[int]) -> None:
+        """Wait a moment.
+
+        Args:
+            ranks: that have not come.
+
+        Raises:
+            IrcError: ``rank-lost`` where time is over.
+        """
+        now = time.monotonic()
+        if now - self._since > self._most_s:
+            are = "rank" if len(ranks) == 1 else "ranks"
+            raise IrcError(
+                "rank-lost",
+                f"{are} {', '.join(map(str, ranks))} did not come where the processes meet",
+                help="see what that process says, and whether it ended before its first call",
+            )
+        if now - self._looked > INTERVAL_S:
+            self._looked = now
+            self._look(ranks)
+        time.sleep(POLL_S)
+
+    def _look(self, ranks: Sequence[int]) -> None:
+        """Look for the processes of ranks among those that this one's launcher has started.
+
+        This process ends, and the other, where one has been stopped for long.
+        """
+        limit, names = timeout_s(), {str(rank) for rank in ranks}
+        stopped = [pid for pid, state in process.siblings() if state == process.STOPPED]
+        now = time.monotonic()
+        self._stopped_since = {pid: self._stopped_since.get(pid, now) for pid in stopped}
+        for pid, since in self._stopped_since.items():
+            name = process.variable_of(pid, "RANK")
+            if name not in names or not 0 < limit < now - since:
+                continue
+            place = place_of_process(pid)
+            end_with(lost(described(int(name), place, process.STOPPED)), 0.0, place)
+
+
 def name_of_start(store: Store, rank: int, world: int, timeout_s: float) -> str:
     """Return a name that the processes of this start agree on, and no others; all of them call it.
 
@@ -47,9 +104,9 @@ def name_of_start(store: Store, rank: int, world: int, timeout_s: float) -> str:
     Raises:
         IrcError: ``rank-lost``.
     """
-    end_s = time.monotonic() + timeout_s
+    wait = _Wait(timeout_s)
     if rank == 0:
-        return _answer(store, world, end_s)
+        return _answer(store, world, wait)
     question, key = secrets.token_hex(8), f"{PREFIX}/answer/{rank}"
     store.set(f"{PREFIX}/question/{rank}", question)
     while True:
@@ -58,10 +115,10 @@ def name_of_start(store: Store, rank: int, world: int, timeout_s: float) -> str:
             if asked == question:
                 store.set(f"{name}/known/{rank}", "1")
                 return name
-        _pause(end_s, [0])
+        wait.pause([0])
 
 
-def _answer(store: Store, world: int, end_s: float) -> str:
+def _answer(store: Store, world: int, wait: _Wait) -> str:
     """Give all other ranks a new name, until they know it."""
     name = f"{PREFIX}/{secrets.token_hex(8)}"
     answered: dict[int, str] = dict.fromkeys(range(1, world), "")
@@ -74,16 +131,5 @@ def _answer(store: Store, world: int, end_s: float) -> str:
                 answered[rank] = asked
                 store.set(f"{PREFIX}/answer/{rank}", f"{asked} {name}")
         if answered:
-            _pause(end_s, list(answered))
+            wait.pause(list(answered))
     return name
-
-
-def _pause(end_s: float, ranks: list[int]) -> None:
-    if time.monotonic() > end_s:
-        are = "rank" if len(ranks) == 1 else "ranks"
-        raise IrcError(
-            "rank-lost",
-            f"{are} {', '.join(map(str, ranks))} did not come where the processes meet",
-            help="see what that process says, and whether it ended before its first call",
-        )
-    time.sleep(POLL_S)

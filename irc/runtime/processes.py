@@ -26,7 +26,7 @@ from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.runtime.meeting import name_of_start
 from irc.runtime.network_threads import defer_network_threads
-from irc.runtime.watch import naming_lost_ranks, stop_watching, watch_ranks
+from irc.runtime.watch import naming_lost_ranks, stop_watching, watch_in, watch_ranks
 
 STORE_VARIABLE = "IRC_STORE"
 """A file by which processes of one machine meet; without it, MASTER_ADDR and MASTER_PORT do."""
@@ -89,8 +89,12 @@ def start_processes(rank: int, world: int, timeout_s: float = JOIN_TIMEOUT_S) ->
     importlib.import_module("torch.distributed.nn.functional")
     timeout = timedelta(seconds=timeout_s)
     store = _store(rank, world, timeout)
+    if store is not None:
+        # Ranks wait for each other from here on.
+        watch_in(store, rank, world)
     backend = backend_of_processes()
-    dist.init_process_group(backend, rank=rank, world_size=world, store=store, timeout=timeout)
+    with naming_lost_ranks():
+        dist.init_process_group(backend, rank=rank, world_size=world, store=store, timeout=timeout)
     defer_network_threads()
     watch_ranks()
 
@@ -98,14 +102,17 @@ def start_processes(rank: int, world: int, timeout_s: float = JOIN_TIMEOUT_S) ->
 def _store(rank: int, world: int, timeout: timedelta) -> Any:
     """Return where processes leave their addresses; None for what torch chooses.
 
-    Torchrun starts processes again with the store of those before, whose addresses are still in it:
-    a rank that is early would wait for one that is gone. So each start has a part of it by itself.
+    They have come there when it is returned, or an error names one that has not. Torchrun starts
+    processes again with the store of those before, whose addresses are still in it: a rank that is
+    early would wait for one that is gone. So each start has a part of it by itself.
     """
+    store: Any
     if path := os.environ.get(STORE_VARIABLE):
-        return dist.FileStore(path, world)  # type: ignore[attr-defined]  # not among the exports
-    if RUN_VARIABLE not in os.environ:
+        store = dist.FileStore(path, world)  # type: ignore[attr-defined]  # not among the exports
+    elif RUN_VARIABLE in os.environ:
+        store, _, _ = next(rendezvous("env://", rank, world, timeout=timeout))
+    else:
         return None
-    store, _, _ = next(rendezvous("env://", rank, world, timeout=timeout))
     start = name_of_start(store, rank, world, timeout.total_seconds())
     return dist.PrefixStore(start, store)  # type: ignore[attr-defined]  # not among the exports
 

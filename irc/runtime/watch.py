@@ -71,22 +71,31 @@ def tell_by(tell: Tell) -> None:
 
 
 def watch_ranks() -> None:
-    """Watch the other ranks from now on; every rank of the run calls it, once its processes joined.
+    """Watch the other ranks of processes that have joined; every rank of the run calls it.
 
     Does nothing where it is watching already, and where the user switched it off.
     """
+    store: Any = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
+    watch_in(store, dist.get_rank(), dist.get_world_size())
+
+
+def watch_in(store: Any, rank: int, world: int) -> None:
+    """Watch the other ranks from now on; see :func:`watch_ranks`.
+
+    Args:
+        store: of the run.
+        rank: of this process.
+        world: how many ranks there are.
+    """
     global _watch
     limit = timeout_s()
-    if limit <= 0 or dist.get_world_size() == 1:
-        return
-    if _watch is not None and _watch.is_alive:
+    if limit <= 0 or world == 1 or (_watch is not None and _watch.is_alive):
         return
     try:
-        found: Any = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
-        store = found.clone()
+        own = store.clone()
     except RuntimeError:
         return  # a store of the user's own, which has one connection
-    _watch = Watch(store, dist.get_rank(), dist.get_world_size(), limit)
+    _watch = Watch(own, rank, world, limit)
     _watch.start()
     atexit.register(stop_watching)
 
@@ -278,19 +287,29 @@ class Watch:
         """
         if self._ended.is_set():
             sys.exit()
-        error = cause(what, own_pending())
         # The main thread is inside a collective, where no exception reaches it.
-        try:
-            with contextlib.suppress(OSError, ValueError):  # whoever read what it says is gone
-                _tell(error)
-                sys.stdout.flush()
-            time.sleep(wait_s)
-        finally:
-            # A stopped process would keep its launcher waiting: it takes no other signal.
-            if place is not None and state_of(place) == STOPPED:
-                with contextlib.suppress(OSError):
-                    os.kill(place["pid"], signal.SIGKILL)
-            os._exit(error.exit_code)
+        end_with(cause(what, own_pending()), wait_s, place)
+
+
+def end_with(error: IrcError, wait_s: float, place: Mapping[str, Any] | None) -> NoReturn:
+    """Tell an error, and end this process.
+
+    Args:
+        error: is told first, as a launcher ends all processes when the first ends.
+        wait_s: for what others have to tell.
+        place: of a rank that is stopped, which is ended too: it takes no other signal, and would
+            keep its launcher waiting.
+    """
+    try:
+        with contextlib.suppress(OSError, ValueError):  # whoever read what it says is gone
+            _tell(error)
+            sys.stdout.flush()
+        time.sleep(wait_s)
+    finally:
+        if place is not None and state_of(place) == STOPPED:
+            with contextlib.suppress(OSError):
+                os.kill(place["pid"], signal.SIGKILL)
+        os._exit(error.exit_code)
 
 
 def cause(what: str, pending: Pending | None) -> IrcError:
@@ -341,7 +360,11 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def own_place() -> dict[str, Any]:
     """Return where this process is: its machine, and how it is known there."""
-    pid = os.getpid()
+    return place_of_process(os.getpid())
+
+
+def place_of_process(pid: int) -> dict[str, Any]:
+    """Return how a process of this machine is known."""
     host = socket.gethostname()
     return {"machine": process.machine(), "host": host, "pid": pid, "start": process.started(pid)}
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,6 +15,14 @@ from torch._C._distributed_c10d import HashStore
 
 from irc.errors import IrcError
 from irc.runtime.meeting import name_of_start
+
+WAITS = """
+from torch._C._distributed_c10d import HashStore
+from irc.runtime.meeting import name_of_start
+print("waits", flush=True)
+name_of_start(HashStore(), 0, 2, 60.0)
+"""
+"""Rank 0, whose other rank does not come."""
 
 
 def met(store: Any, world: int) -> str:
@@ -37,3 +50,31 @@ def test_a_start_that_was_broken_off() -> None:
     assert met(store, 3) != one.result()
     with pytest.raises(IrcError, match="rank 0 did not come"):
         name_of_start(store, 1, 3, 0.1)
+
+
+def test_a_rank_that_is_stopped_on_its_way_is_named_and_ended() -> None:
+    environment = {**os.environ, "WORLD_SIZE": "2", "IRC_RANK_TIMEOUT": "1"}
+    late = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], env={**environment, "RANK": "1"}
+    )
+    # A rank of another number, also stopped, is nobody's that is waited for.
+    other = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], env={**environment, "RANK": "11"}
+    )
+    try:
+        for each in (late, other):
+            os.kill(each.pid, signal.SIGSTOP)
+        start = time.monotonic()
+        ended = subprocess.run(
+            [sys.executable, "-c", WAITS],
+            env={**environment, "RANK": "0"}, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert time.monotonic() - start < 30
+        assert ended.returncode == 1 and ended.stdout.startswith("waits")
+        assert f"error[rank-lost]: rank 1 is stopped (process {late.pid} " in ended.stderr
+        assert late.wait(10) == -signal.SIGKILL
+        assert other.poll() is None
+    finally:
+        for each in (late, other):
+            each.kill()
+            each.wait()
