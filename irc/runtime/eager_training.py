@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import TypeAlias
 
 import torch
@@ -35,6 +36,8 @@ LR = "lr"
 HALVES = (torch.bfloat16, torch.float16)
 SMALL = 1e-2
 """Of the largest mean magnitude among tensors of one kind: what is smaller is judged by that."""
+NUDGES = 2
+"""How often eager trains again from weights beside those of a plan that is beyond a limit."""
 NEAR = 16.0
 """Ranks add up in half precision what eager adds up in float32: overflow begins so much earlier."""
 
@@ -285,6 +288,11 @@ def compare_training(
     In float64 gradients do not overflow: there the steps are skipped that were skipped in what is
     compared. A plan may skip fewer than eager, as its fused kernels have wider values; one that
     skips a step whose gradients are far from overflow in eager is wrong.
+
+    Eager's own rounding is one sample of what rounding does: one element of an embedding that
+    steps the wrong way moves all tensors after it. Where a plan is beyond a limit, eager trains
+    again from weights that are moved by a unit in the last place, and the largest of its errors
+    is what rounding does.
     """
     trained = train_eagerly(loaded, weights, batches)
     like = whole = train_eagerly(loaded, weights, batches, torch.float64, trained.skips)
@@ -295,22 +303,53 @@ def compare_training(
     kept = [n for n in trained_names(loaded) if state_name(REMAINDER, n) in found.tensors]
     eager, there, exact, own = (_all(each, kept) for each in (trained, like, whole, found))
     floors, names = _floors(exact), sorted(own.keys() & exact.keys())
-    worst, most = Comparison(0.0, 0.0, 0.0), 0.0
-    largest = 0.0
     roundings = {n: _apart(eager[n], there[n], floors[_kind(n)]) for n in names}
     recipe = recipe_of_plan(loaded)
     if recipe is not None and recipe.precision.computes:
         # A small tensor may be rounded well by chance.
         kinds = {kind: [n for n in names if _kind(n) == kind] for kind in map(_kind, names)}
         roundings = {n: max(roundings[o] for o in kinds[_kind(n)]) for n in names}
-    for name in names:
-        error, rounding = _apart(own[name], exact[name], floors[_kind(name)]), roundings[name]
-        other = eager if whole is like else exact
-        largest = max(largest, _max_abs(own[name], other[name]))
-        share = error / max(TOLERANCE, HALF_SLACK * rounding)
+    other = eager if whole is like else exact
+    largest = max((_max_abs(own[n], other[n]) for n in names), default=0.0)
+    errors = {n: _apart(own[n], exact[n], floors[_kind(n)]) for n in names}
+    worst = _nearest(largest, errors, roundings)
+    for seed in range(NUDGES):
+        if worst.ok or not isfinite(worst.relative):
+            break
+        nudged = train_eagerly(loaded, _nudged(weights, seed), batches)
+        if nudged.skips == trained.skips:
+            moved = _all(nudged, kept)
+            more = {n: _apart(moved[n], there[n], floors[_kind(n)]) for n in names}
+            roundings = {n: max(roundings[n], more[n]) for n in names}
+            worst = _nearest(largest, errors, roundings)
+    return worst
+
+
+def _nearest(
+    largest: float, errors: Mapping[str, float], roundings: Mapping[str, float]
+) -> Comparison:
+    """Return the comparison of the tensor that is nearest to its limit, or furthest beyond it."""
+    worst, most = Comparison(largest, 0.0, 0.0), 0.0
+    for name, error in errors.items():
+        share = error / max(TOLERANCE, HALF_SLACK * roundings[name])
         if share >= most:
-            worst, most = Comparison(0.0, error, rounding, name), share
-    return Comparison(largest, worst.relative, worst.eager_relative, worst.where)
+            worst, most = Comparison(largest, error, roundings[name], name), share
+    return worst
+
+
+def _nudged(weights: Tensors, seed: int) -> dict[str, torch.Tensor]:
+    """Return weights of which each number is the next one in its dtype, above or below by chance.
+
+    Those in half precision stay: what lies between two of theirs is no rounding of a step's.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    nudged = dict(weights)
+    for name, value in weights.items():
+        if value.dtype in (torch.float32, torch.float64):
+            up = torch.randint(0, 2, value.shape, generator=generator).bool()
+            ends = torch.where(up, torch.inf, -torch.inf).to(value.dtype)
+            nudged[name] = torch.nextafter(value.detach(), ends)
+    return nudged
 
 
 def _needless(
