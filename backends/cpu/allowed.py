@@ -75,7 +75,7 @@ def refusal(text: str, name: str) -> str | None:
         name: of its function, the only one that others see.
     """
     text = HEADS.sub("", text)
-    tables = {found[1] for found in TABLE.finditer(text)}
+    tables = {table[1] for table in TABLE.finditer(text)}
     text = HINTS.sub("", TABLE.sub("", text))
     if any(word in text for word in FOREIGN) and (word := FOREIGN_WORD.search(text)):
         return f"it holds '{word[0]}'"
@@ -86,11 +86,11 @@ def refusal(text: str, name: str) -> str | None:
     called: set[str] = set()
     for line in text.split("\n"):
         if line[:1] != " ":
-            if found := DEFINED.match(line):
-                defined.add(found[2])
-                visible += [] if found["internal"] else [found[2]]
-            elif found := DECLARED.match(line):
-                called.add(found[1])
+            if head := DEFINED.match(line):
+                defined.add(head[2])
+                visible += [] if head["internal"] else [head[2]]
+            elif head := DECLARED.match(line):
+                called.add(head[1])
             elif not OUTER.fullmatch(line):
                 return f"it holds what is no function: {line[:120]}"
         elif "@" in line:

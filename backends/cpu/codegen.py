@@ -38,9 +38,9 @@ def emit_objects(jobs: Sequence[Job]) -> list[bytes]:
 def _emit() -> Callable[..., Any]:
     """Return llvmlite's function as the library has it, which no lock guards."""
     guarded = ffi.lib.LLVMPY_TargetMachineEmitToMemory
-    found = ctypes.CDLL(ffi.lib._name).LLVMPY_TargetMachineEmitToMemory
-    found.argtypes, found.restype = guarded.argtypes, guarded.restype
-    return found
+    emit = ctypes.CDLL(ffi.lib._name).LLVMPY_TargetMachineEmitToMemory
+    emit.argtypes, emit.restype = guarded.argtypes, guarded.restype
+    return emit
 
 
 def _object_of(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> bytes:

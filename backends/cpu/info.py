@@ -57,15 +57,15 @@ class KernelInfo:
             return self
         if len(values) != len(self.sizes):
             raise InternalError(f"kernel {self.name} takes {self.sizes}, not {tuple(values)}")
-        given = dict(zip(self.sizes, values, strict=True))
+        sizes = dict(zip(self.sizes, values, strict=True))
         for extent in self.extents:
-            if value_of(extent, given) < 1:
-                raise InternalError(f"kernel {self.name}: no loop over {extent} for {given}")
-        work = value_of(self.work, given)
+            if value_of(extent, sizes) < 1:
+                raise InternalError(f"kernel {self.name}: no loop over {extent} for {sizes}")
+        work = value_of(self.work, sizes)
         parts = parts_of(work, self.least_work, self.pieces) if self.parallel else 0
         return replace(
             self,
-            scratch_bytes=value_of(self.scratch_bytes, given),
+            scratch_bytes=value_of(self.scratch_bytes, sizes),
             parallel=parts > 0,
             pieces=max(parts, 1),
             work=work,
@@ -102,16 +102,16 @@ def from_text(text: str) -> KernelInfo:
     Raises:
         ValueError, TypeError: where it is not one.
     """
-    given = json.loads(text)
-    if not isinstance(given, dict):
+    fields = json.loads(text)
+    if not isinstance(fields, dict):
         raise TypeError("a description is a JSON object")
-    given = cast("dict[str, Any]", given)
+    fields = cast("dict[str, Any]", fields)
     for name in ("scratch_bytes", "work"):
-        if name in given:
-            given[name] = _dim(given[name])
-    given["extents"] = tuple(_dim(item) for item in given.get("extents", ()))
-    given["sizes"] = tuple(given.get("sizes", ()))
-    return KernelInfo(**given)
+        if name in fields:
+            fields[name] = _dim(fields[name])
+    fields["extents"] = tuple(_dim(item) for item in fields.get("extents", ()))
+    fields["sizes"] = tuple(fields.get("sizes", ()))
+    return KernelInfo(**fields)
 
 
 def _dim(value: Any) -> Dim:

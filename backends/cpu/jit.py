@@ -89,13 +89,13 @@ def compile_texts(
 def _compile(
     texts: dict[tuple[str, Features], str], features: Features, *, guarded: bool
 ) -> dict[tuple[str, Features], int]:
-    machine, found, missing = _target_machine(features), dict[tuple[str, Features], int](), []
+    machine, addresses, missing = _target_machine(features), dict[tuple[str, Features], int](), []
     for group in parted(texts):
         key = object_cache.key_of(group.values(), features, machine.triple)
         data = object_cache.read(key)
         linked = {} if data is None else _linked(data, group, machine)
         if linked and all(linked.values()):
-            found |= linked
+            addresses |= linked
             continue
         if data is not None:
             object_cache.discard(key)
@@ -105,9 +105,9 @@ def _compile(
     for (key, group), data in zip(
         missing, _objects_of([g for _, g in missing], features), strict=True
     ):
-        found |= _linked(data, group, machine)
+        addresses |= _linked(data, group, machine)
         object_cache.write(key, data)
-    return found
+    return addresses
 
 
 def parted(texts: dict[tuple[str, Features], str]) -> list[dict[tuple[str, Features], str]]:

@@ -110,13 +110,13 @@ def shared_codes(kinds: Sequence[tuple[Sequence[str], Features]]) -> list[bytes]
         object_cache.key_of([LINKER, text, *texts], features, TRIPLE)
         for text, (texts, features) in zip(around, kinds, strict=True)
     ]
-    found = [object_cache.read(key) for key in keys]
-    missing = [place for place, content in enumerate(found) if content is None]
+    codes = [object_cache.read(key) for key in keys]
+    missing = [place for place, content in enumerate(codes) if content is None]
     objects = emit_objects([_job(around[i], *kinds[i]) for i in missing])
     for place, data in zip(missing, objects, strict=True):
-        found[place] = linked = shared_object(read_object(data), EXPORTS, "irc-plan.so")
+        codes[place] = linked = shared_object(read_object(data), EXPORTS, "irc-plan.so")
         object_cache.write(keys[place], linked)
-    return [content for content in found if content is not None]
+    return [content for content in codes if content is not None]
 
 
 def _job(around: str, texts: Sequence[str], features: Features) -> Job:

@@ -20,7 +20,7 @@ PIPELINE = "rotate-1"
 
 def key_of(texts: Iterable[str], features: Features, triple: str) -> str:
     """Return the name under which the code of some kernels is kept."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     facts = (
         PIPELINE, llvmlite.__version__, ".".join(map(str, llvm.llvm_version_info)), triple,
         features.cpu, features.flags, platform.machine(),
@@ -28,6 +28,6 @@ def key_of(texts: Iterable[str], features: Features, triple: str) -> str:
     for part in (*facts, *texts):
         data = part.encode()
         # Lengths, so that no two lists of texts are one text.
-        found.update(len(data).to_bytes(8, "little"))
-        found.update(data)
-    return found.hexdigest()
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()

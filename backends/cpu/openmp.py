@@ -54,8 +54,8 @@ def _library() -> str:
         for parent in (Path(folder) / "lib", Path(folder).parent / "torch.libs"):
             for path in sorted(parent.glob("libgomp*.so*")):
                 return str(path)
-    if found := ctypes.util.find_library("gomp"):
-        return found
+    if name := ctypes.util.find_library("gomp"):
+        return name
     raise IrcError(
         "openmp-missing",
         "no OpenMP runtime (libgomp) was found for kernels on several threads",

@@ -71,8 +71,8 @@ class Segment(NativeSegment):
             pieces: the memory, which the caller keeps.
         """
         text = digest_text(sum(size for _, size in pieces))
-        made = load_segment([text], [KernelCall(0, ((0, 0), (1, 0)))], self._most)
-        return Digest(made.run, pieces, made.num_threads)
+        segment = load_segment([text], [KernelCall(0, ((0, 0), (1, 0)))], self._most)
+        return Digest(segment.run, pieces, segment.num_threads)
 
 
 def compile_segment(

@@ -62,14 +62,14 @@ def _next_weights(
     infos: Sequence[KernelInfo], calls: Sequence[KernelCall]
 ) -> list[tuple[int, int, int]]:
     """Return for each call the weight that a later one streams: base, offset and bytes."""
-    found: list[tuple[int, int, int]] = []
+    weights: list[tuple[int, int, int]] = []
     following = (0, 0, 0)
     for call in reversed(calls):
-        found.append(following)
+        weights.append(following)
         info = infos[call.kernel]
         if info.weight >= 0:
             following = (*call.args[info.weight], info.weight_bytes)
-    return found[::-1]
+    return weights[::-1]
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ class Packer:
 
         f.when(f.compare("icmp ne", left, f.i64(0)), tail)
         f.do("ret void")
-        given = f"ptr %from, ptr %to, i64 %keys{self.b.size_argument}"
-        header = f"define internal void @{symbol}({given}) noinline"
+        params = f"ptr %from, ptr %to, i64 %keys{self.b.size_argument}"
+        header = f"define internal void @{symbol}({params}) noinline"
         self.b.functions[symbol] = f.function(header)
 
     def _step(

@@ -96,8 +96,8 @@ def define_scores(b: Builder, symbol: str, plan: AttentionPlan) -> None:
             at = f.address(scores, "float", f.i64(i * SIDE * plan.block + j * SIDE))
             tiles.store(f, total, at, line)
     f.do("ret void")
-    given = f"ptr %keys, ptr %queries, ptr %scores{b.size_argument}"
-    b.functions[symbol] = f.function(f"define internal void @{symbol}({given}) noinline")
+    params = f"ptr %keys, ptr %queries, ptr %scores{b.size_argument}"
+    b.functions[symbol] = f.function(f"define internal void @{symbol}({params}) noinline")
 
 
 def define_values(b: Builder, symbol: str, plan: AttentionPlan) -> None:
@@ -145,5 +145,5 @@ def define_values(b: Builder, symbol: str, plan: AttentionPlan) -> None:
             f.loop(f.i64(0), steps, 1, [], step)
             ends("store")
     f.do("ret void")
-    given = f"ptr %values, ptr %powers, ptr %totals, i64 %steps{b.size_argument}"
-    b.functions[symbol] = f.function(f"define internal void @{symbol}({given}) noinline")
+    params = f"ptr %values, ptr %powers, ptr %totals, i64 %steps{b.size_argument}"
+    b.functions[symbol] = f.function(f"define internal void @{symbol}({params}) noinline")

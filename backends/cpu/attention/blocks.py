@@ -167,8 +167,8 @@ class AttentionWriter:
 
     def call(self, name: str, *operands: Operand) -> None:
         """Call a helper function."""
-        given = ", ".join(map(str, operands))
-        self.b.do(f"call void @irc.attention.{name}({given}{self.b.size_argument})")
+        arguments = ", ".join(map(str, operands))
+        self.b.do(f"call void @irc.attention.{name}({arguments}{self.b.size_argument})")
 
     def scratch_at(self, byte: int) -> Operand:
         """Return an address in scratch memory."""

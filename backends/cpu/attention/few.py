@@ -87,8 +87,8 @@ class FewWriter(AttentionWriter):
             return [never] * self.rows, [zero] * self.rows
         tops: list[Operand] = []
         for row in range(self.rows):
-            given = b.load(self.one, self.address("sums0", unit, b.i64(row)))
-            tops.append(b.binary("fmul", given, constant(self.one, LOG2E)))
+            earlier = b.load(self.one, self.address("sums0", unit, b.i64(row)))
+            tops.append(b.binary("fmul", earlier, constant(self.one, LOG2E)))
         seen = [b.compare("fcmp une", top, never) for top in tops]
         return tops, [b.select(some, constant(self.one, 1.0), zero) for some in seen]
 
@@ -129,8 +129,8 @@ class FewWriter(AttentionWriter):
         scores = self.scratch_at(self.scores_at)
         q, k = self.address("q", unit, b.i64(0)), self.address("k", unit, None, key)
         self.call("dots", q, k, scores, count)
-        found = self._largest(unit, key, count)
-        tops = [maximum(b, top, old) for top, old in zip(found, state[:rows], strict=True)]
+        block_tops = self._largest(unit, key, count)
+        tops = [maximum(b, top, old) for top, old in zip(block_tops, state[:rows], strict=True)]
         empty = [b.compare("fcmp oeq", top, constant(self.one, NEVER)) for top in tops]
         zero = constant(self.one, 0.0)
         safe = [b.select(none, zero, top) for none, top in zip(empty, tops, strict=True)]

@@ -97,8 +97,8 @@ class LanesWriter(AttentionWriter):
         def block(key: Operand, late: list[Operand]) -> list[Operand]:
             return self._block(unit, key, self.b.binary("sub nsw", unit.stop, key), late, skip=1)
 
-        found = self.b.loop(early, unit.stop, self.plan.keys, [state[1], state[3]], block)
-        return [state[0], found[0], state[2], found[1]]
+        late_state = self.b.loop(early, unit.stop, self.plan.keys, [state[1], state[3]], block)
+        return [state[0], late_state[0], state[2], late_state[1]]
 
     def _begin(self, unit: Unit, valid: Operand) -> tuple[list[Operand], list[Operand]]:
         """Write what the softmax goes on from: nothing, or the result over other keys."""
@@ -113,8 +113,8 @@ class LanesWriter(AttentionWriter):
         self.call("pack_y0", y0, totals, valid, b.i64(form.width))
         tops: list[Operand] = []
         for v in range(self.vectors):
-            given = self.masks.rows("sums0", unit, v, None)
-            tops.append(b.binary("fmul", given, constant(self.kind, LOG2E)))
+            earlier = self.masks.rows("sums0", unit, v, None)
+            tops.append(b.binary("fmul", earlier, constant(self.kind, LOG2E)))
         seen = [b.compare("fcmp une", top, constant(self.kind, NEVER)) for top in tops]
         one, zero = constant(self.kind, 1.0), constant(self.kind, 0.0)
         return tops, [b.select(some, one, zero) for some in seen]
@@ -157,8 +157,8 @@ class LanesWriter(AttentionWriter):
             changes = [
                 power_of_two(b, b.binary("fsub", x, y)) for x, y in zip(old, safe, strict=True)
             ]
-            found = powers(b, block, factor, safe, pairs, exact)
-            rest = zip(state[vectors:], changes, found, strict=True)
+            added = powers(b, block, factor, safe, pairs, exact)
+            rest = zip(state[vectors:], changes, added, strict=True)
             sums = [b.fma(total, change, more) for total, change, more in rest]
             self._rescale(changes, skip)
         self._values(unit, key, count, skip)

@@ -65,13 +65,13 @@ class MaskWriter:
         b, place = self.b, self.form.places["mask"]
         kind = Type("i8", self.plan.block if place.strides[self.plan.row] else 1)
 
-        def more(index: Operand, found: list[Operand]) -> list[Operand]:
+        def more(index: Operand, state: list[Operand]) -> list[Operand]:
             at = self.writer.address("mask", unit, unit.first, b.add(key, index))
-            return [b.binary("or", found[0], b.load(kind, at))]
+            return [b.binary("or", state[0], b.load(kind, at))]
 
-        (found,) = b.loop(low, high, 1, [constant(kind, 0)], more)
+        (seen,) = b.loop(low, high, 1, [constant(kind, 0)], more)
         bits = Type(f"i{8 * kind.lanes}")
-        whole = found if kind.lanes == 1 else b.emit(bits, f"bitcast {found} to {bits}")
+        whole = seen if kind.lanes == 1 else b.emit(bits, f"bitcast {seen} to {bits}")
         return b.emit(Type("i1"), f"icmp ne {whole}, 0")
 
     def largest(self, unit: Unit, key: Operand, block: Block) -> list[Operand]:
@@ -95,14 +95,14 @@ class MaskWriter:
         other: Callable[[], list[Operand]],
     ) -> list[Operand]:
         """Write both ways and join what they give."""
-        found: list[tuple[str, list[Operand]]] = []
+        ends: list[tuple[str, list[Operand]]] = []
 
         def run(way: Callable[[], list[Operand]]) -> None:
-            made = way()
-            found.append((self.b.block, made))
+            values = way()
+            ends.append((self.b.block, values))
 
         self.b.either(condition, lambda: run(then), lambda: run(other))
-        (one, left), (two, right) = found
+        (one, left), (two, right) = ends
         return [
             self.b.emit(x.type, f"phi {x.type} [ {x.ref}, %{one} ], [ {y.ref}, %{two} ]")
             for x, y in zip(left, right, strict=True)
@@ -118,16 +118,16 @@ class MaskWriter:
 
         def change(index: Operand, scores: Sequence[Operand]) -> list[Operand]:
             at = b.add(key, index)
-            found = list(scores)
+            changed = list(scores)
             if self.plan.scores_scaled:
                 factor = constant(self.kind, self.form.scale * LOG2E)
-                found = [b.binary("fmul", score, factor) for score in found]
+                changed = [b.binary("fmul", score, factor) for score in changed]
             if has_mask:
-                found = [self._masked(unit, v, at, x) for v, x in enumerate(found, block.skip)]
+                changed = [self._masked(unit, v, at, x) for v, x in enumerate(changed, block.skip)]
             if diagonal is not None:
                 rows = diagonal[block.skip :]
-                found = [self._seen(row, at, x) for row, x in zip(rows, found, strict=True)]
-            return found
+                changed = [self._seen(row, at, x) for row, x in zip(rows, changed, strict=True)]
+            return changed
 
         return largest(b, block, change)
 

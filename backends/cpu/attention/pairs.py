@@ -106,8 +106,8 @@ def dot_tile(
     for total, place in zip(totals, places, strict=True):
         f.store(total, place)
     f.do("ret void")
-    given = f"ptr %a, ptr %b, ptr %tile, i64 %pairs{b.size_argument}"
-    b.functions[symbol] = f.function(f"define internal void @{symbol}({given}) noinline")
+    params = f"ptr %a, ptr %b, ptr %tile, i64 %pairs{b.size_argument}"
+    b.functions[symbol] = f.function(f"define internal void @{symbol}({params}) noinline")
 
 
 def define_pack_values(b: Builder, symbol: str, form: AttentionForm) -> None:
@@ -146,18 +146,18 @@ def define_pack_values(b: Builder, symbol: str, form: AttentionForm) -> None:
     f.loop(f.i64(0), even, 2, [], both)
     f.when(f.compare("icmp ne", even, keys), lambda: pair(even, alone=True))
     f.do("ret void")
-    given = f"ptr %from, ptr %to, i64 %keys{b.size_argument}"
-    b.functions[symbol] = f.function(f"define internal void @{symbol}({given}) noinline")
+    params = f"ptr %from, ptr %to, i64 %keys{b.size_argument}"
+    b.functions[symbol] = f.function(f"define internal void @{symbol}({params}) noinline")
 
 
 def rounded_pairs(b: Builder, first: Sequence[Operand], second: Sequence[Operand]) -> list[Operand]:
     """Round two rows of powers to bfloat16 and put each row's two beside each other."""
     b.functions[ROUND] = f"declare {HALVES} @{ROUND}(<16 x float>, <16 x float>)"
-    found: list[Operand] = []
+    pairs: list[Operand] = []
     for x, y in zip(first, second, strict=True):
         both = b.emit(Type("i16", 32), f"call {HALVES} @{ROUND}({y}, {x})")
         bits = b.emit(both.type, f"bitcast {HALVES} {both.ref} to <32 x i16>")
         order = [i // 2 + i % 2 * 16 for i in range(32)]
         mixed = b.shuffle(bits, bits, order)
-        found.append(b.emit(Type("i32", 16), f"bitcast {mixed} to <16 x i32>"))
-    return found
+        pairs.append(b.emit(Type("i32", 16), f"bitcast {mixed} to <16 x i32>"))
+    return pairs

@@ -78,11 +78,11 @@ def largest(b: Builder, block: Block, change: Change | None) -> list[Operand]:
     even = b.binary("and", block.count, b.i64(-4))
 
     def four(key: Operand, tops: list[Operand]) -> list[Operand]:
-        found: list[Operand] = []
+        maxima: list[Operand] = []
         for u in range(4):
             part = tops[u * block.vectors : (u + 1) * block.vectors]
-            found += step(b.add(key, b.i64(u)), part)
-        return found
+            maxima += step(b.add(key, b.i64(u)), part)
+        return maxima
 
     tops = b.loop(b.i64(0), even, 4, never * 4, four)
     v = block.vectors
@@ -117,15 +117,15 @@ def powers(
     minus = [b.emit(top.type, f"fneg {top}") for top in tops]
 
     def power(key: Operand) -> list[Operand]:
-        found: list[Operand] = []
+        values: list[Operand] = []
         for place, less in zip(block.at(b, key), minus, strict=True):
             score = b.load(block.kind, place)
             if scale is None:
                 x = b.binary("fadd", score, less)
             else:
                 x = b.fma(score, constant(block.kind, scale), less)
-            found.append(power_of_two(b, x, coefficients))
-        return found
+            values.append(power_of_two(b, x, coefficients))
+        return values
 
     def keep(key: Operand, values: Sequence[Operand]) -> None:
         for place, value in zip(block.at(b, key), values, strict=True):

@@ -191,5 +191,5 @@ def _define_copy(b: Builder, plan: AttentionPlan, role: str) -> None:
     f.loop(f.i64(0), Operand(Type("i64"), "%keys"), 1, [], row)
     f.do("ret void")
     symbol = f"irc.attention.copy_{role}"
-    given = f"ptr %from, ptr %to, i64 %keys{b.size_argument}"
-    b.functions[symbol] = f.function(f"define internal void @{symbol}({given}) noinline")
+    params = f"ptr %from, ptr %to, i64 %keys{b.size_argument}"
+    b.functions[symbol] = f.function(f"define internal void @{symbol}({params}) noinline")

@@ -94,12 +94,12 @@ class GradientMemory(AttentionWriter):
     def first(self, role: str, indices: Mapping[int, Operand], at: Operand) -> Operand:
         """Return the address of the first feature of a row, or of a key."""
         b, place, part = self.b, self.place(role), len(self.form.space) - 2
-        found = b.i64(place.offset)
+        offset = b.i64(place.offset)
         for dim, index in indices.items():
             if dim != part or role not in PER_KEY:
-                found = b.add(found, b.scale(index, place.strides[dim]))
-        found = b.add(found, b.scale(at, self.stride(role)))
-        return b.address(self.buffers[place.buffer], MEMORY[place.dtype], found)
+                offset = b.add(offset, b.scale(index, place.strides[dim]))
+        offset = b.add(offset, b.scale(at, self.stride(role)))
+        return b.address(self.buffers[place.buffer], MEMORY[place.dtype], offset)
 
     def mask_address(self, at: Rows, row: Operand) -> Operand:
         """Return the address of the mask of a row and the first key of a block."""
@@ -158,8 +158,8 @@ class GradientMemory(AttentionWriter):
 
     def move(self, verb: str, role: str, first: Operand, second: Operand, *count: Operand) -> None:
         """Write the call of one of those."""
-        given = ", ".join(map(str, (first, second, *count)))
-        self.b.do(f"call void @{self.symbols[verb, role]}({given})")
+        arguments = ", ".join(map(str, (first, second, *count)))
+        self.b.do(f"call void @{self.symbols[verb, role]}({arguments})")
 
     def begin(
         self, role: str, indices: Mapping[int, Operand], at: Operand, sums: Operand, rows: Operand

@@ -59,9 +59,9 @@ class SlopesWriter:
         b, keys = self.b, self.plan.blocks.keys
 
         def line(row: Operand, _: list[Operand]) -> list[Operand]:
-            found, more = self._row(at, row, scores, slopes, causal=causal)
+            powers, more = self._row(at, row, scores, slopes, causal=causal)
             start = b.scale(row, keys)
-            for v, (power, slope) in enumerate(zip(found, more, strict=True)):
+            for v, (power, slope) in enumerate(zip(powers, more, strict=True)):
                 index = b.add(start, b.i64(v * self.kind.lanes))
                 b.store(power, b.address(scores, "float", index))
                 b.store(slope, b.address(slopes, "float", index))
@@ -93,17 +93,17 @@ class SlopesWriter:
         b, lanes = self.b, self.kind.lanes
         line = self._line(at, row, causal=causal)
         powers: list[Operand] = []
-        found: list[Operand] = []
+        row_slopes: list[Operand] = []
         start = b.scale(row, self.plan.blocks.keys)
         for v in range(self.plan.vectors):
             index = b.add(start, b.i64(v * lanes))
             score = b.load(self.kind, b.address(scores, "float", index))
-            given = b.load(self.kind, b.address(slopes, "float", index))
+            gradient = b.load(self.kind, b.address(slopes, "float", index))
             power = self._power(at, row, v, score, line)
             powers.append(power)
-            rest = b.fma(given, constant(self.kind, self.form.scale), line.delta)
-            found.append(b.binary("fmul", power, rest))
-        return powers, found
+            rest = b.fma(gradient, constant(self.kind, self.form.scale), line.delta)
+            row_slopes.append(b.binary("fmul", power, rest))
+        return powers, row_slopes
 
     def _line(self, at: Rows, row: Operand, *, causal: bool) -> Line:
         b, lanes, scalar = self.b, self.kind.lanes, Type("float")

@@ -136,10 +136,10 @@ class TilesWriter(ConvolutionWriter):
                 if rows.alone:
                     self._gather(block, t)
                 a = b.address(self._rows_of(t), "i8", b.i64(first * rows.step))
-                given = [a, start, self._sums_of(t), b.i64(steps * DEPTH)]
+                arguments = [a, start, self._sums_of(t), b.i64(steps * DEPTH)]
                 if self._lines:
-                    given.append(self._asked(t, steps, start, later))
-                more = ", ".join(map(str, given))
+                    arguments.append(self._asked(t, steps, start, later))
+                more = ", ".join(map(str, arguments))
                 b.do(f"call void @{ADD if first else TILE}({more}{b.size_argument})")
                 if first + steps == rows.steps:
                     self._finish(block, t, column, self._sums_of(t), b.i64(0))

@@ -117,8 +117,8 @@ class DepthwiseWriter(ConvolutionWriter):
             place = self._place(b.add(block.first, t))
             skip = b.binary("sub nsw", place, block.place)
             pointers = b.address(self._at(self.places.table), "ptr", skip)
-            given = (pointers, weight, self.scratch, first)
-            b.do(f"call void @{TILE}({', '.join(map(str, given))})")
+            arguments = (pointers, weight, self.scratch, first)
+            b.do(f"call void @{TILE}({', '.join(map(str, arguments))})")
             self._finish(block, t, column, self.scratch, skipped)
             return []
 

@@ -86,10 +86,10 @@ class Sums:
 
 def read_sums(nest: Nest) -> Sums | None:
     """Return the factors of a simplified nest; None where rows of the nest must sum them."""
-    found = _contraction(nest)
-    if found is None or 0 in nest.extents or any(map(is_named, nest.extents)):
+    contraction = _contraction(nest)
+    if contraction is None or 0 in nest.extents or any(map(is_named, nest.extents)):
         return None
-    nest, step = found
+    nest, step = contraction
     makers = nest.producers()
     factors = [makers[value] for value in step.operands]
     if any(not _is_plain(s) for s in factors):
@@ -103,8 +103,8 @@ def read_sums(nest: Nest) -> Sums | None:
         return None
     left, right, m, n = place
     outer = tuple(d for d in range(nest.parallel) if d not in (m, n))
-    made = Sums(nest, step, left, right, m, n, outer, tuple(sorted(nest.reduced)))
-    return made if all(_shortens(made, bound) for bound in made.bounds) else None
+    sums = Sums(nest, step, left, right, m, n, outer, tuple(sorted(nest.reduced)))
+    return sums if all(_shortens(sums, bound) for bound in sums.bounds) else None
 
 
 def _contraction(nest: Nest) -> tuple[Nest, Step] | None:
@@ -119,9 +119,9 @@ def _contraction(nest: Nest) -> tuple[Nest, Step] | None:
         if total.fn != "sum" or product.kind != "pointwise" or product.fn != "mul":
             return None
         inner |= set(product.operands)
-        made = Step("contract", total.result, product.operands, total.dtype, "sum")
-        steps = tuple(made if s is total else s for s in nest.steps if s is not product)
-        nest, total = replace(nest, steps=steps), made
+        contract = Step("contract", total.result, product.operands, total.dtype, "sum")
+        steps = tuple(contract if s is total else s for s in nest.steps if s is not product)
+        nest, total = replace(nest, steps=steps), contract
     facts = analyse(nest)
     others = [s for s in nest.steps if s.result not in inner]
     if any(s.result >= 0 and facts.dims[s.result] & nest.reduced for s in others):
@@ -258,12 +258,12 @@ def _chunk(sums: Sums) -> tuple[int, int]:
     if sums.m is None:
         place = 2 * sums.columns * ITEM_BYTES[sums.right.dtype]
     inside = 1
-    found, length = last, max(LEAST_STEPS, CHUNK_BYTES // place)
+    dim, length = last, max(LEAST_STEPS, CHUNK_BYTES // place)
     for d in reversed(sums.inner):
         if inside * place > CHUNK_BYTES:
             break
-        found, length = d, max(1, CHUNK_BYTES // (inside * place))
+        dim, length = d, max(1, CHUNK_BYTES // (inside * place))
         if d == last:
             length = max(length, LEAST_STEPS)
         inside *= sums.nest.extents[d]
-    return sums.inner.index(found), min(length, sums.nest.extents[found])
+    return sums.inner.index(dim), min(length, sums.nest.extents[dim])

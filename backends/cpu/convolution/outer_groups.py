@@ -36,14 +36,14 @@ def read_groups(nest: Nest) -> tuple[Sums, Access, int | None] | None:
     if index.access is None or index.operands or number.kind not in ("index", "constant"):
         return None
     gone = {taken.result, own.result, none.result, index.result, number.result}
-    made = replace(step, operands=(left.result, right.result))
-    rest = tuple(made if s is step else s for s in nest.steps if s.result not in gone)
+    contract = replace(step, operands=(left.result, right.result))
+    rest = tuple(contract if s is step else s for s in nest.steps if s.result not in gone)
     if any(gone & set(s.operands) for s in rest):
         return None
-    found = read_sums(replace(nest, steps=rest))
-    if found is None or len(found.inner) != 1 or found.bounds:
+    sums = read_sums(replace(nest, steps=rest))
+    if sums is None or len(sums.inner) != 1 or sums.bounds:
         return None
-    return found, index.access, number.dim
+    return sums, index.access, number.dim
 
 
 class GroupsWriter(OuterWriter):
@@ -143,7 +143,7 @@ class GroupsWriter(OuterWriter):
             )
             last = b.intrinsic("smin", b.add(begin, high), end)
             pointers = [self._at(x, {**outer, **self._starts(unit)}) for x in (s.left, s.right)]
-            given = (*pointers, tile, b.add(begin, low), last, self._slot(self.rows, b.i64(0)))
-            b.do(f"call void @{TILE}({', '.join(map(str, given))})")
+            arguments = (*pointers, tile, b.add(begin, low), last, self._slot(self.rows, b.i64(0)))
+            b.do(f"call void @{TILE}({', '.join(map(str, arguments))})")
 
         return add

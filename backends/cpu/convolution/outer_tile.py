@@ -56,8 +56,8 @@ def outer_tile(b: Builder, sums: Sums, plan: Blocking, *, listed: bool = False) 
         f.store(total, place)
     f.do("ret void")
     numbers = "".join(f", i64 %low{i}, i64 %high{i}" for i in range(len(dims)))
-    given = f"ptr %left, ptr %right, ptr %tile{numbers}" + ", ptr %list" * listed
-    b.functions[TILE] = f.function(f"define internal void @{TILE}({given}) noinline")
+    params = f"ptr %left, ptr %right, ptr %tile{numbers}" + ", ptr %list" * listed
+    b.functions[TILE] = f.function(f"define internal void @{TILE}({params}) noinline")
 
 
 def _moved(f: Builder, start: Operand, element: str, by: Operand) -> Operand:

@@ -120,11 +120,11 @@ class OuterWriter:
 
         def one(index: Operand, _: list[Operand]) -> list[Operand]:
             end = b.intrinsic("smin", b.add(index, b.i64(step)), b.i64(extent))
-            found = {**known, dim: (index, end)}
+            chunk = {**known, dim: (index, end)}
             if at == plan.chunk:
-                body(found)
+                body(chunk)
             else:
-                self._chunks(at + 1, found, body)
+                self._chunks(at + 1, chunk, body)
             return []
 
         b.loop(b.i64(0), b.i64(extent), step, [], one)
@@ -140,10 +140,10 @@ class OuterWriter:
             known = {**outer, **{dim: chunk[dim][0] for dim in walked}}
             ranges = [self._range(dim, outer, chunk.get(dim)) for dim in inside]
             pointers = [self._at(x, {**known, **self._starts(unit)}) for x in (s.left, s.right)]
-            given = (*pointers, tile, *(number for pair in ranges for number in pair))
+            arguments = (*pointers, tile, *(number for pair in ranges for number in pair))
 
             def call() -> None:
-                b.do(f"call void @{TILE}({', '.join(map(str, given))})")
+                b.do(f"call void @{TILE}({', '.join(map(str, arguments))})")
 
             self._where([self._is_inside(bound, known) for bound in conditional], call)
 
@@ -158,10 +158,10 @@ class OuterWriter:
             met = self.b.binary("and", met, condition)
         self.b.when(met, body)
 
-    def _range(self, dim: int, outer: Indices, given: Range | None) -> Range:
+    def _range(self, dim: int, outer: Indices, span: Range | None) -> Range:
         """From where to where a dim's products may be other than zero."""
         b = self.b
-        low, high = given or (b.i64(0), b.i64(self.sums.nest.extents[dim]))
+        low, high = span or (b.i64(0), b.i64(self.sums.nest.extents[dim]))
         for bound in self.sums.bounds:
             if not (step := bound.strides[dim]):
                 continue
@@ -195,10 +195,10 @@ class OuterWriter:
     def _starts(self, unit: Sequence[Operand]) -> Indices:
         """Where a tile begins: the last one begins earlier rather than being short."""
         s, plan, (*_, column, row) = self.sums, self.plan, unit
-        found = {s.n: self._start(column, plan.columns, s.columns)}
+        starts = {s.n: self._start(column, plan.columns, s.columns)}
         if s.m is not None:
-            found[s.m] = self._start(row, plan.rows, s.rows)
-        return found
+            starts[s.m] = self._start(row, plan.rows, s.rows)
+        return starts
 
     def _start(self, number: Operand, part: int, size: int) -> Operand:
         start = self.b.scale(number, part)

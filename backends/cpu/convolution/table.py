@@ -101,15 +101,17 @@ class TableWriter:
     ) -> None:
         """Write pointers to some places from one on: to zeros where they lie outside."""
         b, access = self.b, self.windows.image
-        found = self._linear(access.offset, access.strides, self.item, known, moving)
-        found = b.binary("add nsw", found, b.splat(self.image, found.type.lanes))
+        addresses = self._linear(access.offset, access.strides, self.item, known, moving)
+        addresses = b.binary("add nsw", addresses, b.splat(self.image, addresses.type.lanes))
         for bound in access.bounds:
             position = self._linear(bound.start, bound.strides, 1, known, moving)
             size = b.splat(b.i64(bound.size), position.type.lanes)
             inside = b.compare("icmp ult", position, size)
-            lanes = max(found.type.lanes, inside.type.lanes)
-            found = b.select(b.splat(inside, lanes), b.splat(found, lanes), b.splat(outside, lanes))
-        b.store(b.splat(found, POINTERS), target, 8)
+            lanes = max(addresses.type.lanes, inside.type.lanes)
+            addresses = b.select(
+                b.splat(inside, lanes), b.splat(addresses, lanes), b.splat(outside, lanes)
+            )
+        b.store(b.splat(addresses, POINTERS), target, 8)
 
     def _linear(
         self,

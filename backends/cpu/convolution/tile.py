@@ -44,11 +44,11 @@ class Element:
     def places(self, b: Builder, at: Operand, valid: int) -> Parts:
         """Load ``valid`` channels of one place, each in all lanes."""
         memory = Type(MEMORY[self.image])
-        found: Parts = []
+        values: Parts = []
         for channel in range(valid):
             value = b.load(memory, b.address(at, memory.element, b.i64(channel)))
-            found.append(b.splat(unpack(b, value, self.image), self.total.lanes))
-        return found
+            values.append(b.splat(unpack(b, value, self.image), self.total.lanes))
+        return values
 
     def weights(self, b: Builder, at: Operand, valid: int) -> Parts:
         """Load as many output channels as there are lanes, ``valid`` input channels of each."""
@@ -101,8 +101,8 @@ def element_of(total: Type, dtypes: tuple[str, str], *, pairs: bool, dots: bool)
     """Return how an image and a weight of (dtypes) are multiplied, packed in pairs or not."""
     if not pairs:
         return Element(total, *dtypes)
-    made = DottedPairs if dots and total.lanes == 16 else PartedPairs
-    return made(total, *dtypes)
+    kind = DottedPairs if dots and total.lanes == 16 else PartedPairs
+    return kind(total, *dtypes)
 
 
 @dataclass(frozen=True)

@@ -167,10 +167,10 @@ def make_blocking(windows: Windows, features: Features) -> Blocking:
 
 def fewest_of(places: int) -> int:
     """Return the least number of places: a tile has no more, as none is short."""
-    found = least(places)
-    if found is None or found < 1:
+    fewest = least(places)
+    if fewest is None or fewest < 1:
         raise UnboundSizeError(f"a tile of the {places} places of a convolution needs their number")
-    return found
+    return fewest
 
 
 def block_places(windows: Windows, lanes: int, vectors: int, rows: int, *, chunk: int) -> Blocking:
@@ -233,14 +233,14 @@ def epilogue_nest(windows: Windows) -> tuple[Nest, tuple[int, ...], tuple[int, .
         else:
             access = replace(old.access, strides=(*strides, 0))
         steps.append(replace(old, access=access))
-    made = Nest((*nest.extents[: nest.parallel], 1), nest.parallel, tuple(steps))
+    epilogue = Nest((*nest.extents[: nest.parallel], 1), nest.parallel, tuple(steps))
     groups, places, n = list(windows.groups), list(windows.places), windows.n
-    while (d := _joined(made, places, step)) is not None:
-        made = _without(made, d, step)
+    while (d := _joined(epilogue, places, step)) is not None:
+        epilogue = _without(epilogue, d, step)
         groups = [g - (g > d) for g in groups]
         places = [p - (p > d) for p in places if p != d]
         n -= n > d
-    return made, tuple(groups), tuple(places), n
+    return epilogue, tuple(groups), tuple(places), n
 
 
 def _joined(nest: Nest, places: list[int], contract: Step) -> int | None:

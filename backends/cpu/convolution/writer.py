@@ -131,7 +131,7 @@ class ConvolutionWriter:
         self.later, last_turn = next_share(b, turn), turn.is_last(b)
 
         def block(index: Operand, _: list[Operand]) -> list[Operand]:
-            made = self._block(decode(b, index, [*groups, blocks]))
+            current = self._block(decode(b, index, [*groups, blocks]))
             origin = b.scale(index, self.panels)
             first = b.intrinsic("smax", b.binary("sub nsw", low, origin), b.i64(0))
             last = b.intrinsic("smin", b.binary("sub nsw", high, origin), b.i64(self.panels))
@@ -139,7 +139,7 @@ class ConvolutionWriter:
             def panel(number: Operand, _: list[Operand]) -> list[Operand]:
                 after = b.add(b.add(origin, number), b.i64(1))
                 final = b.binary("and", b.compare("icmp eq", after, high), last_turn)
-                self._panel(made, number, final)
+                self._panel(current, number, final)
                 return []
 
             return b.loop(first, last, 1, [], panel)
@@ -254,8 +254,8 @@ class ConvolutionWriter:
                 following = b.select(final, self.later, following)
             later = b.address(following, "i8", ahead)
             symbol = ADD if first else TILE
-            given = (pointers, start, result, b.i64(taps), later)
-            b.do(f"call void @{symbol}({', '.join(map(str, given))})")
+            arguments = (pointers, start, result, b.i64(taps), later)
+            b.do(f"call void @{symbol}({', '.join(map(str, arguments))})")
             if first + taps == self.windows.num_taps:
                 self._finish(block, t, column, result, b.i64(0))
 

@@ -54,12 +54,12 @@ class LanesWriter(ScanWriter):
 
         def vector(i: Operand, state: list[Operand]) -> list[Operand]:
             at = b.binary("sub nsw", b.i64(n - lanes), i) if self.form.reverse else i
-            x = self.given(self.element("x", rows["x"], at), lanes)
-            found = self._scanned(x)
-            last = b.lane(found, 0 if self.form.reverse else lanes - 1)
+            x = self.loaded(self.element("x", rows["x"], at), lanes)
+            scanned = self._scanned(x)
+            last = b.lane(scanned, 0 if self.form.reverse else lanes - 1)
             if self.form.exclusive:
-                found = self._shift(found, 1)
-            value = self.join(b.splat(state[0], lanes), found)
+                scanned = self._shift(scanned, 1)
+            value = self.join(b.splat(state[0], lanes), scanned)
             self.give(value, self.element("y", rows["y"], at))
             after = [self.join(state[0], last)]
             if "at" in rows:
@@ -156,16 +156,16 @@ class LanesWriter(ScanWriter):
             at = b.binary("sub nsw", b.i64(n - width), i) if self.form.reverse else i
             start = self.element("x", rows["x"], at)
             parts = [self.moved("x", start, b.i64(u * lanes)) for u in range(UNROLL)]
-            given = [self.given(part, lanes) for part in parts]
-            return [self.join(s, x) for s, x in zip(state, given, strict=True)]
+            values = [self.loaded(part, lanes) for part in parts]
+            return [self.join(s, x) for s, x in zip(state, values, strict=True)]
 
         def single(i: Operand, state: list[Operand]) -> list[Operand]:
             at = b.binary("sub nsw", b.i64(n - 1), i) if self.form.reverse else i
-            return [self.join(state[0], self.given(self.element("x", rows["x"], at), 1))]
+            return [self.join(state[0], self.loaded(self.element("x", rows["x"], at), 1))]
 
-        found = b.loop(low, middle, width, [self.neutral(lanes)] * UNROLL, vectors)
-        total = found[0]
-        for other in found[1:]:
+        totals = b.loop(low, middle, width, [self.neutral(lanes)] * UNROLL, vectors)
+        total = totals[0]
+        for other in totals[1:]:
             total = self.join(total, other)
         one = b.lane(total, 0)
         for lane in range(1, lanes):

@@ -110,8 +110,8 @@ class RadixWriter(OrderWriter):
             return b.compare("icmp slt", state[1], constant(i32, self.count))
 
         def onward(state: list[Operand]) -> list[Operand]:
-            found = b.load(i32, self.slot(self.counts_at, "i32", state[0]))
-            return [b.add(state[0], b.i64(1)), b.binary("add", state[1], found)]
+            count = b.load(i32, self.slot(self.counts_at, "i32", state[0]))
+            return [b.add(state[0], b.i64(1)), b.binary("add", state[1], count)]
 
         end, _ = loop_while(b, [b.i64(0), constant(i32, 0)], short, onward)
 
@@ -157,9 +157,9 @@ class RadixWriter(OrderWriter):
 
         def begin(i: Operand, so_far: list[Operand]) -> list[Operand]:
             at = b.address(counts, "i32", i)
-            found = b.load(Type("i32"), at)
+            count = b.load(Type("i32"), at)
             b.store(so_far[0], at)
-            return [b.binary("add", so_far[0], found)]
+            return [b.binary("add", so_far[0], count)]
 
         b.loop(b.i64(0), b.i64(DIGITS), 1, [constant(Type("i32"), 0)], begin)
 

@@ -79,8 +79,8 @@ class RankWriter(OrderWriter):
         def counting(before: Callable[[Operand, Operand], Operand]) -> Callable[..., list[Operand]]:
             def step(j: Operand, state: list[Operand]) -> list[Operand]:
                 one = b.load(self.key, self.slot(self.keys_at, element, j))
-                found = before(b.splat(one, lanes), j)
-                return [b.binary("sub", state[0], b.convert("sext", found, element))]
+                earlier = before(b.splat(one, lanes), j)
+                return [b.binary("sub", state[0], b.convert("sext", earlier, element))]
 
             return step
 

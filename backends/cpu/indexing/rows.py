@@ -65,8 +65,8 @@ class AlongWriter(ABC):
 
     def index(self, role: str, at: Operand, lanes: int = 1) -> Operand:
         """Load indices as i64."""
-        found = self.load(role, at, lanes)
-        return self.b.convert("sext", found, "i64") if found.type.bits < 64 else found
+        indices = self.load(role, at, lanes)
+        return self.b.convert("sext", indices, "i64") if indices.type.bits < 64 else indices
 
     def scratch(self, offset: int) -> Operand:
         """Return an address in the scratch memory of the thread."""

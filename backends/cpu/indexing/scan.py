@@ -102,13 +102,13 @@ class ScanWriter(AlongWriter):
         low = apply(b, "minimum", [a, x], kinds, self.total)
         high = apply(b, "maximum", [a, x], kinds, self.total)
         power = apply(b, "exp", [b.binary("fsub", low, high)], kinds, self.total)
-        found = b.binary("fadd", apply(b, "log1p", [power], kinds, self.total), high)
+        log_sum = b.binary("fadd", apply(b, "log1p", [power], kinds, self.total), high)
         infinite = constant(a.type, math.inf)
         same = b.compare("fcmp oeq", low, high)
         endless = b.compare("fcmp oeq", b.intrinsic("fabs", low), infinite)
-        return b.select(b.binary("and", same, endless), high, found)
+        return b.select(b.binary("and", same, endless), high, log_sum)
 
-    def given(self, at: Operand, lanes: int) -> Operand:
+    def loaded(self, at: Operand, lanes: int) -> Operand:
         return cast(self.b, self.load("x", at, lanes), self._held(), self.total)
 
     def give(self, value: Operand, at: Operand) -> None:
@@ -172,7 +172,7 @@ class ScanWriter(AlongWriter):
         after, places = list[Operand](), list[Operand]()
         for u in range(unroll):
             here = {r: self.moved(r, p, b.i64(u * lanes)) for r, p in at.items()}
-            x, before = self.given(here["x"], lanes), state[u]
+            x, before = self.loaded(here["x"], lanes), state[u]
             if "at" in here:
                 value, place = self._later(before, state[unroll + u], x, i)
                 self.b.store(place, here["at"])

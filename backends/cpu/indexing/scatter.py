@@ -95,11 +95,11 @@ class ScatterWriter(TableWriter):
 
     def _indices(self, index: Operand) -> list[Operand]:
         """Return the index in each dim of rows of a row-major position."""
-        found: list[Operand] = []
+        indices: list[Operand] = []
         for n in reversed(self.rows):
-            found.insert(0, self.b.binary("urem", index, self.b.i64(n)))
+            indices.insert(0, self.b.binary("urem", index, self.b.i64(n)))
             index = self.b.binary("udiv", index, self.b.i64(n))
-        return found
+        return indices
 
     def _row(
         self,

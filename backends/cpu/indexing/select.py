@@ -39,13 +39,15 @@ class SelectWriter(OrderWriter):
 
         def look(i: Operand, _: list[Operand]) -> Sequence[Operand]:
             limit = b.splat(self._last(), self.lanes)
-            found: Operand | None = None
+            any_better: Operand | None = None
             for u in range(LOOKED):
                 keys = self.key_at(x, b.add(i, b.i64(u * self.lanes)), self.lanes)
                 better = b.compare("icmp ult", keys, limit)
-                found = better if found is None else b.binary("or", found, better)
-            assert found is not None
-            some = b.call(Type("i1"), f"llvm.vector.reduce.or.{found.type.mangled}", found)
+                any_better = better if any_better is None else b.binary("or", any_better, better)
+            assert any_better is not None
+            some = b.call(
+                Type("i1"), f"llvm.vector.reduce.or.{any_better.type.mangled}", any_better
+            )
             b.when(some, lambda: self.each(width, lambda j: self._offer(x, b.add(i, j))))
             return ()
 
@@ -84,6 +86,6 @@ class SelectWriter(OrderWriter):
                 b.store(b.load(Type(kind), at(array, kind, before)), at(array, kind, state[0]))
             return [before]
 
-        (found,) = loop_while(b, [place], greater, move)
-        b.store(key, at(self.keys_at, element, found))
-        b.store(b.convert("trunc", i, "i32"), at(self.places_at, "i32", found))
+        (position,) = loop_while(b, [place], greater, move)
+        b.store(key, at(self.keys_at, element, position))
+        b.store(b.convert("trunc", i, "i32"), at(self.places_at, "i32", position))

@@ -89,8 +89,8 @@ class TableWriter(AlongWriter):
     def _copy(self, at: Rows, span: Span, columns: Span) -> None:
         b, memory, moves = self.b, MEMORY[self.form.places["y"].dtype], self.moves("x")
 
-        def some(x: Operand, y: Operand, lanes: int, given: int) -> None:
-            b.store(b.splat(b.load(Type(memory, given), x), lanes), y)
+        def some(x: Operand, y: Operand, lanes: int, loaded: int) -> None:
+            b.store(b.splat(b.load(Type(memory, loaded), x), lanes), y)
 
         if self._is_flat("x") and self._is_flat("y"):
             low, high = (b.scale(end, self.columns) for end in span)
@@ -155,9 +155,9 @@ class TableWriter(AlongWriter):
         else:
             whole = b.i64(count - count % lanes)
 
-        def look(width: int, i: Operand, found: Operand) -> list[Operand]:
+        def look(width: int, i: Operand, largest: Operand) -> list[Operand]:
             index = self.index("index", self.moved("index", at, b.scale(i, stride)), width)
-            return [b.intrinsic("umax", found, index)]
+            return [b.intrinsic("umax", largest, index)]
 
         if lanes > 1:
             wide = b.splat(worst, lanes)

@@ -92,13 +92,13 @@ def _content(data: bytes, header: _Header) -> bytes:
 
 def _symbols(data: bytes, header: _Header, names: _Header) -> list[Symbol]:
     table, content = _content(data, names), _content(data, header)
-    found: list[Symbol] = []
+    symbols: list[Symbol] = []
     for name, info, _, section, value, size in elf.SYMBOL.iter_unpack(content):
         if section >= elf.RESERVED and section != elf.ABSOLUTE:
             raise InternalError(f"a symbol of the reserved section {section:#x}")
         is_function = info & 15 == elf.FUNCTION
-        found.append(Symbol(elf.text_at(table, name), section, value, size, is_function))
-    return found
+        symbols.append(Symbol(elf.text_at(table, name), section, value, size, is_function))
+    return symbols
 
 
 def _relocations(data: bytes, header: _Header, symbols: list[Symbol]) -> list[Relocation]:

@@ -62,8 +62,8 @@ def within(
             total = b.binary("add nsw", b.splat(total, lanes), moved)
         check = b.compare("icmp ult", total, steps.in_lanes(bound.size, total.type))
         (vector if spread else scalar).append(check)
-    found = [b.splat(_all(b, scalar), lanes)] if scalar and vector else scalar
-    return _all(b, [*found, *vector])
+    checks = [b.splat(_all(b, scalar), lanes)] if scalar and vector else scalar
+    return _all(b, [*checks, *vector])
 
 
 def _all(b: Builder, checks: list[Operand]) -> Operand:

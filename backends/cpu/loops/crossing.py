@@ -93,5 +93,5 @@ def _across(step: Step, along: int, nest: Nest) -> int | None:
     assert access is not None
     if access.index_strides or access.bounds or access.strides[along] in (0, 1):
         return None
-    found = [d for d, s in enumerate(access.strides) if s == 1 and typical(nest.extents[d]) > 1]
-    return found[0] if len(found) == 1 else None
+    dims = [d for d, s in enumerate(access.strides) if s == 1 and typical(nest.extents[d]) > 1]
+    return dims[0] if len(dims) == 1 else None

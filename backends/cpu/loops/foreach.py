@@ -78,7 +78,7 @@ def _chunks(kernel: KernelOp) -> tuple[int, ...]:
 def write_parts(kernel: KernelOp, part: Part) -> str:
     """Return the function that hands out the chunks, and the tables that it reads."""
     name, lengths, chunks = kernel.sym_name.data, kernel.part_lengths, _chunks(kernel)
-    pointers, given = _part_pointers(kernel, part)
+    pointers, arguments = _part_pointers(kernel, part)
     return _PARTS.format(
         name=name,
         bounds=_table(f"{name}.first", chunks),
@@ -88,7 +88,7 @@ def write_parts(kernel: KernelOp, part: Part) -> str:
         total=chunks[-1],
         chunk=kernel.tile_sizes["chunk"],
         pointers="\n".join(pointers),
-        given=given,
+        arguments=arguments,
     )
 
 
@@ -100,11 +100,13 @@ def _table(name: str, values: Sequence[int]) -> str:
 def _part_pointers(kernel: KernelOp, part: Part) -> tuple[list[str], str]:
     """Return the lines that find the buffers of part ``%p``, and the arguments that they make."""
     inputs, count = kernel.num_inputs.value.data, len(kernel.part_lengths)
-    given = inputs // count
-    made = len(part.items) - given
+    part_inputs = inputs // count
+    part_outputs = len(part.items) - part_inputs
     lines: list[str] = []
     for i, item in enumerate(part.items):
-        step, start = (given, i) if i < given else (made, inputs + i - given)
+        step, start = (
+            (part_inputs, i) if i < part_inputs else (part_outputs, inputs + i - part_inputs)
+        )
         lines += [
             f"  %s{i} = mul i64 %p, {step}",
             f"  %a{i} = add i64 %s{i}, {start}",
@@ -155,7 +157,7 @@ one:
   %points = sub i64 %stop, %start
   store i64 %points, ptr %size, align 8
 {pointers}
-  call void @"{name}.part"({given}, i64 0, i64 1, ptr %scratch, ptr %size)
+  call void @"{name}.part"({arguments}, i64 0, i64 1, ptr %scratch, ptr %size)
   br label %next
 next:
   %more = icmp slt i64 %p1, {count}

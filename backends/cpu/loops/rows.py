@@ -35,15 +35,15 @@ def rows_in_scratch(b: Builder, schedule: Schedule) -> dict[int, Operand]:
     All are one buffer where their sizes are known; else each begins on a line of its own.
     """
     at = Operand(PTR, "%scratch")
-    found = {-1: at}
+    starts = {-1: at}
     for access in schedule.cached.values():
-        if access.buffer not in found:
-            found[access.buffer] = at
+        if access.buffer not in starts:
+            starts[access.buffer] = at
         size = b.scale(b.i64(access.size), ITEM_BYTES[access.dtype])
         if access.buffer - 1 in {other.buffer for other in schedule.cached.values()}:
             lines = b.binary("and", b.add(size, b.i64(LINE - 1)), b.i64(-LINE))
-            at = b.address(found[access.buffer], "i8", lines)
-    return found
+            at = b.address(starts[access.buffer], "i8", lines)
+    return starts
 
 
 class RowsWriter:
@@ -142,18 +142,18 @@ class RowsWriter:
         vector, last = self.schedule.vector, self.nest.parallel - 1
         if vector is None or last < 0:
             return ()
-        found = [
+        loads = [
             step.access
             for step in self.schedule.passes[0].steps
             if step.access is not None and not step.access.index_strides
         ]
         size = sum(
             typical(self.nest.extents[vector]) * ITEM_BYTES[access.dtype]
-            for access in found
+            for access in loads
             if access.strides[vector] == 1
         )
         fits = LEAST_AHEAD <= size <= MOST_AHEAD and len(self.nest.reduced) == 1
-        return tuple(a for a in found if fits and a.strides[vector] == 1 and a.strides[last])
+        return tuple(a for a in loads if fits and a.strides[vector] == 1 and a.strides[last])
 
     def fetch_ahead(self, place: Place) -> None:
         """Fetch what the next row has at a place."""

@@ -29,6 +29,6 @@ def typical(size: Dim) -> int:
     """
     if isinstance(size, int):
         return size
-    found = bind(size, dict.fromkeys(size.names(), TYPICAL))
-    assert isinstance(found, int)
-    return max(found, 1)
+    estimate = bind(size, dict.fromkeys(size.names(), TYPICAL))
+    assert isinstance(estimate, int)
+    return max(estimate, 1)

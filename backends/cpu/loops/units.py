@@ -125,15 +125,15 @@ def decode(b: Builder, index: Operand, extents: Sequence[Count]) -> list[Operand
     known = [int(size.literal) for size in sizes if size.literal is not None]
     if len(known) == len(sizes):
         return starts(spatial(*(max(extent, 1) for extent in known)), index, Integers(b))
-    found: list[Operand] = []
+    indices: list[Operand] = []
     for place in range(len(sizes) - 1, -1, -1):
         size = sizes[place]
         if size.literal == 1 or place == 0:
-            found.insert(0, b.i64(0) if size.literal == 1 else index)
+            indices.insert(0, b.i64(0) if size.literal == 1 else index)
             continue
-        found.insert(0, b.binary("urem", index, size))
+        indices.insert(0, b.binary("urem", index, size))
         index = b.binary("udiv", index, size)
-    return found
+    return indices
 
 
 def each_unit(

@@ -95,8 +95,8 @@ def amx_function(b: Builder, symbol: str, panel: Panel, blocks: int, *, accumula
     f.do("ret void")
     more = ", i64 %rows" if blocks != 2 else ""
     more += ", ptr %next" if panel.lines else ""
-    given = f"ptr %a, ptr %b, ptr %tile, i64 %depth{more}{b.size_argument}"
-    b.functions[symbol] = f.function(f"define internal void @{symbol}({given}) noinline")
+    params = f"ptr %a, ptr %b, ptr %tile, i64 %depth{more}{b.size_argument}"
+    b.functions[symbol] = f.function(f"define internal void @{symbol}({params}) noinline")
 
 
 Move: TypeAlias = Callable[[Builder, int, Operand, Operand], None]
@@ -113,9 +113,9 @@ class _Code:
         self.f, self.panel, self.accumulate = f, panel, accumulate
         self.rows: tuple[int | Operand, ...] = panel.rows
         if blocks != 2:
-            given = Operand(I64, "%rows")
-            rest = f.binary("sub nsw", given, f.i64(ROWS)) if blocks < 0 else None
-            self.rows = (given,) if rest is None else (ROWS, rest)
+            num_rows = Operand(I64, "%rows")
+            rest = f.binary("sub nsw", num_rows, f.i64(ROWS)) if blocks < 0 else None
+            self.rows = (num_rows,) if rest is None else (ROWS, rest)
         self.short = blocks != 2
         self.a, self.b, self.tile = (Operand(PTR, f"%{name}") for name in ("a", "b", "tile"))
         self.depth = Operand(I64, "%depth")

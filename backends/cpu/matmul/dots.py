@@ -79,8 +79,8 @@ def dots_function(
 
     f.loop(f.i64(0), valid, group, [], columns_from)
     f.do("ret void")
-    given = f"ptr %a, ptr %b, ptr %tile, i64 %valid{b.size_argument}"
-    b.functions[symbol] = f.function(f"define internal void @{symbol}({given}) noinline")
+    params = f"ptr %a, ptr %b, ptr %tile, i64 %valid{b.size_argument}"
+    b.functions[symbol] = f.function(f"define internal void @{symbol}({params}) noinline")
 
 
 def add_lanes(b: Builder, total: Operand) -> Operand:

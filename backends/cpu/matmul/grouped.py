@@ -97,14 +97,14 @@ def read_grouped(nest: Nest) -> Grouped | None:
 
 def _index_of(makers: dict[int, Step], value: int) -> Access | None:
     """The one load of integers that a looked-up index is made of."""
-    found: list[Access] = []
+    loads: list[Access] = []
     pending = [value]
     while pending:
         step = makers[pending.pop()]
         pending += step.operands
         if step.access is not None:
-            found.append(step.access)
-    unique = list(dict.fromkeys(found))
+            loads.append(step.access)
+    unique = list(dict.fromkeys(loads))
     return unique[0] if len(unique) == 1 and unique[0].dtype in ("i64", "i32") else None
 
 
@@ -141,10 +141,10 @@ def _outside(
         strides = (*(s.access.strides[d] for d in kept), 0)
         return replace(s, dim=dim, access=replace(s.access, strides=strides))
 
-    given = max(s.result for s in nest.steps) + 1
+    value = max(s.result for s in nest.steps) + 1
     anywhere = Access(-1, step.dtype, 1, 0, (*[1] * len(kept), 0))
-    load = Step("load", given, (), step.dtype, access=anywhere)
-    contract = replace(step, operands=(given,))
+    load = Step("load", value, (), step.dtype, access=anywhere)
+    contract = replace(step, operands=(value,))
     depth = prod(nest.extents[d] for d in nest.reduced)
     outer = Nest((*extents, depth), len(kept), (load, contract, *map(moved, rest)))
     product = Product(outer, contract, anywhere, anywhere, None, place[lane], len(kept))
@@ -154,14 +154,14 @@ def _outside(
 def _needed(nest: Nest, contract: Step) -> set[int]:
     """The values that what is stored is made of, beside the product."""
     makers = nest.producers()
-    found: set[int] = set()
+    needed: set[int] = set()
     pending = [v for s in nest.steps if s.kind == "store" for v in s.operands]
     while pending:
         value = pending.pop()
-        if value != contract.result and value not in found:
-            found.add(value)
+        if value != contract.result and value not in needed:
+            needed.add(value)
             pending += makers[value].operands
-    return found
+    return needed
 
 
 def _joined(nest: Nest, access: Access, columns: Sequence[int]) -> bool:
@@ -193,15 +193,15 @@ class Blocking:
         return COLUMNS // (self.lanes * self.vectors)
 
 
-def make_blocking(found: Grouped, features: Features) -> Blocking:
+def make_blocking(grouped: Grouped, features: Features) -> Blocking:
     """Choose register tiles."""
     lanes = features.vector_bytes // 4
     wide = features.registers == 32
     vectors = min(4 if wide else 2, COLUMNS // lanes)
     rows = (6, 4, 2, 1)
-    item = 2 if found.w.dtype == "bf16" else 4
-    steps = found.depth // found.pair
-    parts = -(-found.panel * item // PANEL_BYTES)
+    item = 2 if grouped.w.dtype == "bf16" else 4
+    steps = grouped.depth // grouped.pair
+    parts = -(-grouped.panel * item // PANEL_BYTES)
     while steps % parts:
         parts += 1
     return Blocking(lanes, rows, vectors, parts)

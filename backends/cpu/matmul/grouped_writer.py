@@ -28,20 +28,23 @@ class GroupedWriter:
     """Writes the body of a grouped product into a builder."""
 
     def __init__(
-        self, b: Builder, found: Grouped, features: Features, buffers: dict[int, Operand]
+        self, b: Builder, grouped: Grouped, features: Features, buffers: dict[int, Operand]
     ) -> None:
-        self.b, self.found, self.buffers = b, found, buffers
-        self.plan = plan = make_blocking(found, features)
+        self.b, self.grouped, self.buffers = b, grouped, buffers
+        self.plan = plan = make_blocking(grouped, features)
         self.most, self.columns = plan.rows[0], plan.lanes * plan.vectors
-        self.extents = [found.product.nest.extents[d] for d in found.rows]
+        self.extents = [grouped.product.nest.extents[d] for d in grouped.rows]
         self.kind = Type("float", plan.lanes)
         self.element = element_of(
-            self.kind, (found.x.dtype, found.w.dtype), pairs=found.pair > 1, dots=features.dot_bf16
+            self.kind,
+            (grouped.x.dtype, grouped.w.dtype),
+            pairs=grouped.pair > 1,
+            dots=features.dot_bf16,
         )
         tiling = Tiling("packed", plan.lanes, self.most, self.columns)
-        facts = analyse(found.product.nest)
+        facts = analyse(grouped.product.nest)
         self.epilogue = EpilogueWriter(
-            b, found.product, facts, tiling, buffers, masked=features.masked
+            b, grouped.product, facts, tiling, buffers, masked=features.masked
         )
         self.scratch = Operand(PTR, "%scratch")
 
@@ -53,14 +56,14 @@ class GroupedWriter:
     @property
     def pitch(self) -> int:
         """Pointers to rows: a tile may read past the last one's."""
-        return self.found.num_rows + self.most
+        return self.grouped.num_rows + self.most
 
     @property
     def places(self) -> tuple[int, int, int, int]:
         """Where scratch memory holds ends of groups, the order of rows, and pointers; its size."""
         ends = self.tile_bytes * (KEPT if self.plan.parts > 1 else 1)
-        order = ends + 8 * (self.found.matrices + 3)
-        table = order + 8 * self.found.num_rows
+        order = ends + 8 * (self.grouped.matrices + 3)
+        table = order + 8 * self.grouped.num_rows
         return ends, order, table, table + 8 * self.pitch * self.plan.parts
 
     @property
@@ -71,8 +74,8 @@ class GroupedWriter:
     @property
     def parallel(self) -> bool:
         """Whether several threads pay."""
-        found = self.found
-        return 2.0 * found.num_rows * found.depth * found.panels * COLUMNS > SMALL
+        grouped = self.grouped
+        return 2.0 * grouped.num_rows * grouped.depth * grouped.panels * COLUMNS > SMALL
 
     def write(self) -> None:
         """Write the sorting of rows, this thread's tiles, and its rows of no matrix."""
@@ -85,8 +88,8 @@ class GroupedWriter:
 
     def _sort(self) -> None:
         """Count the rows of each matrix, then place each row and pointers to it."""
-        b, found = self.b, self.found
-        size = 8 * (found.matrices + 3)
+        b, grouped = self.b, self.grouped
+        size = 8 * (grouped.matrices + 3)
         zeros = (constant(Type("i8"), 0), b.i64(size), constant(Type("i1"), 0))
         b.invoke("llvm.memset.p0.i64", b.address(self.scratch, "i8", b.i64(self.places[0])), *zeros)
 
@@ -108,11 +111,11 @@ class GroupedWriter:
             self._point(at, dims)
 
         self._each_row(count)
-        b.loop(b.i64(2), b.i64(found.matrices + 3), 1, [b.i64(0)], running)
+        b.loop(b.i64(2), b.i64(grouped.matrices + 3), 1, [b.i64(0)], running)
         self._each_row(place)
         for i in range(self.most):
             # What a tile reads past the last row: any row.
-            self._point(b.i64(found.num_rows + i), [b.i64(0)] * len(found.rows))
+            self._point(b.i64(grouped.num_rows + i), [b.i64(0)] * len(grouped.rows))
 
     def _each_row(self, body: Callable[[Operand, list[Operand]], None]) -> None:
         """Write loops over the dims of rows; ``body`` is given a row's number and indices."""
@@ -134,26 +137,26 @@ class GroupedWriter:
 
     def _group(self, dims: list[Operand]) -> Operand:
         """The matrix of a row; their number for one that names none."""
-        b, access = self.b, self.found.index
+        b, access = self.b, self.grouped.index
         at = self._offset(access, dims)
         kind = Type(access.dtype)
         pointer = b.address(self.buffers[access.buffer], kind.element, at)
         value = b.convert("sext", b.load(kind, pointer), "i64")
-        count = b.i64(self.found.matrices)
+        count = b.i64(self.grouped.matrices)
         return b.select(b.compare("icmp ult", value, count), value, count)
 
     def _offset(self, access: Access, dims: list[Operand]) -> Operand:
         b, total = self.b, self.b.i64(access.offset)
-        for dim, index in zip(self.found.rows, dims, strict=True):
-            total = b.add(total, b.scale(index, self.found.stride(access, dim)))
+        for dim, index in zip(self.grouped.rows, dims, strict=True):
+            total = b.add(total, b.scale(index, self.grouped.stride(access, dim)))
         return total
 
     def _point(self, at: Operand, dims: list[Operand]) -> None:
         """Write pointers to a row of x, one for each part of the sum."""
-        b, x = self.b, self.found.x
+        b, x = self.b, self.grouped.x
         start = b.address(self.buffers[x.buffer], MEMORY[x.dtype], self._offset(x, dims))
         for part in range(self.plan.parts):
-            skip = part * (self.found.depth // self.plan.parts) * self.found.run
+            skip = part * (self.grouped.depth // self.plan.parts) * self.grouped.run
             row = b.address(start, MEMORY[x.dtype], b.i64(skip))
             b.store(row, self._pointers(at, part), 8)
 
@@ -173,8 +176,8 @@ class GroupedWriter:
 
     def _multiply(self) -> None:
         """Write the loops over matrices, panels and tiles of rows, cut to this thread's share."""
-        b, found = self.b, self.found
-        chunks = found.panels * self.plan.chunks
+        b, grouped = self.b, self.grouped
+        chunks = grouped.panels * self.plan.chunks
 
         def tiles_of(e: Operand) -> tuple[Operand, Operand, Operand]:
             begin, end = (b.load(I64, self._end(b.add(e, b.i64(i))), 8) for i in (0, 1))
@@ -185,7 +188,7 @@ class GroupedWriter:
         def counted(e: Operand, total: list[Operand]) -> list[Operand]:
             return [b.add(total[0], b.scale(tiles_of(e)[2], chunks))]
 
-        every = b.i64(found.matrices)
+        every = b.i64(grouped.matrices)
         (total,) = b.loop(b.i64(0), every, 1, [b.i64(0)], counted)
         low, high = self._share(total)
 
@@ -258,22 +261,22 @@ class GroupedWriter:
         tile: Operand,
     ) -> None:
         """Call the smallest register tile that has the rows that are left."""
-        b, found, plan = self.b, self.found, self.plan
+        b, grouped, plan = self.b, self.grouped, self.plan
         e, p = where
         panel = b.binary("udiv", p, b.i64(plan.chunks)) if plan.chunks > 1 else p
-        start = b.add(b.scale(e, found.panels * found.panel), b.scale(panel, found.panel))
-        start = b.add(start, b.i64(part * found.panel // plan.parts))
+        start = b.add(b.scale(e, grouped.panels * grouped.panel), b.scale(panel, grouped.panel))
+        start = b.add(start, b.i64(part * grouped.panel // plan.parts))
         if plan.chunks > 1:
             inside = b.binary("urem", p, b.i64(plan.chunks))
-            start = b.add(start, b.scale(inside, self.columns * found.pair))
-        weight = b.address(self.buffers[found.w.buffer], MEMORY[found.w.dtype], start)
-        given = ", ".join(map(str, (self._pointers(at, part), weight, tile, b.i64(1), weight)))
+            start = b.add(start, b.scale(inside, self.columns * grouped.pair))
+        weight = b.address(self.buffers[grouped.w.buffer], MEMORY[grouped.w.dtype], start)
+        arguments = ", ".join(map(str, (self._pointers(at, part), weight, tile, b.i64(1), weight)))
 
         def chosen(sizes: tuple[int, ...]) -> None:
             size, *smaller = sizes
 
             def call() -> None:
-                b.do(f"call void @{_symbol(size, adds=part > 0)}({given})")
+                b.do(f"call void @{_symbol(size, adds=part > 0)}({arguments})")
 
             if not smaller:
                 call()
@@ -296,17 +299,17 @@ class GroupedWriter:
         b.loop(b.i64(0), count, 1, [], row)
 
     def _store(self, number: Operand, p: Operand, tile: Operand) -> None:
-        b, found = self.b, self.found
-        dims = dict(zip(found.rows, decode(b, number, self.extents), strict=True))
+        b, grouped = self.b, self.grouped
+        dims = dict(zip(grouped.rows, decode(b, number, self.extents), strict=True))
         self.epilogue.finish(dims, b.i64(0), b.i64(1), b.scale(p, self.columns), tile)
 
     def _rest(self) -> None:
         """Compute what follows zeros for the rows that name no matrix."""
-        b, found = self.b, self.found
+        b, grouped = self.b, self.grouped
         zeros = (constant(Type("i8"), 0), b.i64(self.tile_bytes), constant(Type("i1"), 0))
         b.invoke("llvm.memset.p0.i64", self.scratch, *zeros)
-        first = b.load(I64, self._end(b.i64(found.matrices)), 8)
-        count = b.binary("sub nsw", b.i64(found.num_rows), first)
+        first = b.load(I64, self._end(b.i64(grouped.matrices)), 8)
+        count = b.binary("sub nsw", b.i64(grouped.num_rows), first)
         low, high = self._share(count)
 
         def row(i: Operand, _: list[Operand]) -> list[Operand]:
@@ -316,13 +319,13 @@ class GroupedWriter:
                 self._store(number, p, self.scratch)
                 return []
 
-            return b.loop(b.i64(0), b.i64(found.panels * self.plan.chunks), 1, [], chunk)
+            return b.loop(b.i64(0), b.i64(grouped.panels * self.plan.chunks), 1, [], chunk)
 
         b.loop(low, high, 1, [], row)
 
     def _define_tiles(self) -> None:
-        found, plan = self.found, self.plan
-        walk = Walk(0, 1, found.depth // plan.parts, found.run, COLUMNS * found.pair, 0)
+        grouped, plan = self.grouped, self.plan
+        walk = Walk(0, 1, grouped.depth // plan.parts, grouped.run, COLUMNS * grouped.pair, 0)
         for rows in plan.rows:
             for adds in (False, True)[: 1 if plan.parts == 1 else 2]:
                 symbol = _symbol(rows, adds=adds)

@@ -60,8 +60,8 @@ def pair_tile_function(
         f.store(total, place)
     f.do("ret void")
     more = ", ptr %next" if right.lines else ""
-    given = f"ptr %a, ptr %b, ptr %tile, i64 %depth{more}{b.size_argument}"
-    b.functions[symbol] = f.function(f"define internal void @{symbol}({given}) noinline")
+    params = f"ptr %a, ptr %b, ptr %tile, i64 %depth{more}{b.size_argument}"
+    b.functions[symbol] = f.function(f"define internal void @{symbol}({params}) noinline")
 
 
 def _columns(f: Builder, pair: Operand, vectors: int, right: Factor, lanes: int) -> list[Operand]:

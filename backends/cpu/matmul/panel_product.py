@@ -118,8 +118,8 @@ class PanelWriter(MatmulWriter):
             place = self.scratch
             if self.is_blocked:
                 place = b.address(place, "i8", b.scale(inside, self.tile_bytes))
-            given = (a, panel, place, depth, *self.next_part(panel, depth, inside, final))
-            self.call_tile(t, "add" if which != "first" else "tile", given)
+            arguments = (a, panel, place, depth, *self.next_part(panel, depth, inside, final))
+            self.call_tile(t, "add" if which != "first" else "tile", arguments)
             if which == "last" or not self.is_blocked:
                 self.finish(share, t, place)
             return []

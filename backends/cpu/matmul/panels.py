@@ -85,8 +85,8 @@ class PanelsWriter:
             target = b.add(target, b.scale(panel, p.target.strides[p.n]))
             start = b.address(self.buffers[p.source.buffer], "float", source)
             end = b.address(self.buffers[p.target.buffer], "float", target)
-            given = f"{start}, {end}, {valid}, {depth}{b.size_argument}"
-            b.do(f"call void @irc.pack({given})")
+            arguments = f"{start}, {end}, {valid}, {depth}{b.size_argument}"
+            b.do(f"call void @irc.pack({arguments})")
             return []
 
         b.loop(share(thread), share(b.add(thread, b.i64(1))), 1, [], one)
@@ -187,8 +187,8 @@ def define_pack(
             walk(f.i64(0), whole, (lanes, lanes), block)
         walk(whole, depth, (1, 1), single)
     f.do("ret void")
-    given = f"ptr %b, ptr %panel, i64 %valid, i64 %depth{b.size_argument}"
-    b.functions[symbol] = f.function(f"define internal void @{symbol}({given}) noinline")
+    params = f"ptr %b, ptr %panel, i64 %valid, i64 %depth{b.size_argument}"
+    b.functions[symbol] = f.function(f"define internal void @{symbol}({params}) noinline")
 
 
 def transposed(b: Builder, rows: list[Operand]) -> list[Operand]:

@@ -132,8 +132,8 @@ def tile_function(
             f.store(total, place)
     f.do("ret void")
     more = ", ptr %next" if right.lines else ""
-    given = f"ptr %a, ptr %b, ptr %tile, i64 %depth{more}{b.size_argument}"
-    b.functions[symbol] = f.function(f"define internal void @{symbol}({given}) noinline")
+    params = f"ptr %a, ptr %b, ptr %tile, i64 %depth{more}{b.size_argument}"
+    b.functions[symbol] = f.function(f"define internal void @{symbol}({params}) noinline")
 
 
 def add_part(

@@ -157,8 +157,8 @@ class MatmulWriter:
 
     def call(self, symbol: str, *operands: Operand) -> None:
         """Call a helper function."""
-        given = ", ".join(map(str, operands))
-        self.b.do(f"call void @{symbol}({given}{self.b.size_argument})")
+        arguments = ", ".join(map(str, operands))
+        self.b.do(f"call void @{symbol}({arguments}{self.b.size_argument})")
 
     def symbol(self, role: str) -> str:
         """Return the name of a helper function."""

@@ -84,24 +84,24 @@ class TilePlan:
         return self.panels * LANES
 
 
-def plan_tiles(found: PackedProduct, features: Features) -> TilePlan | None:
+def plan_tiles(packed: PackedProduct, features: Features) -> TilePlan | None:
     """Decide how tiles compute a product; None where they do not, or vectors are as fast."""
-    if not features.tiles or found.form != "dot" or found.product.m is None:
+    if not features.tiles or packed.form != "dot" or packed.product.m is None:
         return None
-    if found.panel_of_x or found.groups_of_panel[0] > 1:
+    if packed.panel_of_x or packed.groups_of_panel[0] > 1:
         return None
-    extents = found.product.nest.extents
-    rows, down = _rows(extents[found.product.m], {d: extents[d] for d in found.row_dims})
+    extents = packed.product.nest.extents
+    rows, down = _rows(extents[packed.product.m], {d: extents[d] for d in packed.row_dims})
     if sum(rows) < FEW_ROWS:
         return None
-    panels = extents[found.product.n] // LANES if found.panel else 1
-    every = prod(extents[: found.product.nest.parallel])
+    panels = extents[packed.product.n] // LANES if packed.panel else 1
+    every = prod(extents[: packed.product.nest.parallel])
     return TilePlan(
         rows,
         down,
         min(panels, ABREAST),
-        passes(found.sums()),
-        every * found.depth > SERIAL_WORK,
+        passes(packed.sums()),
+        every * packed.depth > SERIAL_WORK,
     )
 
 
@@ -135,15 +135,15 @@ def passes(sums: Sequence[tuple[int, int]]) -> tuple[Pass, ...]:
     parts = -(-run * inside // PASS_BYTES) if steps else 1
     parts = min(parts, steps)
     together = 1 if parts > 1 else max(1, PASS_BYTES // (run * inside))
-    found: list[Pass] = []
+    pieces: list[Pass] = []
     for tap in range(0, taps, together):
         for part in range(parts):
             first, last = (steps * i // parts for i in (part, part + 1))
             count = min(together, taps - tap)
-            found.append(Pass(tap, count, first * step, step, last - first))
+            pieces.append(Pass(tap, count, first * step, step, last - first))
     if rest:
-        found.append(Pass(0, taps, steps * step, rest, 1))
-    return tuple(found)
+        pieces.append(Pass(0, taps, steps * step, rest, 1))
+    return tuple(pieces)
 
 
 def equal_step(run: int) -> int:

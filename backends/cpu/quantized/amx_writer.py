@@ -41,17 +41,17 @@ class TileProductWriter:
     def __init__(
         self,
         b: Builder,
-        found: PackedProduct,
+        packed: PackedProduct,
         plan: TilePlan,
         features: Features,
         buffers: dict[int, Operand],
     ) -> None:
-        assert found.product.m is not None
-        self.b, self.found, self.plan, self.buffers = b, found, plan, buffers
-        self.product, self.extents = found.product, found.product.nest.extents
-        self.m = found.product.m
-        self.pitch = found.stride(found.x, self.m)
-        self.panels = -(-self.extents[found.product.n] // LANES)
+        assert packed.product.m is not None
+        self.b, self.packed, self.plan, self.buffers = b, packed, plan, buffers
+        self.product, self.extents = packed.product, packed.product.nest.extents
+        self.m = packed.product.m
+        self.pitch = packed.stride(packed.x, self.m)
+        self.panels = -(-self.extents[packed.product.n] // LANES)
         # What follows goes over two vectors at a time.
         lanes = LANES if plan.panels % 2 == 0 else LANES // 2
         tiling = Tiling("packed", lanes, plan.along, plan.columns)
@@ -60,8 +60,8 @@ class TileProductWriter:
             b, self.product, analyse(nest), tiling, buffers, masked=features.masked
         )
         self.scratch = Operand(PTR, "%scratch")
-        columns = [*(self.extents[d] for d in found.column_dims), -(-self.panels // plan.panels)]
-        rows = [*(self.outer(d) for d in found.row_dims), -(-self.extents[self.m] // plan.along)]
+        columns = [*(self.extents[d] for d in packed.column_dims), -(-self.panels // plan.panels)]
+        rows = [*(self.outer(d) for d in packed.row_dims), -(-self.extents[self.m] // plan.along)]
         self.by_rows = prod(columns) < FEW_UNITS and prod(rows) > prod(columns)
         self.own, self.other = (rows, columns) if self.by_rows else (columns, rows)
         several = len(plan.passes) > 1
@@ -148,9 +148,9 @@ class TileProductWriter:
 
     def at(self, columns: list[Operand], rows: list[Operand]) -> tuple[Indices, Operand, Operand]:
         """Return the indices where a block begins: of outer dims, along m, and its first panel."""
-        plan, found = self.plan, self.found
-        dims = dict(zip(found.row_dims, rows, strict=False))
-        dims |= dict(zip(found.column_dims, columns, strict=False))
+        plan, packed = self.plan, self.packed
+        dims = dict(zip(packed.row_dims, rows, strict=False))
+        dims |= dict(zip(packed.column_dims, columns, strict=False))
         if plan.down is not None:
             dims[plan.down] = self.begin(dims[plan.down], ABREAST, self.extents[plan.down])
         first = self.begin(rows[-1], plan.along, self.extents[self.m])
@@ -165,26 +165,26 @@ class TileProductWriter:
         """Return the address of an access at some indices."""
         b, at = self.b, self.b.i64(access.offset)
         for d, index in indices.items():
-            at = b.add(at, b.scale(index, self.found.stride(access, d)))
+            at = b.add(at, b.scale(index, self.packed.stride(access, d)))
         return b.address(self.buffers[access.buffer], MEMORY[access.dtype], at)
 
     def sum_of(self, number: int) -> Body:
         """Return what adds a pass to the sums of a block."""
-        b, found, passes = self.b, self.found, self.plan.passes
+        b, packed, passes = self.b, self.packed, self.plan.passes
         each, begins = passes[number], number == 0
         symbol = f"irc.tiles.{each.taps}.{each.steps}.{each.step}{'' if begins else '.more'}"
         if symbol not in b.functions:
             self.define(symbol, each, begins=begins)
-        outer = found.sums()[0][1] if len(found.sums()) > 1 else 0
+        outer = packed.sums()[0][1] if len(packed.sums()) > 1 else 0
         skipped = each.tap * outer + each.start
 
         def body(
             columns: list[Operand], rows: list[Operand], index: Operand, sums: Operand
         ) -> None:
             dims, first, panel = self.at(columns, rows)
-            x = b.address(self.start(found.x, {**dims, self.m: first}), "i8", b.i64(skipped))
-            own = {d: dims[d] for d in found.column_dims}
-            panels = self.start(found.w, own)
+            x = b.address(self.start(packed.x, {**dims, self.m: first}), "i8", b.i64(skipped))
+            own = {d: dims[d] for d in packed.column_dims}
+            panels = self.start(packed.w, own)
             arguments = [x, self.part(panels, panel, each), sums]
             if self.askers:
                 after, at = panel, passes[(number + 1) % len(passes)]
@@ -200,9 +200,9 @@ class TileProductWriter:
 
     def part(self, panels: Operand, panel: Operand, each: Pass) -> Operand:
         """Return where a pass begins in a panel."""
-        tap = prod(size for size, _ in self.found.sums()[1:])
+        tap = prod(size for size, _ in self.packed.sums()[1:])
         skip = (each.tap * tap if each.tap else 0) + each.start
-        at = self.b.add(self.b.scale(panel, self.found.panel), self.b.i64(skip * LANES))
+        at = self.b.add(self.b.scale(panel, self.packed.panel), self.b.i64(skip * LANES))
         return self.b.address(panels, "i8", at)
 
     def lines(self, each: Pass) -> int:
@@ -214,13 +214,13 @@ class TileProductWriter:
 
         What comes after its panels is asked for meanwhile: they come from memory, once.
         """
-        f, plan, found = self.b.child(), self.plan, self.found
+        f, plan, packed = self.b.child(), self.plan, self.packed
         x, w, place, after = (Operand(PTR, f"%{n}") for n in ("x", "w", "sums", "next"))
         wide, line = f.i64(plan.columns * 4), f.i64(ROW_BYTES)
         pitch = f.i64(self.pitch)
         apart = plan.rows[0] * self.pitch
         if plan.down is not None:
-            apart = found.stride(found.x, plan.down)
+            apart = packed.stride(packed.x, plan.down)
         each_sum = [
             (_SUM + ABREAST * t + p, (t * plan.rows[0] * plan.columns + p * LANES) * 4)
             for t in range(len(plan.rows))
@@ -238,7 +238,7 @@ class TileProductWriter:
                 tiles.load(f, _ROWS + t, rows, pitch)
                 for p in range(plan.panels):
                     if t == 0:
-                        skip = f.add(f.scale(depth, LANES), f.i64(p * found.panel))
+                        skip = f.add(f.scale(depth, LANES), f.i64(p * packed.panel))
                         tiles.load(f, _PANEL + p, f.address(w, "i8", skip), line)
                         for i in range(self.lines(each)):
                             ahead = f.address(after, "i8", f.add(skip, f.i64(i * ROW_BYTES)))
@@ -256,7 +256,7 @@ class TileProductWriter:
 
     def walk(self, f: Builder, each: Pass, step: Callable[[Operand, Operand], None]) -> None:
         """Write the loops over a pass: ``step(bytes of x, bytes of the sum so far)``."""
-        sums = self.found.sums()
+        sums = self.packed.sums()
         outer = [(each.taps, sums[0][1]), *sums[1:-1]] if len(sums) > 1 else []
         below = [prod(size for size, _ in sums[level + 1 :]) for level in range(len(outer))]
 
@@ -288,23 +288,23 @@ class TileProductWriter:
         dims, first, panel = self.at(columns, rows)
         column = b.scale(columns[-1], plan.columns)
         skipped = b.binary("sub nsw", column, b.scale(panel, LANES))
-        made = b.address(place, "i32", skipped)
+        tile = b.address(place, "i32", skipped)
         row = b.scale(rows[-1], plan.along)
         left = b.binary("sub nsw", b.i64(self.extents[self.m]), row)
         count = b.intrinsic("smin", left, b.i64(plan.along))
         twice = b.binary("sub nsw", row, first)
-        made = b.address(made, "i32", b.scale(twice, plan.columns))
+        tile = b.address(tile, "i32", b.scale(twice, plan.columns))
         if plan.down is None:
-            self.epilogue.finish(dims, row, count, column, made)
+            self.epilogue.finish(dims, row, count, column, tile)
             return
         begin = dims[plan.down]
-        number = self.found.row_dims.index(plan.down)
+        number = self.packed.row_dims.index(plan.down)
         done = b.binary("sub nsw", b.scale(rows[number], ABREAST), begin)
 
         def each(index: Operand, _: list[Operand]) -> list[Operand]:
             assert plan.down is not None
             own = {**dims, plan.down: b.add(begin, index)}
-            sums = b.address(made, "i32", b.scale(index, plan.rows[0] * plan.columns))
+            sums = b.address(tile, "i32", b.scale(index, plan.rows[0] * plan.columns))
             self.epilogue.finish(own, row, count, column, sums)
             return []
 

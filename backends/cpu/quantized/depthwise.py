@@ -75,12 +75,12 @@ class TapsWriter:
     """Writes the body of a depthwise convolution of bytes."""
 
     def __init__(
-        self, b: Builder, found: PackedProduct, features: Features, buffers: dict[int, Operand]
+        self, b: Builder, packed: PackedProduct, features: Features, buffers: dict[int, Operand]
     ) -> None:
-        self.b, self.found, self.features, self.buffers = b, found, features, buffers
-        self.product, extents = found.product, found.product.nest.extents
-        self.extents, self.m = extents, found.product.m
-        self.channels = extents[found.product.n]
+        self.b, self.packed, self.features, self.buffers = b, packed, features, buffers
+        self.product, extents = packed.product, packed.product.nest.extents
+        self.extents, self.m = extents, packed.product.m
+        self.channels = extents[packed.product.n]
         self.places = 1 if self.m is None else extents[self.m]
         self.plan = plan = plan_taps(self.channels, self.places, features)
         nest = self.product.nest
@@ -89,7 +89,7 @@ class TapsWriter:
             b, self.product, analyse(nest), tiling, buffers, masked=features.masked
         )
         self.scratch = Operand(PTR, "%scratch")
-        outer = [extents[d] for d in found.row_dims]
+        outer = [extents[d] for d in packed.row_dims]
         self.units = [*outer, -(-self.places // plan.rows)]
 
     @property
@@ -101,7 +101,7 @@ class TapsWriter:
     @property
     def quads(self) -> int:
         """Fours of taps."""
-        return -(-self.found.depth // QUAD)
+        return -(-self.packed.depth // QUAD)
 
     @property
     def scratch_bytes(self) -> int:
@@ -111,7 +111,7 @@ class TapsWriter:
     @property
     def parallel(self) -> bool:
         """Whether several threads pay."""
-        work = prod(self.extents[: self.product.nest.parallel]) * self.found.depth
+        work = prod(self.extents[: self.product.nest.parallel]) * self.packed.depth
         return work > SERIAL_WORK
 
     def write(self) -> None:
@@ -120,12 +120,12 @@ class TapsWriter:
         rest = self.places % plan.rows
         for rows in sorted({plan.rows, rest or plan.rows}):
             self.define_tile(rows)
-        weight = self.start(self.found.w, {})
+        weight = self.start(self.packed.w, {})
         if plan.dots:
             weight = self.interleave(weight)
 
         def unit(places: list[Operand]) -> None:
-            outer = dict(zip(self.found.row_dims, places, strict=False))
+            outer = dict(zip(self.packed.row_dims, places, strict=False))
             first = b.scale(places[-1], plan.rows)
 
             def run(column: Operand, _: list[Operand]) -> list[Operand]:
@@ -140,7 +140,7 @@ class TapsWriter:
         """Return the address of an access at some indices."""
         b, at = self.b, self.b.i64(access.offset)
         for d, index in indices.items():
-            at = b.add(at, b.scale(index, self.found.stride(access, d)))
+            at = b.add(at, b.scale(index, self.packed.stride(access, d)))
         return b.address(self.buffers[access.buffer], MEMORY[access.dtype], at)
 
     def tile(
@@ -152,7 +152,7 @@ class TapsWriter:
         if self.channels % plan.columns:
             begin = b.intrinsic("smin", column, b.i64(self.channels - plan.columns))
         at = outer if self.m is None else {**outer, self.m: first}
-        x = b.address(self.start(self.found.x, at), "i8", begin)
+        x = b.address(self.start(self.packed.x, at), "i8", begin)
         w = b.address(weight, "i8", b.scale(begin, QUAD if plan.dots else 1))
 
         def call(rows: int) -> Callable[[], None]:
@@ -167,13 +167,13 @@ class TapsWriter:
         else:
             call(plan.rows)()
         skipped = b.binary("sub nsw", column, begin)
-        made = b.address(self.scratch, "i32", skipped)
-        self.epilogue.finish(outer, first, count, column, made)
+        tile = b.address(self.scratch, "i32", skipped)
+        self.epilogue.finish(outer, first, count, column, tile)
 
     def interleave(self, weight: Operand) -> Operand:
         """Write this thread's weights by fours of taps of each channel; returns where."""
-        b, made = self.b, self.b.address(self.scratch, "i8", self.b.i64(self.tile_bytes))
-        last, size = b.i64(self.channels - LANES), self.found.depth * self.channels
+        b, target = self.b, self.b.address(self.scratch, "i8", self.b.i64(self.tile_bytes))
+        last, size = b.i64(self.channels - LANES), self.packed.depth * self.channels
 
         def run(column: Operand, _: list[Operand]) -> list[Operand]:
             first = b.intrinsic("smin", column, last)
@@ -181,20 +181,20 @@ class TapsWriter:
                 at = [(QUAD * quad + j) * self.channels for j in range(QUAD)]
                 four = by_fours(b, b.address(weight, "i8", first), at, size)
                 place = b.add(b.scale(first, QUAD), b.i64(quad * self.channels * QUAD))
-                b.store(four, b.address(made, "i8", place))
+                b.store(four, b.address(target, "i8", place))
             return []
 
         b.loop(b.i64(0), b.i64(self.channels), LANES, [], run)
-        return made
+        return target
 
     def define_tile(self, rows: int) -> None:
         """Define ``void TILE<rows>(ptr x, ptr w, ptr tile)``."""
         f, plan = self.b.child(), self.plan
         x, w, tile = (Operand(PTR, f"%{n}") for n in ("x", "w", "tile"))
-        pitch = 0 if self.m is None else self.found.stride(self.found.x, self.m)
+        pitch = 0 if self.m is None else self.packed.stride(self.packed.x, self.m)
         taps = [sum(steps) for steps in product(*(
             range(0, size * stride, stride) if stride else [0] * size
-            for size, stride in self.found.sums()
+            for size, stride in self.packed.sums()
         ))]  # fmt: skip
         starts = [
             f.address(x, "i8", f.i64(r * pitch + v * plan.lanes))

@@ -143,21 +143,23 @@ def read_packed(nest: Nest) -> PackedProduct | None:
     difference = weight if exact else by_value[weight.operands[0]]
     zero = _load_of(by_value, difference, "sub")
     middle = 0.0 if exact else by_value[difference.operands[1]].literal
-    found = _outside(nest, step, rest, (x, w), lanes)
-    if found is None:
+    outside = _outside(nest, step, rest, (x, w), lanes)
+    if outside is None:
         return None
-    return PackedProduct(form, nest, found[0], x, w, scale, zero, float(middle), found[1], lanes)
+    return PackedProduct(
+        form, nest, outside[0], x, w, scale, zero, float(middle), outside[1], lanes
+    )
 
 
 def _cone(by_value: dict[int, Step], values: Sequence[int]) -> set[int]:
-    found: set[int] = set()
+    cone: set[int] = set()
     pending = list(values)
     while pending:
         value = pending.pop()
-        if value not in found:
-            found.add(value)
+        if value not in cone:
+            cone.add(value)
             pending += by_value[value].operands
-    return found
+    return cone
 
 
 def _loads(by_value: dict[int, Step], value: int) -> list[Step]:
@@ -228,11 +230,11 @@ def _outside(
     def over(access: Access) -> Access:
         return replace(access, strides=(*(access.strides[d] for d in kept), 0))
 
-    given = max((s.result for s in nest.steps), default=0) + 1
+    value = max((s.result for s in nest.steps), default=0) + 1
     anywhere = Access(-1, step.dtype, 1, 0, (*[1] * count, 0))
     steps = [
-        Step("load", given, (), step.dtype, access=anywhere),
-        replace(step, operands=(given,)),
+        Step("load", value, (), step.dtype, access=anywhere),
+        replace(step, operands=(value,)),
         *(
             replace(
                 s,
@@ -246,10 +248,12 @@ def _outside(
     m = max(rows, key=lambda d: (extents[d], d), default=None)
     outer = Nest((*extents, depth), count, tuple(steps))
     kind = ExactProduct if step.dtype == "i32" else Product
-    made = kind(outer, steps[1], replace(over(x), dtype=step.dtype), over(w), m, place[lane], count)
-    return made, place
+    product = kind(
+        outer, steps[1], replace(over(x), dtype=step.dtype), over(w), m, place[lane], count
+    )
+    return product, place
 
 
-def words(found: PackedProduct) -> int:
+def words(packed: PackedProduct) -> int:
     """Return how many weights an element of w holds."""
-    return NIBBLES if found.form == "nibbles" else 1
+    return NIBBLES if packed.form == "nibbles" else 1

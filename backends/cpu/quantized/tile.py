@@ -58,14 +58,14 @@ class Weights:
             if self.tables and (table := bfloat_table(self.middle)) is not None:
                 return _looked_up(f, word, table)
             return [self._nibble(f, word, j) for j in range(NIBBLES)]
-        found: list[Operand] = []
+        weights: list[Operand] = []
         for j in range(NIBBLES):
             at = f.address(w, "i8", f.scale(f.add(k, f.i64(j)), LANES))
             wide = f.convert(
                 "sext" if self.signed else "zext", f.load(Type("i8", LANES), at), "i32"
             )
-            found.append(self._less(f, f.convert("sitofp", wide, "float")))
-        return found
+            weights.append(self._less(f, f.convert("sitofp", wide, "float")))
+        return weights
 
     def _nibble(self, f: Builder, word: Operand, j: int) -> Operand:
         shifted = f.binary("lshr", word, constant(WORDS, 4 * j)) if j else word
@@ -103,8 +103,8 @@ def _looked_up(f: Builder, word: Operand, table: list[int]) -> list[Operand]:
     high: list[Operand] = []
     for j in range(NIBBLES // 2):
         shifted = f.binary("lshr", index, constant(halves, 4 * j)) if j else index
-        found = f.call(halves, "llvm.x86.avx512.permvar.hi.512", entries, shifted)
-        pair = f.emit(WORDS, f"bitcast {found} to {WORDS}")
+        looked_up = f.call(halves, "llvm.x86.avx512.permvar.hi.512", entries, shifted)
+        pair = f.emit(WORDS, f"bitcast {looked_up} to {WORDS}")
         low.append(f.convert("bitcast", f.binary("shl", pair, constant(WORDS, 16)), "float"))
         top = f.binary("and", pair, constant(WORDS, 0xFFFF0000))
         high.append(f.convert("bitcast", top, "float"))

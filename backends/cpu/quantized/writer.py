@@ -55,17 +55,17 @@ class Plan:
     parallel: bool
 
 
-def plan_packed(found: PackedProduct, features: Features) -> Plan:
+def plan_packed(packed: PackedProduct, features: Features) -> Plan:
     """Decide how a packed product is computed."""
-    extents, m = found.product.nest.extents, found.product.m
+    extents, m = packed.product.nest.extents, packed.product.m
     rows = 1 if m is None else extents[m]
-    every = rows * prod(extents[d] for d in found.row_dims)
-    panels = extents[found.product.n] // LANES if found.panel else 1
+    every = rows * prod(extents[d] for d in packed.row_dims)
+    panels = extents[packed.product.n] // LANES if packed.panel else 1
     wide = features.registers == 32
-    parallel = every * found.depth * prod(extents[d] for d in found.column_dims) * panels * LANES
-    if found.form == "dot":
+    parallel = every * packed.depth * prod(extents[d] for d in packed.column_dims) * panels * LANES
+    if packed.form == "dot":
         most = 14 if wide else 2
-        if found.groups_of_panel[0] > 1:
+        if packed.groups_of_panel[0] > 1:
             # Each column has words of its own group: one panel, and registers for those words.
             return Plan("dot", _even(rows, most), 1, copy=False, parallel=parallel > SERIAL_WORK)
         count = _divisor(panels, (4, 2, 1) if rows <= 6 and wide else (2, 1))
@@ -73,7 +73,7 @@ def plan_packed(found: PackedProduct, features: Features) -> Plan:
         return Plan("dot", tile, count, copy=False, parallel=parallel > SERIAL_WORK)
     if every <= SKINNY:
         count = _divisor(panels, (4, 2, 1) if rows <= 3 and wide else (2, 1))
-        copy = found.x.dtype != "f32" or found.sums() != [(found.depth, 1)]
+        copy = packed.x.dtype != "f32" or packed.sums() != [(packed.depth, 1)]
         return Plan("skinny", rows, count, copy, parallel > SERIAL_WORK)
     count = _divisor(panels, (2, 1))
     return Plan(
@@ -102,11 +102,11 @@ class PackedWeightsWriter:
     """Writes the body of a packed kernel into a builder."""
 
     def __init__(
-        self, b: Builder, found: PackedProduct, features: Features, buffers: dict[int, Operand]
+        self, b: Builder, packed: PackedProduct, features: Features, buffers: dict[int, Operand]
     ) -> None:
-        self.b, self.found, self.features, self.buffers = b, found, features, buffers
-        self.plan = plan = plan_packed(found, features)
-        self.product, self.extents = found.product, found.product.nest.extents
+        self.b, self.packed, self.features, self.buffers = b, packed, features, buffers
+        self.plan = plan = plan_packed(packed, features)
+        self.product, self.extents = packed.product, packed.product.nest.extents
         self.m = 1 if self.product.m is None else self.extents[self.product.m]
         self.columns = plan.panels * LANES
         # What follows goes over two vectors at a time.
@@ -117,12 +117,12 @@ class PackedWeightsWriter:
             b, self.product, analyse(nest), tiling, buffers, masked=features.masked
         )
         self.weights = Weights(
-            found.form,
-            found.w.dtype == "i8",
-            found.middle,
-            found.zero is not None,
-            found.groups,
-            found.depth,
+            packed.form,
+            packed.w.dtype == "i8",
+            packed.middle,
+            packed.zero is not None,
+            packed.groups,
+            packed.depth,
             features.masked,
         )
         self.scratch = Operand(PTR, "%scratch")
@@ -136,29 +136,29 @@ class PackedWeightsWriter:
     def pitch(self) -> int:
         """Elements from row to row of x as tiles read it."""
         if self.plan.copy:
-            return self.found.depth + LANES
-        return 0 if self.product.m is None else self.found.stride(self.found.x, self.product.m)
+            return self.packed.depth + LANES
+        return 0 if self.product.m is None else self.packed.stride(self.packed.x, self.product.m)
 
     @property
     def scratch_bytes(self) -> int:
         """All scratch memory of a thread."""
         if self.plan.form == "widened":
-            return self.tile_bytes + self.found.depth * self.columns * 4
+            return self.tile_bytes + self.packed.depth * self.columns * 4
         return self.tile_bytes + (self.plan.rows * self.pitch * 4 if self.plan.copy else 0)
 
     def write(self) -> None:
         """Write the loops over this thread's tiles."""
         self.define_functions()
         tiles = self.extents[self.product.n] // self.columns
-        columns = [*(self.extents[d] for d in self.found.column_dims), tiles]
-        rows = [*(self.extents[d] for d in self.found.row_dims), -(-self.m // self.plan.rows)]
+        columns = [*(self.extents[d] for d in self.packed.column_dims), tiles]
+        rows = [*(self.extents[d] for d in self.packed.row_dims), -(-self.m // self.plan.rows)]
         by_rows = (
             self.plan.form == "dot" and prod(columns) < FEW_UNITS and prod(rows) > prod(columns)
         )
         own, other = (rows, columns) if by_rows else (columns, rows)
         chunks = min(prod(own), UNITS)
         copied = None
-        if self.plan.copy and not self.found.row_dims:
+        if self.plan.copy and not self.packed.row_dims:
             copied = self.copy({})
 
         def unit(outer: list[Operand]) -> None:
@@ -196,18 +196,18 @@ class PackedWeightsWriter:
         """Return the address of an access: indices of outer dims, and elements of its own."""
         b, at = self.b, self.b.i64(access.offset)
         for d, index in indices.items():
-            at = b.add(at, b.scale(index, self.found.stride(access, d)))
+            at = b.add(at, b.scale(index, self.packed.stride(access, d)))
         base = b.address(self.buffers[access.buffer], MEMORY[access.dtype], at)
         return b.address(base, MEMORY[access.dtype], b.i64(own)) if own else base
 
     def weight_starts(self, columns: list[Operand]) -> list[Operand]:
         """Return the addresses of a tile's words, scales and zeros."""
-        b, found = self.b, self.found
-        outer = dict(zip(found.column_dims, columns, strict=False))
+        b, packed = self.b, self.packed
+        outer = dict(zip(packed.column_dims, columns, strict=False))
         starts: list[Operand] = []
         per_panel = (
-            (found.w, found.panel),
-            *((a, found.groups * LANES) for a in (found.scale, found.zero)),
+            (packed.w, packed.panel),
+            *((a, packed.groups * LANES) for a in (packed.scale, packed.zero)),
         )
         for access, panel in per_panel:
             if access is None:
@@ -220,13 +220,13 @@ class PackedWeightsWriter:
 
     def tile(self, columns: list[Operand], rows: list[Operand], copied: Operand | None) -> None:
         """Compute one register tile and what follows."""
-        b, plan, found = self.b, self.plan, self.found
-        outer = dict(zip(found.row_dims, rows, strict=False))
+        b, plan, packed = self.b, self.plan, self.packed
+        outer = dict(zip(packed.row_dims, rows, strict=False))
         first = b.scale(rows[-1], plan.rows)
         rest = self.m % plan.rows
         left = b.binary("sub nsw", b.i64(self.m), first)
         count = b.intrinsic("smin", left, b.i64(plan.rows)) if rest else b.i64(plan.rows)
-        dims = {**outer, **dict(zip(found.column_dims, columns, strict=False))}
+        dims = {**outer, **dict(zip(packed.column_dims, columns, strict=False))}
         x = copied or (self.copy(outer) if plan.copy else self.rows_of_x(dims, first, columns[-1]))
         starts = self.weight_starts(columns)
 
@@ -239,7 +239,7 @@ class PackedWeightsWriter:
                     args = ", ".join(map(str, (x, *starts, self.scratch)))
                 case _:
                     panel = b.address(self.scratch, "i8", b.i64(self.tile_bytes))
-                    args = f"{x}, {panel}, {self.scratch}, {b.i64(found.depth)}"
+                    args = f"{x}, {panel}, {self.scratch}, {b.i64(packed.depth)}"
             return lambda: b.do(f"call void @{symbol}({args})")
 
         if rest and self.m > plan.rows:
@@ -251,9 +251,9 @@ class PackedWeightsWriter:
     def rows_of_x(self, outer: Indices, first: Operand, column: Operand) -> Operand:
         """Return where a tile's rows of x begin: its columns may be of groups of their own."""
         at = outer if self.product.m is None else {**outer, self.product.m: first}
-        start = self.start(self.found.x, at, 0)
-        skip = self.b.scale(column, self.plan.panels * self.found.panel_of_x)
-        return self.b.address(start, MEMORY[self.found.x.dtype], skip)
+        start = self.start(self.packed.x, at, 0)
+        skip = self.b.scale(column, self.plan.panels * self.packed.panel_of_x)
+        return self.b.address(start, MEMORY[self.packed.x.dtype], skip)
 
     def widen(self, columns: list[Operand]) -> None:
         """Make floats of a tile's panels."""
@@ -263,13 +263,13 @@ class PackedWeightsWriter:
 
     def copy(self, outer: Indices) -> Operand:
         """Copy rows of x as contiguous floats."""
-        b, found = self.b, self.found
+        b, packed = self.b, self.packed
         target = b.address(self.scratch, "i8", b.i64(self.tile_bytes))
-        memory = MEMORY[found.x.dtype]
+        memory = MEMORY[packed.x.dtype]
 
         def row(index: Operand, _: list[Operand]) -> list[Operand]:
             own = {} if self.product.m is None else {self.product.m: index}
-            source = self.start(found.x, {**outer, **own}, 0)
+            source = self.start(packed.x, {**outer, **own}, 0)
             line = b.address(target, "float", b.scale(index, self.pitch))
             self.copy_line(source, line, memory)
             return []
@@ -279,7 +279,7 @@ class PackedWeightsWriter:
 
     def copy_line(self, source: Operand, line: Operand, memory: str) -> None:
         """Copy one row of x, whose summed dims may lie anyhow."""
-        b, sums = self.b, self.found.sums()
+        b, sums = self.b, self.packed.sums()
         sizes = [size for size, _ in sums]
         lanes = LANES if sums[-1][1] == 1 and sums[-1][0] % LANES == 0 else 1
 
@@ -290,30 +290,30 @@ class PackedWeightsWriter:
                 at = b.add(at, b.scale(index, step * sums[d][1]))
                 to = b.add(to, b.scale(index, step * prod(sizes[d + 1 :])))
             raw = b.load(Type(memory, lanes), b.address(source, memory, at))
-            b.store(unpack(b, raw, self.found.x.dtype), b.address(line, "float", to))
+            b.store(unpack(b, raw, self.packed.x.dtype), b.address(line, "float", to))
 
         self.nested([*sizes[:-1], sizes[-1] // lanes], place)
 
     def define_functions(self) -> None:
         """Define the register tiles."""
-        b, plan, found = self.b, self.plan, self.found
+        b, plan, packed = self.b, self.plan, self.packed
         name = f"irc.packed.{plan.form}"
         for rows in sorted({plan.rows, self.m % plan.rows or plan.rows}):
             shape = (rows, plan.panels)
             if plan.form == "dot":
-                groups, step = found.groups_of_panel
-                reads = Reads(found.sums(), self.pitch, found.panel_of_x, groups, step)
-                dot_function(b, f"{name}{rows}", self.features, shape, reads, found.panel)
+                groups, step = packed.groups_of_panel
+                reads = Reads(packed.sums(), self.pitch, packed.panel_of_x, groups, step)
+                dot_function(b, f"{name}{rows}", self.features, shape, reads, packed.panel)
             elif plan.form == "skinny":
-                skinny_function(b, f"{name}{rows}", self.weights, shape, self.pitch, found.panel)
+                skinny_function(b, f"{name}{rows}", self.weights, shape, self.pitch, packed.panel)
             else:
-                size, stride = found.sums()[0]
-                assert size == found.depth, "rows of many are read by one stride"
+                size, stride = packed.sums()[0]
+                assert size == packed.depth, "rows of many are read by one stride"
                 left = Factor("f32", (self.pitch, stride))
                 right = Factor("f32", (self.columns, 1))
                 kind = Type("float", LANES)
                 tile_function(
-                    b, f"{name}{rows}", kind, shape, left, right, odd=bool(found.depth % NIBBLES)
+                    b, f"{name}{rows}", kind, shape, left, right, odd=bool(packed.depth % NIBBLES)
                 )
         if plan.form == "widened":
-            widen_function(b, "irc.packed.widen", self.weights, plan.panels, found.panel)
+            widen_function(b, "irc.packed.widen", self.weights, plan.panels, packed.panel)

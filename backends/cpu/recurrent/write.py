@@ -116,9 +116,9 @@ class Writer:
             self._walk(d, begin, count, self.steps)
             return
 
-        def shorter(row: Operand, found: list[Operand]) -> list[Operand]:
+        def shorter(row: Operand, state: list[Operand]) -> list[Operand]:
             short = b.compare("icmp ne", self.length(row), self.steps)
-            return [b.binary("or", found[0], short)]
+            return [b.binary("or", state[0], short)]
 
         (uneven,) = b.loop(begin, end, 1, [constant(Type("i1"), 0)], shorter)
         blocks = b.select(uneven, count, b.i64(1))
