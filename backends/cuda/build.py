@@ -73,11 +73,11 @@ def machine_code(sources: Sequence[str], arch: int) -> list[bytes]:
 
 
 def _kept(key: str, source: str, arch: int, compiler: Callable[[str, int], bytes]) -> bytes:
-    found = object_store.read(key)
-    if found is None:
-        found = compiler(source, arch)
-        object_store.write(key, found)
-    return found
+    code = object_store.read(key)
+    if code is None:
+        code = compiler(source, arch)
+        object_store.write(key, code)
+    return code
 
 
 def _compiler() -> tuple[Callable[[str, int], bytes], str]:
@@ -113,13 +113,13 @@ def _by_nvcc(source: str, arch: int) -> tuple[bytes, str]:
 
 
 def _key(*parts: str) -> str:
-    found = hashlib.sha256(b"cuda")
+    digest = hashlib.sha256(b"cuda")
     for part in parts:
         data = part.encode()
         # Lengths, so that no two lists of texts are one text.
-        found.update(len(data).to_bytes(8, "little"))
-        found.update(data)
-    return found.hexdigest()
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()
 
 
 def arch_name(arch: int) -> str:
@@ -149,8 +149,8 @@ def find_nvcc() -> str:
     Raises:
         IrcError: ``compiler-missing``.
     """
-    if found := shutil.which("nvcc"):
-        return found
+    if path := shutil.which("nvcc"):
+        return path
     raise IrcError(
         "compiler-missing",
         "the CUDA backend needs NVRTC or nvcc, and finds neither",

@@ -146,33 +146,33 @@ def read_table(text: str, sizes: Sequence[int] = ()) -> LaunchTable:
     for line in text.splitlines():
         if line.startswith(PREFIX):
             try:
-                found = json.loads(line.removeprefix(PREFIX))
-                given = sizes or EXAMPLES[: len(found["symbols"])]
-                if len(given) != len(found["symbols"]):
-                    raise InternalError(f"a kernel takes {found['symbols']}, not {given}")
-                return _table(evaluated(found, given))
+                record = json.loads(line.removeprefix(PREFIX))
+                values = sizes or EXAMPLES[: len(record["symbols"])]
+                if len(values) != len(record["symbols"]):
+                    raise InternalError(f"a kernel takes {record['symbols']}, not {values}")
+                return _table(evaluated(record, values))
             except (KeyError, TypeError, ValueError) as error:
                 raise InternalError(f"a kernel's launch table cannot be read: {error}") from error
     raise InternalError("a kernel file has no launch table: it was made by another irc")
 
 
-def _table(found: Mapping[str, Any]) -> LaunchTable:
+def _table(record: Mapping[str, Any]) -> LaunchTable:
     return LaunchTable(
-        tuple(Buffer(**each) for each in found["buffers"]),
-        found["num_inputs"],
-        found["arch"],
-        found["partial_bytes"],
-        tuple(MapSpec(**_tuples(each)) for each in found["maps"]),
-        tuple(Launch(**_tuples(each)) for each in found["launches"]),
-        tuple(found["head"]),
-        tuple(found["symbols"]),
-        tuple(found["positions"]),
+        tuple(Buffer(**each) for each in record["buffers"]),
+        record["num_inputs"],
+        record["arch"],
+        record["partial_bytes"],
+        tuple(MapSpec(**_tuples(each)) for each in record["maps"]),
+        tuple(Launch(**_tuples(each)) for each in record["launches"]),
+        tuple(record["head"]),
+        tuple(record["symbols"]),
+        tuple(record["positions"]),
     )
 
 
-def _tuples(found: Mapping[str, Any]) -> dict[str, Any]:
-    lists = {key: cast("list[Any]", v) for key, v in found.items() if isinstance(v, list)}
-    return {**found, **{key: tuple(v) for key, v in lists.items()}}
+def _tuples(record: Mapping[str, Any]) -> dict[str, Any]:
+    lists = {key: cast("list[Any]", v) for key, v in record.items() if isinstance(v, list)}
+    return {**record, **{key: tuple(v) for key, v in lists.items()}}
 
 
 def emit_launcher(table: LaunchTable) -> str:
@@ -208,9 +208,9 @@ def emit_launcher(table: LaunchTable) -> str:
             source.line("if (code) return code;")
         for launch in table.launches:
             place = f"{launch.blocks}, {launch.threads}, {launch.shared}, stream"
-            given = ", ".join(_argument(table, argument) for argument in launch.arguments)
+            arguments = ", ".join(_argument(table, argument) for argument in launch.arguments)
             guard = f"if ({launch.blocks} > 0) " if table.symbols else ""
-            source.line(f"{guard}IRC_LAUNCH({launch.kernel}, {place}, {given});")
+            source.line(f"{guard}IRC_LAUNCH({launch.kernel}, {place}, {arguments});")
         if table.partial_bytes:
             source.line(f"cudaFreeAsync({PARTIAL}, stream);")
         if table.head:

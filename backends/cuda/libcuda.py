@@ -62,23 +62,29 @@ class Driver:
 
     def function(self, module: Handle, name: str, shared: int) -> Handle:
         """Return a kernel of a module, allowed so much shared memory of the launch's choice."""
-        found = ctypes.c_void_p()
+        kernel = ctypes.c_void_p()
         self._call(
-            "cuModuleGetFunction", ctypes.byref(found), ctypes.c_void_p(module), name.encode()
+            "cuModuleGetFunction", ctypes.byref(kernel), ctypes.c_void_p(module), name.encode()
         )
         if shared:
-            self._call("cuFuncSetAttribute", found, MAX_DYNAMIC_SHARED, shared)
-        return found.value or 0
+            self._call("cuFuncSetAttribute", kernel, MAX_DYNAMIC_SHARED, shared)
+        return kernel.value or 0
 
     def launch(
-        self, function: Handle, blocks: int, threads: int, shared: int, stream: Handle, given: int
+        self,
+        function: Handle,
+        blocks: int,
+        threads: int,
+        shared: int,
+        stream: Handle,
+        arguments: int,
     ) -> None:
-        """Start a kernel on a stream; ``given`` is the address of the addresses of its arguments.
+        """Start a kernel on a stream; ``arguments`` is the address of its arguments' addresses.
 
         The arguments are copied before this returns.
         """
         code = self._launch(
-            function, blocks, 1, 1, threads, 1, 1, shared, stream or None, given, None
+            function, blocks, 1, 1, threads, 1, 1, shared, stream or None, arguments, None
         )
         if code:
             raise self._error("cuLaunchKernel", code)

@@ -54,8 +54,8 @@ class Nvrtc:
             None,
         )  # fmt: skip
         try:
-            given = (ctypes.c_char_p * len(options))(*[each.encode() for each in options])
-            if self._library.nvrtcCompileProgram(program, len(options), given):
+            encoded = (ctypes.c_char_p * len(options))(*[each.encode() for each in options])
+            if self._library.nvrtcCompileProgram(program, len(options), encoded):
                 raise InternalError(f"NVRTC rejects what irc made: {self._log(program)}")
             return self._read(program, "nvrtcGetCUBIN")
         finally:
@@ -86,8 +86,8 @@ def find_nvrtc() -> Nvrtc | None:
                 # It opens them by name, and packages are not where the loader looks.
                 for part in sorted(folder.glob("libnvrtc-builtins.so*")):
                     _opened(str(part.resolve()))
-                if (found := _opened(str(folder / name))) is not None:
-                    return Nvrtc(found)
+                if (nvrtc := _opened(str(folder / name))) is not None:
+                    return Nvrtc(nvrtc)
     libraries = (_opened(name) for name in LIBRARIES)
     return next((Nvrtc(library) for library in libraries if library is not None), None)
 
@@ -126,8 +126,8 @@ def _folders(*names: str) -> Iterator[Path]:
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if home := os.environ.get(variable):
             roots.append(Path(home))
-    if found := shutil.which("nvcc"):
-        roots.append(Path(found).resolve().parents[1])
+    if nvcc := shutil.which("nvcc"):
+        roots.append(Path(nvcc).resolve().parents[1])
     roots.append(Path("/usr/local/cuda"))
     for root in roots:
         for name in names:

@@ -77,8 +77,8 @@ def weights_of(form: Form) -> Weights | None:
         return None
     inner = NIBBLES if q.dtype == "i32" else 1
     groups, words = (1, *form.reduced)[-3 if inner > 1 else -2 :][:2]
-    found = Weights(x, q, scale, known, groups * words * inner, words * inner)
-    return found if _lie_as_known(form, found, groups, words) else None
+    weights = Weights(x, q, scale, known, groups * words * inner, words * inner)
+    return weights if _lie_as_known(form, weights, groups, words) else None
 
 
 def _operand(form: Form, step: Step | None, fn: str, index: int) -> Step | None:
@@ -135,8 +135,8 @@ class PackedTiles:
     @staticmethod
     def fits(form: Form) -> Weights | None:
         """Return what tensor cores multiply; None where there is nothing, or few rows."""
-        found = weights_of(form)
-        return found if found is not None and form.parallel[0] >= LEAST_ROWS else None
+        weights = weights_of(form)
+        return weights if weights is not None and form.parallel[0] >= LEAST_ROWS else None
 
     @property
     def mapping(self) -> TaskMapping:

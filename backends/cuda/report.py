@@ -32,13 +32,13 @@ def report_of(folder: Path, arch: int) -> Mapping[str, KernelReport]:
     sources = sorted(folder.glob("*.cu"))
     if not sources:
         raise IrcError("file-missing", f"no .cu file in {folder}")
-    found: dict[str, KernelReport] = {}
+    reports: dict[str, KernelReport] = {}
     for path in sources:
         text = path.read_text(encoding="utf-8")
         logs = by_function(compile_source(text, arch))
         for name, _, _, shared in LAUNCH.findall(text):
-            found[name] = KernelReport.of_ptxas(logs.get(name, ""), int(shared))
-    return found
+            reports[name] = KernelReport.of_ptxas(logs.get(name, ""), int(shared))
+    return reports
 
 
 def by_function(log: str) -> Mapping[str, str]:
@@ -64,9 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--arch", type=int, default=90)
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
-        path = write_report(given.folder, given.arch)
+        path = write_report(args.folder, args.arch)
     except IrcError as error:
         print(error, file=sys.stderr)
         return 2

@@ -98,8 +98,8 @@ class BoundCall:
             places[f"N{i}"] = words + 8 * (count + 2 + i)
         names = [each.name for each in self.table.maps]
         places |= dict(zip(names, self._maps, strict=True))
-        found = [places[argument] for argument in launch.arguments]
-        return (ctypes.c_uint64 * len(found))(*found)
+        addresses = [places[argument] for argument in launch.arguments]
+        return (ctypes.c_uint64 * len(addresses))(*addresses)
 
     def __call__(self, bases: Any, stream: Handle, on: Machine) -> None:
         """Launch on the buffers of a base table."""
@@ -122,10 +122,10 @@ class BoundCall:
         staged.put_back()
 
     def _start(self, stream: Handle) -> None:
-        for function, launch, given in self._launches:
+        for function, launch, arguments in self._launches:
             self._driver.launch(
                 function, launch.blocks, launch.threads, launch.shared, stream,
-                ctypes.addressof(given),
+                ctypes.addressof(arguments),
             )  # fmt: skip
 
 
@@ -194,8 +194,8 @@ def _wide(kernel: LoadedKernel, call: SegmentCall, on: Machine) -> LoadedKernel:
     """Return a kernel with positions as wide as the sizes of a call need."""
     if not kernel.table_at(call.sizes).is_wide:
         return kernel
-    (found,) = load_kernels([f"#define IRC_WIDE\n{kernel.text}"], on)
-    return found
+    (wide,) = load_kernels([f"#define IRC_WIDE\n{kernel.text}"], on)
+    return wide
 
 
 def _memory(num_bytes: int, on: Machine) -> Any:
@@ -246,10 +246,10 @@ def load(path: str | Path) -> Callable[..., None]:
     def segment(sizes: tuple[int, ...]) -> CudaSegment:
         return CudaSegment([kernel], [SegmentCall(0, args, sizes)], on)
 
-    def launch(*given: Any) -> None:
+    def launch(*arguments: Any) -> None:
         """Start the kernel on the current stream; contiguous tensors of its device, and sizes."""
-        pointers = (ctypes.c_int64 * count)(*[buffer.data_ptr() for buffer in given[:count]])
-        segment(tuple(given[count:])).run(ctypes.addressof(pointers))
+        pointers = (ctypes.c_int64 * count)(*[buffer.data_ptr() for buffer in arguments[:count]])
+        segment(tuple(arguments[count:])).run(ctypes.addressof(pointers))
 
     return launch
 
@@ -278,10 +278,10 @@ def load_kernels(texts: Iterable[str], on: Machine) -> list[LoadedKernel]:
 def _check_fits(table: LaunchTable, arch: int) -> None:
     if arch >= 80 and table.arch in (0, arch):
         return
-    made = f"sm_{table.arch} alone" if table.arch else "sm_80 and later"
+    target = f"sm_{table.arch} alone" if table.arch else "sm_80 and later"
     raise IrcError(
         "device-unfit",
-        f"a kernel of the plan is for {made}, and the GPU here is sm_{arch}",
+        f"a kernel of the plan is for {target}, and the GPU here is sm_{arch}",
         because="it uses instructions that this one does not have",
         help="compile it where it is to run: irc.compile takes the target of the GPU at hand",
     )

@@ -125,12 +125,12 @@ class Simt:
             # Twice the registers for each sum.
             return 64, 64
         wanted = self.form.options.get("block_m", 128), self.form.options.get("block_n", 128)
-        found = [
+        extents = [
             128 if w >= 128 and size > 64 else 64 for w, size in zip(wanted, (m, n), strict=True)
         ]
         if min(wanted) <= 32:
             return 32, 32
-        return found[0], found[1]
+        return extents[0], extents[1]
 
 
 def emit_epilogue(form: Form, source: Source, batch: dict[int, str], value: str) -> None:

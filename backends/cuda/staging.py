@@ -165,10 +165,10 @@ class Operand:
     def _converted(self, text: str) -> str:
         if not self.is_direct:
             return text
-        found = self.form.buffers[self.maker.place.buffer].dtype
-        if found == self.dtype:
+        stored = self.form.buffers[self.maker.place.buffer].dtype
+        if stored == self.dtype:
             return text
-        return f"irc_float({text})" if held(found) != found else f"({TYPES[self.dtype]}){text}"
+        return f"irc_float({text})" if held(stored) != stored else f"({TYPES[self.dtype]}){text}"
 
     def _each(self, source: Source) -> AbstractContextManager[None]:
         source.line("#pragma unroll")

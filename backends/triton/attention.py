@@ -192,8 +192,8 @@ class Attention(Stream):
             source.line("result = old * earlier + new * result")
             source.line("result = tl.div_rn(result, tl.where(total == 0, 1.0, total))")
             source.line("sums = base + tl.log2(total)")
-        made = TYPES[places["y"].dtype]
+        dtype = TYPES[places["y"].dtype]
         address = self.address("y", feature=feature)
-        source.line(f"tl.store({address}, result.to({made}), mask={' & '.join(masks)})")
+        source.line(f"tl.store({address}, result.to({dtype}), mask={' & '.join(masks)})")
         if "sums" in places:
             source.line(f"tl.store({self.address('sums')}, sums * {math.log(2)!r}, mask=mi)")

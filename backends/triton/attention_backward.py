@@ -36,9 +36,9 @@ class AttentionBackward(Stream):
 
     def __init__(self, form: Form, attention: AttentionForm) -> None:
         super().__init__(form, attention)
-        self.made = [role for role in OUTPUTS if role in attention.places]
-        self.by_keys = "dq" not in self.made
-        if "dq" in self.made and (len(self.made) > 1 or attention.parts > 1):
+        self.outputs = [role for role in OUTPUTS if role in attention.places]
+        self.by_keys = "dq" not in self.outputs
+        if "dq" in self.outputs and (len(self.outputs) > 1 or attention.parts > 1):
             raise _refused(form)
         features = max(attention.depth, attention.width)
         tile = backward_candidates(attention.rows, attention.keys, features, self.dtype)[0]
@@ -84,7 +84,7 @@ class AttentionBackward(Stream):
         self._load_keys(source, "k", depth, self.of.depth)
         self._load_keys(source, "v", width, self.of.width)
         for role, size in (("dk", self.of.depth), ("dv", self.of.width)):
-            if role in self.made:
+            if role in self.outputs:
                 source.line(f"{role} = tl.zeros([{block_n}, {_padded(size)}], tl.float32)")
         first = "0"
         if self.of.causal:
@@ -100,7 +100,7 @@ class AttentionBackward(Stream):
             with source.block(f"for s0 in range({first}, {rows}, {block_m}):"):
                 self._add_rows(source, depth, width, is_diagonal=False)
         for role, name, size in (("dk", depth, self.of.depth), ("dv", width, self.of.width)):
-            if role in self.made:
+            if role in self.outputs:
                 text = f"{role} * {self.of.scale!r}" if role == "dk" else role
                 masks = [*self._tailed("t"), *self.feature_mask(name, size, "None, :")]
                 self._store(source, role, text, masks, "t[:, None]", f"{name}[None, :]")
@@ -121,9 +121,9 @@ class AttentionBackward(Stream):
         masks = [*down, *self.feature_mask(width, self.of.width, "None, :")]
         address = self.address("g", feature=f"{width}[None, :]", row="s[:, None]")
         source.line(f"dy = {load(address, masks)}")
-        if "dv" in self.made:
+        if "dv" in self.outputs:
             source.line(f"dv = {self.dot(self._narrow('w'), 'dy', 'dv')}")
-        if "dk" in self.made:
+        if "dk" in self.outputs:
             source.line(f"dw = {self.dot('v', 'tl.trans(dy)')}")
             self._load_row(source, "delta", across, "None, :", "0")
             source.line("ds = w * (dw - delta)")
@@ -226,10 +226,10 @@ class AttentionBackward(Stream):
         if before in self.of.places:
             earlier = load(self.address(before, key, feature, row), masks)
             text = f"{text} + {earlier}.to(tl.float32)"
-        made = TYPES[self.of.places[role].dtype]
+        dtype = TYPES[self.of.places[role].dtype]
         mask = f", mask={' & '.join(masks)}" if masks else ""
         address = self.address(role, key, feature, row)
-        source.line(f"tl.store({address}, ({text}).to({made}){mask})")
+        source.line(f"tl.store({address}, ({text}).to({dtype}){mask})")
 
     def _narrow(self, name: str) -> str:
         return name if self.dtype == "f32" else f"{name}.to({TYPES[self.dtype]})"

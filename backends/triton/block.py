@@ -91,8 +91,8 @@ class Block:
 
     def mask(self, axes: Iterable[int]) -> str | None:
         """Return the mask of the tails of some axes."""
-        found = [mask for axis in sorted(axes) if (mask := self.masks[axis]) is not None]
-        return " & ".join(found) or None
+        masks = [mask for axis in sorted(axes) if (mask := self.masks[axis]) is not None]
+        return " & ".join(masks) or None
 
     def _address(self, step: Step) -> tuple[str, frozenset[int], bool]:
         place = step.place

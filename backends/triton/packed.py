@@ -118,7 +118,7 @@ class Packed:
     ) -> dict[int, Coordinate]:
         """Append how some dims follow from one number that counts them all, row-major."""
         sizes = [self.form.sizes[d] for d in dims]
-        found: dict[int, Coordinate] = {}
+        coordinates: dict[int, Coordinate] = {}
         for at, dim in enumerate(dims[:count]):
             inner = prod(sizes[at + 1 : count])
             text = name if inner == 1 else f"{name} // {inner}"
@@ -126,8 +126,8 @@ class Packed:
             if text != name:
                 source.line(f"{name}{dim} = {text}")
                 text = f"{name}{dim}"
-            found[dim] = Coordinate(text, axis)
-        return found
+            coordinates[dim] = Coordinate(text, axis)
+        return coordinates
 
     # Matrices, and the steps of k.
 

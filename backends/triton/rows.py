@@ -177,8 +177,8 @@ class Rows:
 
     def _finish(self, block: Block, step: Step, text: str, axes: frozenset[int]) -> None:
         axis = self.rank - 1
-        found = combined(step, text, axis, keep=self.rank > 1)
-        block.define(step, found, axes, is_block=self.rank > 1)
+        reduction = combined(step, text, axis, keep=self.rank > 1)
+        block.define(step, reduction, axes, is_block=self.rank > 1)
 
     def _operand(self, step: Step, name: str) -> str:
         wanted = accumulator(step)
@@ -265,13 +265,13 @@ def combined(step: Step, text: str, axis: int, *, keep: bool) -> str:
     kept = ", keep_dims=True" if keep else ""
     match step.fn:
         case "sum":
-            found = f"tl.sum({text}, {axis}{kept})"
+            reduction = f"tl.sum({text}, {axis}{kept})"
         case "prod":
-            found = f"tl.reduce({text}, {axis}, _product{kept})"
+            reduction = f"tl.reduce({text}, {axis}, _product{kept})"
         case "max" | "any":
-            found = f"tl.reduce({text}, {axis}, {'_max_int' if integer else '_maximum'}{kept})"
+            reduction = f"tl.reduce({text}, {axis}, {'_max_int' if integer else '_maximum'}{kept})"
         case _:
-            found = f"tl.reduce({text}, {axis}, {'_min_int' if integer else '_minimum'}{kept})"
+            reduction = f"tl.reduce({text}, {axis}, {'_min_int' if integer else '_minimum'}{kept})"
     if step.dtype == "i1":
-        return f"{found} != 0"
-    return f"{found}.to({TYPES[held(step.dtype)]})" if integer else found
+        return f"{reduction} != 0"
+    return f"{reduction}.to({TYPES[held(step.dtype)]})" if integer else reduction

@@ -78,5 +78,5 @@ def event_seconds(
         end.record()
         pairs.append((start, end))
     torch.cuda.synchronize()
-    found = sorted(start.elapsed_time(end) for start, end in pairs)
-    return found[len(found) // 2] / 1e3
+    times_ms = sorted(start.elapsed_time(end) for start, end in pairs)
+    return times_ms[len(times_ms) // 2] / 1e3

@@ -145,19 +145,19 @@ class Accumulation:
         ways = [destination(node) for node in nodes]
         count = len(self._parameters)
         added = [way is Destination.ADDED for way in ways[:count]]
-        lying, given = self._placed, list(parts)
+        lying, gradients = self._placed, list(parts)
         if any(added):
-            given[:count] = [
+            gradients[:count] = [
                 (self._taken if is_synced else self._left)(place, part) if adds else part
                 for place, (part, adds) in enumerate(zip(parts[:count], added, strict=True))
             ]
         if any(added) and not is_synced:
             lying = self._computed
         elif any(way is not Destination.LEFT_OUT for way in ways[:count]):
-            given = self._reduction(given)
+            gradients = self._reduction(gradients)
         return [
             None if way is Destination.LEFT_OUT else self._held(place, part, lying[place])
-            for place, (part, way) in enumerate(zip(given, ways, strict=True))
+            for place, (part, way) in enumerate(zip(gradients, ways, strict=True))
         ]
 
     def _taken(self, place: int, part: torch.Tensor) -> torch.Tensor:

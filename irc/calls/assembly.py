@@ -97,8 +97,8 @@ class Assembly:
         if again:
             contents = tuple(replace(own, again=min(again, own.layers)) for own in contents)
         cluster = self.cluster.fit(own.mesh)
-        made = simulate_blocks(blocks, contents, schedule, own.inner, cluster, self._tapes)
-        return replace(made, budget=self.budget(own)) if is_searched(own) else made
+        assembled = simulate_blocks(blocks, contents, schedule, own.inner, cluster, self._tapes)
+        return replace(assembled, budget=self.budget(own)) if is_searched(own) else assembled
 
     def is_known(self, configuration: Configuration) -> bool:
         """Whether pieces say anything of the schedule of a step."""

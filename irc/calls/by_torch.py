@@ -85,7 +85,7 @@ class ByTorch:
         quiet = nullcontext() if self._fullgraph else lenient()
         with watched() as seen, gathering() as left, deep_recursion(), quiet:
             try:
-                found = self._run(*args, **kwargs)
+                result = self._run(*args, **kwargs)
             except Exception as error:
                 raise self._shown(error, failed) from None
         for error in seen.errors:
@@ -94,7 +94,7 @@ class ByTorch:
         self._is_whole = not seen.breaks
         self._note(seen, failed)
         self._warn(seen, left, failed)
-        return found
+        return result
 
     def _note(self, seen: Seen, failed: Exception | None) -> None:
         """Note each break, and a capture of the whole call on which irc fails."""
@@ -128,8 +128,8 @@ class ByTorch:
         self._has_warned = True
         named = failed if isinstance(failed, IrcError) else None
         first = getattr(named, "errors", (named,))[0]
-        found = next((each for each in seen.breaks if each.where), seen.breaks[0])
-        where, because = found.where, found.reason
+        graph_break = next((each for each in seen.breaks if each.where), seen.breaks[0])
+        where, because = graph_break.where, graph_break.reason
         if isinstance(first, IrcError) and first.where not in ("", "unknown"):
             where, because = first.where, first.message
         text = as_warning(

@@ -30,10 +30,10 @@ def original(compiled: Any) -> Any:
     Raises:
         IrcError: ``input-mismatch`` where the argument was not made by ``irc.compile``.
     """
-    found = getattr(compiled, "_irc_original", None)
-    if found is None:
+    uncompiled = getattr(compiled, "_irc_original", None)
+    if uncompiled is None:
         raise IrcError("input-mismatch", f"{type(compiled).__name__} was not made by irc.compile")
-    return face(found, compiled) if isinstance(compiled, nn.Module) else found
+    return face(uncompiled, compiled) if isinstance(compiled, nn.Module) else uncompiled
 
 
 def dispatcher_of(module: nn.Module) -> Dispatcher | None:
@@ -47,19 +47,19 @@ def statistics(compiled: Any) -> Statistics:
     Raises:
         IrcError: ``input-mismatch`` where the argument was not made by ``irc.compile``.
     """
-    found = getattr(compiled, "_irc_dispatcher", None)
+    dispatcher = getattr(compiled, "_irc_dispatcher", None)
     if isinstance(compiled, nn.Module):
         original(compiled)
-        found = dispatcher_of(compiled)
-        return Statistics(0, (), 0) if found is None else found.statistics
-    if found is None:
+        dispatcher = dispatcher_of(compiled)
+        return Statistics(0, (), 0) if dispatcher is None else dispatcher.statistics
+    if dispatcher is None:
         raise IrcError("input-mismatch", f"{type(compiled).__name__} was not made by irc.compile")
-    return found.statistics
+    return dispatcher.statistics
 
 
-def is_compiled(given: Any) -> bool:
+def is_compiled(candidate: Any) -> bool:
     """True for a module, function or method that ``irc.compile`` has returned, or a class."""
-    return hasattr(getattr(given, "__func__", given), "_irc_original")
+    return hasattr(getattr(candidate, "__func__", candidate), "_irc_original")
 
 
 def explained(compiled: Any) -> tuple[str, Record | None, Options | None]:
@@ -112,8 +112,8 @@ def refresh(compiled: Any) -> None:
         IrcError: ``input-mismatch`` where the argument was not made by ``irc.compile``.
     """
     original(compiled)
-    found = getattr(compiled, "_irc_dispatcher", None)
+    dispatcher = getattr(compiled, "_irc_dispatcher", None)
     if isinstance(compiled, nn.Module):
-        found = dispatcher_of(compiled)
-    if found is not None:
-        found.refresh()
+        dispatcher = dispatcher_of(compiled)
+    if dispatcher is not None:
+        dispatcher.refresh()

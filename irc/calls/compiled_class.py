@@ -114,5 +114,5 @@ def on_ranks(cls: type[nn.Module], options: Options) -> dict[str, Any]:
 
 
 def _restored(cls: type[nn.Module], options: Options) -> nn.Module:
-    made = _anonymous(cls, options)
-    return made.__new__(made)
+    anonymous = _anonymous(cls, options)
+    return anonymous.__new__(anonymous)

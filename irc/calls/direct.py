@@ -82,7 +82,7 @@ def direct(
         if views and (view := views[i]) is not None:
             shape, strides = view.shape, view.strides
         names |= {f"shape{i}": shape, f"strides{i}": strides, f"dtype{i}": dtype}
-    made = "".join(f"    y{i} = empty(shape{i}, strides{i}, dtype{i})\n" for i in makes)
+    allocations = "".join(f"    y{i} = empty(shape{i}, strides{i}, dtype{i})\n" for i in makes)
     pointers = ", ".join(f"{v}.data_ptr()" for v in _names("x", takes) + _names("y", makes))
     results = _tuple("y", makes)
     text = _TEXT.format(
@@ -91,9 +91,9 @@ def direct(
         state=" or not holds()" if quick.holds else "",
         stale=" or is_stale()" if executor.is_stale else "",
         inputs=f"    {_tuple('x', takes)} = args\n" if takes else "",
-        given=", ".join(_names("x", takes)),
+        arguments=", ".join(_names("x", takes)),
         tensors=_tuple("x", takes),
-        made=made,
+        allocations=allocations,
         pointers=pointers,
         results="y0" if is_single else results,
     )
@@ -156,8 +156,8 @@ def launch(executor: Executor) -> Launch:
         return whole
 
     def run(args: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        found = short(args)
-        return whole(args) if found is MISS else found
+        results = short(args)
+        return whole(args) if results is MISS else results
 
     return run
 
@@ -167,13 +167,13 @@ def _fitting(executor: Executor) -> Callable[[Sequence[Any]], bool]:
 
     def fits(args: Sequence[Any]) -> bool:
         return all(
-            type(given) in (torch.Tensor, torch.nn.Parameter)
-            and given.shape == shape
-            and given.dtype is dtype
-            and given.is_cpu
-            and given.is_contiguous()
-            and not (given.is_neg() or given.is_conj())
-            for given, (shape, dtype) in zip(args, executor.takes, strict=True)
+            type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            and tensor.shape == shape
+            and tensor.dtype is dtype
+            and tensor.is_cpu
+            and tensor.is_contiguous()
+            and not (tensor.is_neg() or tensor.is_conj())
+            for tensor, (shape, dtype) in zip(args, executor.takes, strict=True)
         )
 
     return fits
@@ -203,13 +203,13 @@ _TEXT = """
 def run(args):
     if len(args) != {count}{grad}{state}{stale}:
         return MISS
-{inputs}    if not (matches({given}) or accepts(args)):
+{inputs}    if not (matches({arguments}) or accepts(args)):
         return MISS
     try:
         lease = leases.pop()
     except IndexError:
         lease = new_lease()
-{made}    try:
+{allocations}    try:
         lease.entry.run({pointers})
     except SystemError:
         raise no_memory({tensors}) from None

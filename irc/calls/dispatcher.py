@@ -73,13 +73,13 @@ class Dispatcher:
         if not kwargs:
             for version in self.versions:
                 if version.direct is not None:
-                    found = version.direct(args)
-                    if found is not MISS:
-                        return found
+                    result = version.direct(args)
+                    if result is not MISS:
+                        return result
             for handed in self.handed:
-                found = handed(args)
-                if found is not MISS:
-                    return found
+                result = handed(args)
+                if result is not MISS:
+                    return result
         if self.is_frozen:
             return self._frozen(args, kwargs)
         if is_elsewhere() and self.options.backend == "cpu":
@@ -110,10 +110,10 @@ class Dispatcher:
             if is_hooked:
                 return self._through_torch(args, kwargs)
             if failed is not None:
-                found = self._through_torch(args, kwargs, failed)
+                result = self._through_torch(args, kwargs, failed)
                 # What a first call does once, such as to fill an attribute, later ones may not do.
                 self._is_broken = self._effects != 1
-                return found
+                return result
             if version is None:
                 return self._eager(args, kwargs, reason)
         if (shared := version.shared(args, kwargs)) is not None:
@@ -150,8 +150,8 @@ class Dispatcher:
         version, reason = self._find(args, kwargs)
         if version is None:
             # Compiled for arguments that lie row by row: numbers are the same, if not strides.
-            given = (tuple(args), dict(kwargs))
-            rows: Any = pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, given)
+            arguments = (tuple(args), dict(kwargs))
+            rows: Any = pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, arguments)
             version, _ = self._find(*rows)
             if isinstance(version, Version) and not version.layout.written:
                 args, kwargs = rows
@@ -171,12 +171,12 @@ class Dispatcher:
     @property
     def statistics(self) -> Statistics:
         """How often it was compiled, and why."""
-        found = self._recompiles
+        recompiles = self._recompiles
         opened = tuple(v.work for v in self.versions if isinstance(v, OpenVersion))
         left = sum(v.left for v in self.versions if isinstance(v, (Version, OpenVersion)))
         count = len(self.versions) + (0 if self.loop is None else len(self.loop.versions))
         return Statistics(
-            count, tuple(found.reasons), found.eager_calls, opened,
+            count, tuple(recompiles.reasons), recompiles.eager_calls, opened,
             left + len(self.handed),
         )  # fmt: skip
 
@@ -277,8 +277,8 @@ class Dispatcher:
         if captured.is_entangled:
             return None, ""
         opened = captured.open is not None and bool(captured.open.places)
-        made = OpenVersion(captured, self.options, self._store, self._torchs) if opened else None
-        return made, ""
+        version = OpenVersion(captured, self.options, self._store, self._torchs) if opened else None
+        return version, ""
 
     def in_loop(self) -> None:
         """Let the module's parameters be DTensors, which an optimiser may take from now on."""
@@ -312,8 +312,8 @@ class Dispatcher:
                 rest.append(each)
             elif each.requires_grad:
                 return True
-        given = pytree.tree_leaves(rest) if rest else ()
-        if any(isinstance(a, torch.Tensor) and a.requires_grad for a in given):
+        leaves = pytree.tree_leaves(rest) if rest else ()
+        if any(isinstance(a, torch.Tensor) and a.requires_grad for a in leaves):
             return True
         if isinstance(self.original, nn.Module):
             return any(p.requires_grad for p in self.original.parameters())

@@ -78,23 +78,23 @@ class Captures:
         for name in runs:
             if name not in entries:
                 raise _unknown(name, entries)
-        found: dict[str, Captured] = {}
-        made = Captures(found, options, runs)
+        by_name: dict[str, Captured] = {}
+        captures = Captures(by_name, options, runs)
         with torch.no_grad():
             for name, call in entries.items():
                 args: Sequence[Any] = call[1] if len(call) > 1 else ()
                 kwargs: Mapping[str, Any] = call[2] if len(call) > 2 else {}
-                made.kinds[name] = call_kind(call[0], args, kwargs, of=f"entry '{name}'")
-                made.lines[name] = line_of(getattr(call[0], "forward", call[0]))
-                found[name] = in_place(capture(call[0], args, dict(kwargs)))
+                captures.kinds[name] = call_kind(call[0], args, kwargs, of=f"entry '{name}'")
+                captures.lines[name] = line_of(getattr(call[0], "forward", call[0]))
+                by_name[name] = in_place(capture(call[0], args, dict(kwargs)))
         first: dict[str, torch.Tensor] = {}
-        for name, captured in found.items():
-            made.own[name] = {
+        for name, captured in by_name.items():
+            captures.own[name] = {
                 own
                 for own, tensor in captured.program.tensors.items()
                 if first.setdefault(own, tensor).data_ptr() != tensor.data_ptr()
             }
-        return made
+        return captures
 
     def record_of(self, name: str) -> Record | None:
         """Return where is noted what is compiled for an entry."""
@@ -224,14 +224,16 @@ class Entries:
 
         leaves, spec = pytree.tree_flatten(value)
         names = [".".join((argument, *path)) for path in paths(value)]
-        made = list(leaves)
+        placed = list(leaves)
         for version in self._versions.values():
             layout, plan = version.layout, version.plan
             for index, placement in layout.split.items():
                 for at, name in enumerate(names):
-                    if name == layout.names[index] and not held.is_held(made[at]):
-                        made[at] = held.split(leaves[at], placement, plan.device_mesh, version.rank)
-        return pytree.tree_unflatten(made, spec)
+                    if name == layout.names[index] and not held.is_held(placed[at]):
+                        placed[at] = held.split(
+                            leaves[at], placement, plan.device_mesh, version.rank
+                        )
+        return pytree.tree_unflatten(placed, spec)
 
 
 def compile_entries(

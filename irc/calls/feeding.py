@@ -56,10 +56,10 @@ class Feeding:
     @cached_property
     def count(self) -> int:
         """Into how many parts the samples are divided."""
-        found = 1
+        count = 1
         for axis in self.axes:
-            found *= self.mesh.size(axis)
-        return found
+            count *= self.mesh.size(axis)
+        return count
 
     @cached_property
     def parts(self) -> tuple[int, ...]:
@@ -74,10 +74,10 @@ class Feeding:
     @cached_property
     def shares(self) -> tuple[tuple[int, ...], ...]:
         """By part, the ranks that are given it: the very same samples, in one order."""
-        found: list[list[int]] = [[] for _ in range(self.count)]
+        ranks: list[list[int]] = [[] for _ in range(self.count)]
         for rank, part in enumerate(self.parts):
-            found[part].append(rank)
-        return tuple(map(tuple, found))
+            ranks[part].append(rank)
+        return tuple(map(tuple, ranks))
 
     def of_rank(self, rank: int) -> Feeding:
         """Return the same as another rank has it."""
@@ -161,10 +161,10 @@ class Feeding:
         return tuple(AxisCut(c.axis, "B") if c.axis in self.axes else c for c in buffer.placement)
 
     def _part(self, rank: int) -> int:
-        place, found = self.mesh.coordinates(rank), 0
+        place, part = self.mesh.coordinates(rank), 0
         for axis in self.axes:
-            found = found * self.mesh.size(axis) + place[axis]
-        return found
+            part = part * self.mesh.size(axis) + place[axis]
+        return part
 
 
 def feeding_of(batch: BatchOption, mesh: Mesh, axes: Sequence[str] = ()) -> Feeding:

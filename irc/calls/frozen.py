@@ -45,16 +45,16 @@ def freeze(compiled: Any) -> Any:
     device(type='meta')
     """
     original(compiled)
-    found = dispatcher_of(compiled) if isinstance(compiled, nn.Module) else None
-    if found is None or not found.versions:
+    dispatcher = dispatcher_of(compiled) if isinstance(compiled, nn.Module) else None
+    if dispatcher is None or not dispatcher.versions:
         raise IrcError(
             "input-mismatch",
             "only a compiled module that has been called can be frozen",
             because="the first call of each kind packs the weights as its kernels read them",
             help="call it once with inputs of each kind, then irc.freeze(module)",
         )
-    versions = [each for each in found.versions if isinstance(each, Version)]
-    if len(versions) < len(found.versions) or found.options.mesh.num_ranks > 1:
+    versions = [each for each in dispatcher.versions if isinstance(each, Version)]
+    if len(versions) < len(dispatcher.versions) or dispatcher.options.mesh.num_ranks > 1:
         raise IrcError(
             "input-mismatch",
             "a module on a mesh, or with sizes left open, cannot be frozen",
@@ -68,15 +68,15 @@ def freeze(compiled: Any) -> Any:
         for version in versions:
             version.release(names, replaced)
         _replace(compiled, replaced)
-        found.handed.clear()
-        found.is_frozen = True
+        dispatcher.handed.clear()
+        dispatcher.is_frozen = True
     return compiled
 
 
 def _named(module: nn.Module) -> dict[str, Tensor]:
     """Return parameters and buffers by the names that programs call them."""
-    found = dict(module.named_buffers(remove_duplicate=False))
-    return {**found, **dict(module.named_parameters(remove_duplicate=False))}
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    return {**buffers, **dict(module.named_parameters(remove_duplicate=False))}
 
 
 def _unread(versions: list[Version], named: dict[str, Tensor]) -> frozenset[str]:
@@ -94,10 +94,10 @@ def _unread(versions: list[Version], named: dict[str, Tensor]) -> frozenset[str]
 
 
 def _on_meta(value: Tensor) -> Tensor:
-    made = torch.empty_like(value, device="meta", requires_grad=False)
+    meta = torch.empty_like(value, device="meta", requires_grad=False)
     if isinstance(value, nn.Parameter):
-        return nn.Parameter(made, requires_grad=value.requires_grad)
-    return made
+        return nn.Parameter(meta, requires_grad=value.requires_grad)
+    return meta
 
 
 def _replace(module: nn.Module, replaced: dict[int, Tensor]) -> None:

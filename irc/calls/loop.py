@@ -137,9 +137,9 @@ class Loop:
         own = self.parameters.by_name
         trained = [n for n, p in own.items() if p.requires_grad and n in program.tensors]
         leaves = pytree.tree_leaves((tuple(args), captured.guards.ordered(kwargs)))
-        given = [leaves[i] for i in captured.tensor_leaves]
+        call_tensors = [leaves[i] for i in captured.tensor_leaves]
         inputs = [
-            name for name, tensor in zip(captured.input_names, given, strict=True)
+            name for name, tensor in zip(captured.input_names, call_tensors, strict=True)
             if tensor.requires_grad
         ]  # fmt: skip
         fed = self.fed(captured, args, kwargs)
@@ -284,15 +284,15 @@ class Loop:
         if not wholes:
             return
         agree_on_weights(wholes)
-        found: dict[str, Placement] = {}
+        placements: dict[str, Placement] = {}
         rooms: dict[str, tuple[int, ...]] = {}
         for plan in (halves.forward.plan, halves.backward.plan):
             for index in plan.weights:
                 buffer = plan.buffers[index]
-                found[buffer.name] = argument_placement(plan, index)
+                placements[buffer.name] = argument_placement(plan, index)
                 if buffer.rows:
                     rooms[buffer.name] = buffer.shape
-        self.parameters.place(found, rooms)
+        self.parameters.place(placements, rooms)
 
 
 class LoopVersion:
@@ -332,12 +332,12 @@ class LoopVersion:
         asked = [name for name in halves.gradients if name not in parameters]
         self._asked = [captured.input_names.index(name) for name in asked]
         plan = halves.backward.plan
-        made = [argument_placement(plan, index) for index in plan.outputs]
+        computed = [argument_placement(plan, index) for index in plan.outputs]
         whole = Placement.replicated(loop.options.mesh.names)
         placements = loop.parameters.placements
         placed = [placements.get(name, whole) for name in halves.gradients]
         self._deliver = Accumulation(
-            loop.ranks, loop.options.mesh, loop.pending, self._trained, made, placed
+            loop.ranks, loop.options.mesh, loop.pending, self._trained, computed, placed
         )
         self._draws = any(
             plan.buffers[i].name == SEED
@@ -392,20 +392,20 @@ class LoopVersion:
         ctx.like = [(o.shape, o.dtype) for o in outputs]
         return outputs
 
-    def backward(self, ctx: Any, given: Sequence[torch.Tensor | None]) -> list[Any]:
+    def backward(self, ctx: Any, grad_outputs: Sequence[torch.Tensor | None]) -> list[Any]:
         """Run the backward plan; return gradients of parameters, then of inputs."""
         halves = self._halves
         values = ctx.saved_tensors
         saved = dict(zip(halves.saved, values, strict=False))
         saved |= dict(zip(ctx.kept, values[len(saved) :], strict=False))
-        for name, g, (shape, dtype) in zip(halves.outputs, given, ctx.like, strict=True):
+        for name, g, (shape, dtype) in zip(halves.outputs, grad_outputs, ctx.like, strict=True):
             own = GRADIENT + name
             saved[own] = torch.zeros(shape, dtype=dtype) if g is None else g
             if g is not None and own in self._divided:
                 # Each part counts as one of so many means of equally many samples.
                 saved[own] = g / self._loop.feeding.count
         parts = list(self._backward(*_in_order(self._backward.plan, saved)))
-        asked = {n for n, g in zip(halves.outputs, given, strict=True) if g is not None}
+        asked = {n for n, g in zip(halves.outputs, grad_outputs, strict=True) if g is not None}
         is_wanted = [bool(asked & set(halves.reads[n])) for n in halves.gradients]
         takers: list[Any] = [node for node, _ in ctx.next_functions[-len(is_wanted) :]]
         nodes = [node if want else None for node, want in zip(takers, is_wanted, strict=True)]
@@ -434,9 +434,9 @@ class _BothWays(torch.autograd.Function):
         return version.forward(ctx, inputs)
 
     @staticmethod
-    def backward(ctx: Any, *given: torch.Tensor | None) -> Any:
+    def backward(ctx: Any, *grad_outputs: torch.Tensor | None) -> Any:
         with torch.no_grad():
-            gradients = ctx.version.backward(ctx, given)
+            gradients = ctx.version.backward(ctx, grad_outputs)
         if torch.is_grad_enabled():  # create_graph=True
             gradients = once(
                 gradients,
@@ -461,13 +461,13 @@ def _with_samples(program: Program, samples: int) -> list[str]:
     func = entry(program.module)
     end = func.body.block.last_op
     assert end is not None
-    found: list[str] = []
+    names: list[str] = []
     for (role, name), value in zip(results(func), end.operands, strict=True):
         kind = value.type
         if samples and role == "output" and isinstance(kind, TensorType) and is_float(kind.dtype):
             shape = kind.static_shape()
-            found += [name] if shape and shape[0] == samples else []
-    return found
+            names += [name] if shape and shape[0] == samples else []
+    return names
 
 
 def _names_of(plan: Plan) -> list[str]:

@@ -92,9 +92,9 @@ class OnRanks:
             captured = in_place(capture(self._original, *blank, hooks=False))
         else:
             captured = in_place(loop.captured(args, kwargs))
-        given = captured.flatten(args, dict(kwargs))
+        tensors = captured.flatten(args, dict(kwargs))
         known = ranks.placements if loop is None else loop.parameters.placements
-        pin(captured.program.module, placements_for(captured, given, ranks.mesh, known))
+        pin(captured.program.module, placements_for(captured, tensors, ranks.mesh, known))
         program = captured.program
         fed = [] if loop is None else loop.fed(captured, args, kwargs)
         samples, options = samples_of(program, fed), self._options

@@ -55,14 +55,14 @@ MOST_BY_ROUNDING = 0.05
 """A plan that is further away computes something else, whatever roundings could do."""
 
 
-def _nudged(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _nudged(arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return arguments whose floats are moved by some roundings, each its own way."""
     generator = torch.Generator().manual_seed(0)
     return [
         x.to(torch.float64) * (1 + NUDGE * (2 * torch.rand(x.shape, generator=generator) - 1))
         if x.is_floating_point()
         else x
-        for x in given
+        for x in arguments
     ]
 
 
@@ -82,15 +82,15 @@ def _difference(
     run(*inputs)
     # The second call finds what the first one has left in memory.
     outputs = run(*inputs)
-    given = program.bind(dict(zip(names, inputs, strict=True)))
+    arguments = program.bind(dict(zip(names, inputs, strict=True)))
     with torch.no_grad():
-        exact = run_function(program.module, given, dtype=torch.float64)
+        exact = run_function(program.module, arguments, dtype=torch.float64)
         apart = max(map(difference, outputs, exact), default=0.0)
         if apart <= TOLERANCE:
             return None
-        eager = run_function(program.module, given)
+        eager = run_function(program.module, arguments)
         own = max(map(difference, eager, exact), default=0.0)
         if apart > HALF_SLACK * own and apart < MOST_BY_ROUNDING:
-            felt = run_function(program.module, _nudged(given), dtype=torch.float64)
+            felt = run_function(program.module, _nudged(arguments), dtype=torch.float64)
             own = max(own, *map(difference, felt, exact))
     return None if apart <= HALF_SLACK * own else f"it is off by {apart:.1e} of the largest element"

@@ -116,12 +116,12 @@ def _bundled(
     kept = {name: text.decode() for name, text in first.texts.items()}
     extra = {n: t for n, t in kept.items() if not n.startswith(("ir/", "kernels/", "plan.json"))}
     extra[SIZES] = sizes_to_json(sizes)
-    made = [opened.template.kernels[index] for index in opened.reasons]
+    unshared = [opened.template.kernels[index] for index in opened.reasons]
     shared = [k for i, k in enumerate(opened.template.kernels) if i not in opened.reasons]
     extra[SHARED] = dump(ModuleOp([kernel.kernel.clone() for kernel in shared]))
-    if made:
-        extra[KERNELS] = dump(ModuleOp([kernel.kernel.clone() for kernel in made]))
-        extra[LIKE] = dump(ModuleOp([kernel.like.clone() for kernel in made]))
+    if unshared:
+        extra[KERNELS] = dump(ModuleOp([kernel.kernel.clone() for kernel in unshared]))
+        extra[LIKE] = dump(ModuleOp([kernel.like.clone() for kernel in unshared]))
     if facts.capture is not None:
         extra[CAPTURE] = dump(facts.capture)
     import torch
@@ -173,8 +173,10 @@ def _sizes(
     kernels = [(template.kernels[index], reason) for index, reason in opened.reasons.items()]
     return PlanSizes(
         symbols=tuple(
-            Symbol(symbol, name, names.index(given), dim, low[symbol], high[symbol], full[symbol])
-            for symbol, (name, given, dim) in facts.places.items()
+            Symbol(
+                symbol, name, names.index(input_name), dim, low[symbol], high[symbol], full[symbol]
+            )
+            for symbol, (name, input_name, dim) in facts.places.items()
         ),
         shapes=tuple(tuple(map(polynomial_of, facts.shapes[name])) for name in names),
         numbers=tuple(numbers_of(template.named(opened.taking))),

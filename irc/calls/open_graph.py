@@ -56,8 +56,8 @@ class OpenGraph:
         return self._bound.at(self._shapes(args))(*args)
 
     def _shapes(self, args: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
-        given = [args[i] for i in self._flat.symbolic]
-        return tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else (int(x),) for x in given)
+        inputs = [args[i] for i in self._flat.symbolic]
+        return tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else (int(x),) for x in inputs)
 
     def _make(self, shapes: Sequence[Sequence[int]]) -> Callable[..., Sequence[Any]]:
         values = self._open.read(shapes)

@@ -28,8 +28,8 @@ def open_module(
     Raises:
         IrcError: ``capture-failed`` where the module fixes all of them; ``size-unbound``.
     """
-    given = (positional(args), dict(kwargs))
-    captured = capture(module, *given, dynamic_shapes=options.dynamic, keep_open=True)
+    arguments = (positional(args), dict(kwargs))
+    captured = capture(module, *arguments, dynamic_shapes=options.dynamic, keep_open=True)
     opened = captured.open
     if opened is None or not opened.places:
         raise IrcError(
@@ -37,16 +37,16 @@ def open_module(
             "the module fixes all sizes that dynamic was to leave open",
             help="leave out dynamic",
         )
-    shapes = [tuple(x.shape) for x in captured.flatten(*given)]
+    shapes = [tuple(x.shape) for x in captured.flatten(*arguments)]
     example = opened.read(shapes)
     program = captured.at(example).program
     names, forms = program.input_names, SizeForms()
     stated = {
         name: tuple(map(forms.dim, shape)) for name, shape in zip(names, opened.shapes, strict=True)
     }
-    conditions = [found for expr in opened.conditions for found in forms.condition(expr)]
+    conditions = [condition for expr in opened.conditions for condition in forms.condition(expr)]
     uneven = {name: (forms.dim(expr), 1) for name, expr in opened.quotients.items()}
-    chosen = _chosen_names(module, given, options.dynamic)
+    chosen = _chosen_names(module, arguments, options.dynamic)
     facts = OpenFacts(
         {
             name: (
@@ -65,7 +65,7 @@ def open_module(
 
 
 def _chosen_names(
-    module: Any, given: tuple[tuple[Any, ...], dict[str, Any]], dynamic: Any
+    module: Any, arguments: tuple[tuple[Any, ...], dict[str, Any]], dynamic: Any
 ) -> dict[tuple[int, int], str]:
     """Return the names that the user gave to dims, by input and dim."""
     if dynamic is True:
@@ -79,5 +79,5 @@ def _chosen_names(
             else dims
             for key, dims in dynamic.items()
         }
-    places = named_dims(as_module(module), *given, said)
-    return {place: name for name, found in places.items() for place in found}
+    places = named_dims(as_module(module), *arguments, said)
+    return {place: name for name, own in places.items() for place in own}

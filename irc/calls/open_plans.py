@@ -160,8 +160,8 @@ class OpenPlans:
         with self._lock:
             self.at(values)
             full = self._sizes.extended(values)
-            found = (each for each in self.templates if each.template.span.holds(full))
-            return next(found, None)
+            fitting = (each for each in self.templates if each.template.span.holds(full))
+            return next(fitting, None)
 
     def _beyond(self, values: Values, full: Values) -> LoadedPlan:
         """Return the plan for sizes that no template was checked for."""
@@ -173,18 +173,18 @@ class OpenPlans:
                 if reason is None:
                     return compiled.at(full)
                 self.work.note(reason)
-        made = self._template(values, own) if self._may_have_one(full) else None
-        if made is None and self._failed and self._sizes.tie_equal(values):
+        opened = self._template(values, own) if self._may_have_one(full) else None
+        if opened is None and self._failed and self._sizes.tie_equal(values):
             kept = {name: values[name] for name in self._sizes.places if name in values}
             return self._beyond(kept, self._sizes.extended(kept))
         # Kept when it has passed what strict=True asks: a later call runs it unasked.
-        if made is None or not made.template.span.holds(full):
+        if opened is None or not opened.template.span.holds(full):
             loaded = self._alone(own or self._witness(values))
         else:
-            loaded = made.at(full)
-            self._note(loaded.plan, [each.like for each in made.template.kernels], OPEN)
-        if made is not None:
-            self.templates.append(made)
+            loaded = opened.at(full)
+            self._note(loaded.plan, [each.like for each in opened.template.kernels], OPEN)
+        if opened is not None:
+            self.templates.append(opened)
         return loaded
 
     def _note(self, plan: Plan, kernels: Iterable[KernelOp], sizes: str) -> None:
@@ -211,16 +211,16 @@ class OpenPlans:
             return None
         self._failed = False
         try:
-            made = plan_template(seen, self._options.backend)
+            template = plan_template(seen, self._options.backend)
         except DifferentError as error:
             self.work.note(str(error))
             return None
-        if own is not None and (reason := made.agrees(own)) is not None:
+        if own is not None and (reason := template.agrees(own)) is not None:
             self.work.note(reason)
-        self._widen(made, _admitted_large(values, self._sizes.admits))
+        self._widen(template, _admitted_large(values, self._sizes.admits))
         if self._check is None:
-            self._widen(made, [each for each in _small(values) if self._sizes.admits(each)])
-        compiled = OpenTemplate(made, self._sizes.most, self.work)
+            self._widen(template, [each for each in _small(values) if self._sizes.admits(each)])
+        compiled = OpenTemplate(template, self._sizes.most, self.work)
         if self._check is not None:
             self._lower(compiled, chosen[0], self._check)
         return compiled
@@ -283,9 +283,9 @@ class OpenPlans:
                 loaded, program = compiled.at(full), self.program_at(chosen)
             except REFUSALS as error:
                 return f"there is no program where {_said(chosen)}: {error}"
-            found = Trial(chosen, loaded, program, trial_bytes(loaded.plan, program.module))
-            if best is None or found.num_bytes < best.num_bytes:
-                best = found
+            trial = Trial(chosen, loaded, program, trial_bytes(loaded.plan, program.module))
+            if best is None or trial.num_bytes < best.num_bytes:
+                best = trial
             if best.num_bytes <= FEW_BYTES or chosen == {name: least[name] for name in chosen}:
                 break
         assert best is not None, "the first sizes are admitted"
@@ -299,11 +299,11 @@ class OpenPlans:
         )
         return next(choices, near[name])
 
-    def _widen(self, made: PlanTemplate, candidates: list[Values]) -> None:
+    def _widen(self, template: PlanTemplate, candidates: list[Values]) -> None:
         """Check a template at the first sizes of some for which it holds; two are tried."""
         for far in candidates[:2]:
             try:
-                reason = made.agrees(self._witness(far))
+                reason = template.agrees(self._witness(far))
             except REFUSALS as error:
                 reason = f"there is no program where {_said(far)}: {error}"
             if reason is None:
@@ -345,13 +345,13 @@ def _admitted_large(values: Values, admits: Callable[[Values], bool]) -> list[Va
 
     A size that has to stay near the first call's number does not keep the others there.
     """
-    found: list[Values] = []
+    admitted: list[Values] = []
     for each in _large(values):
         free = {name: n for name, n in each.items() if admits({**values, name: n})}
         chosen = each if admits(each) else {**values, **free}
-        if free and admits(chosen) and chosen not in found:
-            found.append(chosen)
-    return sorted(found, key=lambda each: -prod(each.values()))
+        if free and admits(chosen) and chosen not in admitted:
+            admitted.append(chosen)
+    return sorted(admitted, key=lambda each: -prod(each.values()))
 
 
 def _large(values: Values) -> list[Values]:

@@ -86,8 +86,8 @@ class OpenVersion:
         if version is None:
             return MISS
         direct: Direct | None = version.direct
-        if direct is not None and (found := direct(args)) is not MISS:
-            return found
+        if direct is not None and (result := direct(args)) is not MISS:
+            return result
         return version.run(args) if version.accepts is not None and version.accepts(args) else MISS
 
     def refresh(self) -> None:

@@ -197,13 +197,13 @@ class PipelinedStep(TrainingStep):
             how = recipe, options, schedule, self.pipelining.stages
             program = captured.program.copy()
             if smaller is None:
-                made = make_parts_plan(program, *how, cut=self._cut)
+                plan = make_parts_plan(program, *how, cut=self._cut)
             else:
-                made = make_uneven_plan(program, smaller.copy(), samples, *how, cut=self._cut)
+                plan = make_uneven_plan(program, smaller.copy(), samples, *how, cut=self._cut)
             if not self.pipelining.stages:
                 # The best cut for a further kind of batch may be another; weights stay.
                 self._cut = self._cut or stage_pins(names_by_stage(program.module))
-            return made
+            return plan
 
         def make() -> PartsPlan:
             if self._ordered is not None:

@@ -56,15 +56,15 @@ class Prices:
                 what the passes raise.
         """
         own = configuration
-        if (found := self.steps.of(own)) is None:
+        if (assembled := self.steps.of(own)) is None:
             return None
-        self._check(max(found.held_bytes), own)
-        bubbles = [found.simulation.bubble(rank) for rank in range(len(found.held_bytes))]
+        self._check(max(assembled.held_bytes), own)
+        bubbles = [assembled.simulation.bubble(rank) for rank in range(len(assembled.held_bytes))]
         return Verdict(
-            found.simulation.seconds,
-            int(max(found.most_bytes)),
+            assembled.simulation.seconds,
+            int(max(assembled.most_bytes)),
             max(0.0, sum(bubbles) / len(bubbles)),
-            sum(found.bare_s) / len(found.bare_s),
+            sum(assembled.bare_s) / len(assembled.bare_s),
         )
 
     def fitting(self, configuration: Configuration, beat_s: float = inf) -> Configuration | None:

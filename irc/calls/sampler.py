@@ -97,12 +97,12 @@ class DataSampler(Sampler[int]):
         is read again. In a loop of the user's own, where nothing says what was trained on, those
         count that the loader asked for.
         """
-        given = self._given * self._feeding.count
+        num_samples = self._given * self._feeding.count
         if self._step is not None:
-            given = min(given, self._trained() - self._trained_before)
+            num_samples = min(num_samples, self._trained() - self._trained_before)
         return {
             "epoch": self.epoch,
-            "position": self._start + given,
+            "position": self._start + num_samples,
             "seed": self._seed,
             "shuffle": self._shuffle,
             "size": self._size,
@@ -233,21 +233,21 @@ def data_sampler(
     )
 
 
-def _batch_size(given: int | None, feeding: Feeding) -> int:
+def _batch_size(batch_size: int | None, feeding: Feeding) -> int:
     """Check that ranks share batches of a size; 0 where none was said."""
-    if given is None:
+    if batch_size is None:
         return 0
-    if type(given) is not int or given < 1:
-        raise IrcError("option-value", f"batch_size={given!r} is no number of samples")
-    if given % feeding.count:
+    if type(batch_size) is not int or batch_size < 1:
+        raise IrcError("option-value", f"batch_size={batch_size!r} is no number of samples")
+    if batch_size % feeding.count:
         raise IrcError(
             "mesh-axis-indivisible",
-            f"batches of {given} samples are shared by {feeding.count} parts of the mesh "
+            f"batches of {batch_size} samples are shared by {feeding.count} parts of the mesh "
             f"'{feeding.mesh}', not equally",
             because="the samples of a rank are as many as those of the others",
-            help=equal_shares(given, feeding.count),
+            help=equal_shares(batch_size, feeding.count),
         )
-    return given
+    return batch_size
 
 
 def feeding_of_trained(trained: object) -> Feeding:
@@ -259,9 +259,9 @@ def feeding_of_trained(trained: object) -> Feeding:
     if isinstance(trained, TrainingStep):
         return trained.feeding()
     feeding = getattr(trained, "feeding", None)
-    found = feeding() if callable(feeding) else None
-    if isinstance(found, Feeding):
-        return found
+    trained_feeding = feeding() if callable(feeding) else None
+    if isinstance(trained_feeding, Feeding):
+        return trained_feeding
     raise IrcError(
         "input-mismatch",
         f"{type(trained).__name__} was made neither by irc.compile_step nor by irc.compile with a "

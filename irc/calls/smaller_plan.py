@@ -126,9 +126,9 @@ def _smaller_parts(plan: PartsPlan, layers: int) -> tuple[PartsPlan, Left]:
         passes=() if _is_split(plan) else ("no-split-projections",),
     )
     files = training_files(recipe, dump(module))
-    made = make_parts_plan(Program(module), recipe, options, plan.written, cut=cut)
-    made = within(made, plan.written, plan.facts.ahead, budgets_of(options))
-    return replace(with_files(made, files), folder=plan.folder), left
+    smaller = make_parts_plan(Program(module), recipe, options, plan.written, cut=cut)
+    smaller = within(smaller, plan.written, plan.facts.ahead, budgets_of(options))
+    return replace(with_files(smaller, files), folder=plan.folder), left
 
 
 def _is_split(plan: PartsPlan) -> bool:

@@ -346,16 +346,16 @@ class TrainingStep(StepState):
         """
         own = self._own(batch, named)
         names = captured.program.input_names
-        found = [n for n, i in zip(names, captured.tensor_leaves, strict=True) if i in own]
+        own_names = [n for n, i in zip(names, captured.tensor_leaves, strict=True) if i in own]
         for index in captured.mutated_inputs.values():
-            if names[index] in found:
+            if names[index] in own_names:
                 raise IrcError(
                     "op-unsupported",
                     f"the module writes into its argument '{names[index]}', of which each rank has "
                     "its own part",
                     help="copy it in the module before writing, or give every rank the whole batch",
                 )
-        return found
+        return own_names
 
     def _capture(
         self, batch: Sequence[Any], named: Mapping[str, Any], less: int = 0

@@ -352,10 +352,10 @@ class StepState:
         if self._evaluation is None:
             self._evaluation = Evaluation(self.module, self.options, lambda: self._state.parts)
         with noting(self.options.record):
-            found = self._evaluation(args, named)
+            result = self._evaluation(args, named)
         if (record := self.options.record) is not None and record.pending:
             record.close(call_kind(self.module, args, named, of="evaluation of"))
-        return found
+        return result
 
     def _check_values(self) -> None:
         """Refuse to call a module that has no values."""

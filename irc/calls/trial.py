@@ -70,10 +70,10 @@ def is_behind(
         torchs: runs torch's way.
         told: is told what both took, where it does.
     """
-    found = timed(own, torchs)
-    if found is None or not is_slower(*found):
+    seconds = timed(own, torchs)
+    if seconds is None or not is_slower(*seconds):
         return False
-    told(timed_text(*found))
+    told(timed_text(*seconds))
     return True
 
 
@@ -203,9 +203,9 @@ def tried(
         if way is torchs and not all(args[i].data_ptr() for i in full):
             way = own  # which says so: not all of torch's kernels look
         start = time.thread_time()
-        found = way(*args)
+        results = way(*args)
         notes.append(Note(seconds, way is torchs, time.thread_time() - start))
-        return found
+        return results
 
     return run
 
@@ -239,13 +239,13 @@ class Note:
 def _timed(
     own: Flat, torchs: Flat, args: Sequence[Any], held: Sequence[torch.Tensor], *, copies: bool
 ) -> tuple[float, float] | None:
-    given = _copies(args) if copies else args
-    if given is None or not _may_be_copied(held):
+    arguments = _copies(args) if copies else args
+    if arguments is None or not _may_be_copied(held):
         return None
     entry = getattr(_here, "notes", None) is not None
     try:
         with undone(()), unwritten(held):
-            return timed(_both_ways(own, given), _both_ways(torchs, given), entry=entry)
+            return timed(_both_ways(own, arguments), _both_ways(torchs, arguments), entry=entry)
     except Exception:  # the call itself is to raise what it raises
         return None
 
@@ -323,9 +323,9 @@ def _both_ways(run: Flat, args: Sequence[Any]) -> Callable[[], object]:
         return lambda: run(*args)
 
     def forward_and_backward() -> None:
-        found = [x for x in run(*args) if isinstance(x, torch.Tensor) and x.requires_grad]
-        ones = [torch.ones_like(each) for each in found]
-        torch.autograd.grad(found, wanted, ones, allow_unused=True)
+        outputs = [x for x in run(*args) if isinstance(x, torch.Tensor) and x.requires_grad]
+        ones = [torch.ones_like(each) for each in outputs]
+        torch.autograd.grad(outputs, wanted, ones, allow_unused=True)
 
     return forward_and_backward
 

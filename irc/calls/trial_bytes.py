@@ -69,34 +69,34 @@ def _plan_bytes(plan: Plan) -> int:
 def _program_bytes(module: ModuleOp) -> int:
     """Return what the interpreter holds at most, in float64, weights not counted."""
     known, func = functions(module), entry(module)
-    given = sum(_widened(v) for role, _, v in arguments(func) if role == "input")
+    input_bytes = sum(_widened(v) for role, _, v in arguments(func) if role == "input")
     end = func.body.block.last_op
     assert end is not None
     compared = COMPARED * max(map(_widened, end.operands), default=0)
-    return given + _held(func, known, {}) + compared
+    return input_bytes + _held(func, known, {}) + compared
 
 
-def _held(func: FuncOp, known: dict[str, FuncOp], found: dict[str, int]) -> int:
+def _held(func: FuncOp, known: dict[str, FuncOp], peaks: dict[str, int]) -> int:
     """Return the most that the results of a function's ops take at a moment."""
     name = func.sym_name.data
-    if name in found:
-        return found[name]
+    if name in peaks:
+        return peaks[name]
     block = func.body.block
-    dying, made, live, most = last_read(block), set[SSAValue](), 0, 0
+    dying, defined, live, most = last_read(block), set[SSAValue](), 0, 0
     for op in block.ops:
         # Views of operands are counted as if they were none.
         live += sum(map(_widened, op.results))
-        made.update(op.results)
+        defined.update(op.results)
         inner = 0
         if isinstance(op, CallOp):
-            inner = _held(known[op.callee.string_value()], known, found)
+            inner = _held(known[op.callee.string_value()], known, peaks)
         elif isinstance(op, FusionOp):
             inner = sum(_widened(v) for each in op.body.block.ops for v in each.results)
         elif isinstance(op, FlowOp):
             inner = _scratch(op)
         most = max(most, live + inner)
-        live -= sum(_widened(v) for v in dying.get(op, ()) if v in made)
-    found[name] = most
+        live -= sum(_widened(v) for v in dying.get(op, ()) if v in defined)
+    peaks[name] = most
     return most
 
 

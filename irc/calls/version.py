@@ -82,31 +82,31 @@ class Version:
         self.accepts = quick = captured.guards.quick() if direct else None
         self.direct: Direct | None = None
         if quick is not None:
-            made = make_direct(quick, self._executor, is_single=self._is_single, views=self._views)
-            self.direct = self._accepted if made is None else made
+            short = make_direct(quick, self._executor, is_single=self._is_single, views=self._views)
+            self.direct = self._accepted if short is None else short
 
     def _leave(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Leave calls to torch where it is faster: time both ways on the arguments of a call."""
         torchs, self._is_tried = self._torchs, True
         if torchs is None or self._has_caches:
             return
-        given = _apart(args, kwargs, self._captured, self.layout.written)
+        arguments = _apart(args, kwargs, self._captured, self.layout.written)
         direct = self.direct
 
         def whole() -> None:  # the way in is most of a small call
-            if self.mismatch(*given) is None and self.shared(*given) is None:
-                self._planned(*given)
+            if self.mismatch(*arguments) is None and self.shared(*arguments) is None:
+                self._planned(*arguments)
 
         tensors = self._captured.program.tensors
         with undone([tensors[name] for name in self._captured.states if name in tensors]):
             start = time.thread_time()
-            is_direct = direct is not None and not kwargs and direct(given[0]) is not MISS
+            is_direct = direct is not None and not kwargs and direct(arguments[0]) is not MISS
             if time.thread_time() - start > LONGEST_FIRST_S:
                 return  # nor is it run again
             try:
                 behind = is_behind(
-                    (lambda: direct(given[0])) if is_direct and direct else whole,
-                    lambda: torchs(*given[0], **given[1]),
+                    (lambda: direct(arguments[0])) if is_direct and direct else whole,
+                    lambda: torchs(*arguments[0], **arguments[1]),
                     self._note_behind,
                 )
             except Exception:  # the call itself is to raise what it raises
@@ -170,8 +170,8 @@ class Version:
         """Return None where the call can run, else the first reason why not."""
         reason = self._captured.guards.check(args, kwargs)
         if reason is None and self.layout.split:
-            given = self._captured.flatten(args, dict(kwargs))
-            reason = self.layout.mismatch(given, self._mesh)
+            tensors = self._captured.flatten(args, dict(kwargs))
+            reason = self.layout.mismatch(tensors, self._mesh)
         return reason
 
     def shared(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
@@ -181,10 +181,10 @@ class Version:
         """
         if not self.layout.written or self._mesh.num_ranks > 1:
             return None
-        found = clash(self._captured.flatten(args, dict(kwargs)), self.layout.written)
-        if found is None:
+        clashing = clash(self._captured.flatten(args, dict(kwargs)), self.layout.written)
+        if clashing is None:
             return None
-        one, other = (self.layout.names[i] for i in found)
+        one, other = (self.layout.names[i] for i in clashing)
         where = f"with '{other}'" if one != other else "among its own elements: it was expanded"
         return f"'{one}' is written to and shares memory {where}"
 
@@ -204,8 +204,8 @@ class Version:
 
     def _have_memory(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Return whether torch may run a call: not all its kernels look where there is nothing."""
-        given = self._captured.flatten(args, dict(kwargs))
-        return have_memory([each for each in given if each.numel()])
+        tensors = self._captured.flatten(args, dict(kwargs))
+        return have_memory([each for each in tensors if each.numel()])
 
     def _planned(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run the plan."""
@@ -229,7 +229,7 @@ class Version:
         for own, copy in apart:
             own.copy_(copy)
         self.layout.count_writes(parts)
-        for position, placement in self.layout.made:
+        for position, placement in self.layout.split_outputs:
             results[position] = held.hold(results[position], placement, self._mesh)
         return captured.returned(results, inputs, caches)
 
@@ -305,7 +305,7 @@ class Layout:
         split: inputs of which each rank holds a part, and how.
         held: all inputs that ranks hold between calls.
         written: those that a call writes to.
-        made: results of which each rank holds a part, and how.
+        split_outputs: results of which each rank holds a part, and how.
     """
 
     def __init__(self, plan: Plan, cached: Collection[int]) -> None:
@@ -314,31 +314,31 @@ class Layout:
         targets = {action.target for action in plan.actions if isinstance(action, Copy)}
         targets |= {i for a in plan.actions if isinstance(a, Library) for i in a.outputs}
         calls = [call for a in plan.actions if isinstance(a, Kernels) for call in a.calls]
-        made = (i for c in calls for i in c.args[plan.kernels[c.kernel].num_inputs :])
-        targets |= {plan.root(index) for index in made}
+        kernel_outputs = (i for c in calls for i in c.args[plan.kernels[c.kernel].num_inputs :])
+        targets |= {plan.root(index) for index in kernel_outputs}
         self.names = [buffer.name for buffer in buffers]
         self.held = {i for i, buffer in enumerate(buffers) if buffer.role == "cache"}
         self.split = {i: placement_of(buffers[i]) for i in self.held if buffers[i].placement}
         self.written = [i for i, index in enumerate(plan.inputs) if index in targets]
         outputs = [plan.buffers[index] for index in plan.outputs]
-        self.made = [(i, placement_of(b)) for i, b in enumerate(outputs) if b.placement]
+        self.split_outputs = [(i, placement_of(b)) for i, b in enumerate(outputs) if b.placement]
 
-    def mismatch(self, given: Sequence[torch.Tensor], mesh: Mesh) -> str | None:
+    def mismatch(self, tensors: Sequence[torch.Tensor], mesh: Mesh) -> str | None:
         """Say which input ranks hold otherwise than the plan takes it, if one does."""
         for index in self.held:
-            if held.is_held(given[index]):
-                lies = held.placement_of(given[index], mesh)
+            if held.is_held(tensors[index]):
+                lies = held.placement_of(tensors[index], mesh)
                 wanted = self.split.get(index, Placement.replicated(mesh.names))
                 if lies != wanted:
                     return f"'{self.names[index]}' lies as {lies}, compiled for {wanted}"
         return None
 
     def placed(
-        self, given: Sequence[Any], caches: Sequence[Any], mesh: Mesh, rank: int
+        self, tensors: Sequence[Any], caches: Sequence[Any], mesh: Mesh, rank: int
     ) -> list[torch.Tensor]:
         """Return the inputs as ranks are to hold them; caches are given what was split of them."""
-        placed = list(given)
-        for index, tensor in enumerate(given):
+        placed = list(tensors)
+        for index, tensor in enumerate(tensors):
             if index in self.split:
                 if held.is_held(tensor):
                     continue
@@ -347,7 +347,7 @@ class Layout:
                 placed[index] = held.split(tensor, self.split[index], mesh, rank)
             elif held.is_held(tensor):
                 placed[index] = tensor.full_tensor()
-        changed = {id(a): b for a, b in zip(given, placed, strict=True) if a is not b}
+        changed = {id(a): b for a, b in zip(tensors, placed, strict=True) if a is not b}
         if changed:
             for cache in caches:
                 leaves, spec = pytree.tree_flatten(cache)
@@ -371,7 +371,7 @@ def _is_whole(name: str, placement: Placement) -> IrcError:
 
 
 def placements_for(
-    captured: Captured, given: Sequence[Any], mesh: Mesh, known: Mapping[str, Placement]
+    captured: Captured, tensors: Sequence[Any], mesh: Mesh, known: Mapping[str, Placement]
 ) -> dict[str, Placement]:
     """Return what is decided of a program's arguments before it is planned for a mesh.
 
@@ -381,24 +381,24 @@ def placements_for(
     program = captured.program
     whole = Placement.replicated(mesh.names)
     inputs = captured.input_names
-    found = {name: known[name] for name in program.tensors if name in known}
+    placements = {name: known[name] for name in program.tensors if name in known}
     for index in captured.cached_inputs:
-        if held.is_held(given[index]):
-            found[inputs[index]] = held.placement_of(given[index], mesh)
+        if held.is_held(tensors[index]):
+            placements[inputs[index]] = held.placement_of(tensors[index], mesh)
     outside = set(captured.mutated_inputs.values()) - set(captured.cached_inputs)
-    found |= {inputs[index]: whole for index in outside}
+    placements |= {inputs[index]: whole for index in outside}
     buffers = set(captured.states) - set(captured.mutated_inputs)
-    return found | {name: whole for name in buffers if name in program.tensors}
+    return placements | {name: whole for name in buffers if name in program.tensors}
 
 
 def gathered(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Any]:
     """Return a call with everything whole on every rank; caches are gathered themselves."""
-    given = (tuple(args), dict(kwargs))
-    for cache in caches_in(given):
+    arguments = (tuple(args), dict(kwargs))
+    for cache in caches_in(arguments):
         adopt(cache, whole(cache))
 
     def brought(leaf: Any) -> Any:
         # The caches themselves: a call writes to the object.
         return leaf if is_cache(leaf) else whole(leaf)
 
-    return pytree.tree_map(brought, given, is_leaf=is_cache)
+    return pytree.tree_map(brought, arguments, is_leaf=is_cache)
