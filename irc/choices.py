@@ -64,18 +64,18 @@ def mesh_option(mesh: object) -> str:
     return text
 
 
-def dynamic_option(given: object, mesh: str) -> Any:
+def dynamic_option(dynamic: object, mesh: str) -> Any:
     """Check which sizes are to be left open.
 
     Raises:
         IrcError: ``option-value``.
     """
-    if given is None or given is False:
+    if dynamic is None or dynamic is False:
         return None
-    if given is not True and not isinstance(given, Mapping | list | tuple):
+    if dynamic is not True and not isinstance(dynamic, Mapping | list | tuple):
         raise IrcError(
             "option-value",
-            f"dynamic is True, or says which dims vary, not {given!r}",
+            f"dynamic is True, or says which dims vary, not {dynamic!r}",
             help='write dynamic={"x": {0: "batch"}}',
         )
     if mesh:
@@ -84,7 +84,7 @@ def dynamic_option(given: object, mesh: str) -> Any:
             "sizes on a mesh are fixed: placements are chosen for them",
             help="leave out dynamic or mesh",
         )
-    return cast("Any", given)
+    return cast("Any", dynamic)
 
 
 def layout_option(layout: str, mesh: str) -> str:
@@ -104,15 +104,15 @@ def layout_option(layout: str, mesh: str) -> str:
     return layout
 
 
-def count_option(option: str, given: object) -> int:
+def count_option(option: str, count: object) -> int:
     """Check a number of calls, 0 for never.
 
     Raises:
         IrcError: ``option-value``.
     """
-    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-        raise IrcError("option-value", f"{option}={given!r} is no number of calls")
-    return given
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise IrcError("option-value", f"{option}={count!r} is no number of calls")
+    return count
 
 
 def batch_option(batch: object, mesh: str, layout: str) -> Any:
@@ -172,26 +172,26 @@ BACKEND_OPTIONS = (
 """What ``options=`` takes, as :class:`~irc.pipeline.Options` and :func:`irc.compile` have it."""
 
 
-def backend_options(given: object, stated: Mapping[str, object] | None = None) -> dict[str, Any]:
+def backend_options(options: object, stated: Mapping[str, object] | None = None) -> dict[str, Any]:
     """Return what ``options=`` says.
 
     Args:
-        given: of the user; None says nothing.
+        options: of the user; None says nothing.
         stated: what the user says by keyword, too.
 
     Raises:
         IrcError: ``option-unknown`` for a name that irc does not know, such as one of inductor's;
             ``option-value`` for what is no mapping, and for what is said twice.
     """
-    if given is None:
+    if options is None:
         return {}
-    if not isinstance(given, Mapping):
+    if not isinstance(options, Mapping):
         raise IrcError(
             "option-value",
-            f"options= has values by name, not {given!r}",
+            f"options= has values by name, not {options!r}",
             help='as in options={"fullgraph": True}',
         )
-    chosen = {f"{name}": value for name, value in cast("Mapping[object, Any]", given).items()}
+    chosen = {f"{name}": value for name, value in cast("Mapping[object, Any]", options).items()}
     for name in chosen:
         if name not in BACKEND_OPTIONS:
             raise IrcError(
@@ -215,37 +215,37 @@ def backend_options(given: object, stated: Mapping[str, object] | None = None) -
 VERIFY = (None, "ir", "exec")
 
 
-def strict_option(given: object) -> bool:
+def strict_option(strict: object) -> bool:
     """Check whether anything may be left to torch.
 
     Raises:
         IrcError: ``option-value``.
     """
-    if not isinstance(given, bool):
-        raise IrcError("option-value", f"strict is True or False, not {given!r}")
-    return given
+    if not isinstance(strict, bool):
+        raise IrcError("option-value", f"strict is True or False, not {strict!r}")
+    return strict
 
 
-def names_option(option: str, given: object) -> tuple[str, ...]:
+def names_option(option: str, names: object) -> tuple[str, ...]:
     """Return names of passes, or of files.
 
     Raises:
         IrcError: ``option-value`` for one name that is in no list, and for what is no name.
     """
-    if isinstance(given, str):
+    if isinstance(names, str):
         raise IrcError(
             "option-value",
-            f"{option} is a list of names, not {given!r}",
-            help=f'write {option}=["{given}"]',
+            f"{option} is a list of names, not {names!r}",
+            help=f'write {option}=["{names}"]',
         )
-    if not isinstance(given, Iterable):
+    if not isinstance(names, Iterable):
         raise IrcError(
             "option-value",
-            f"{option} is a list of names, not {given!r}",
+            f"{option} is a list of names, not {names!r}",
             help=NAMES.get(option, ""),
         )
     named: list[str] = []
-    for each in cast("Iterable[object]", given):
+    for each in cast("Iterable[object]", names):
         # A file may be given as a Path; a pass has a name only.
         text = str(each) if isinstance(each, Path) and option != "passes" else each
         if not isinstance(text, str) or not text.strip():
@@ -440,14 +440,14 @@ def refuse_pipeline(
     Raises:
         IrcError: ``option-value``.
     """
-    given = {
+    stated = {
         "micro_batches": micro_batches is not None,
         "schedule": schedule != DEFAULT_SCHEDULE,
         "stages": bool(stages),
         "offload": bool(offload),
         f"the axis '{PIPE}'": PIPE in mesh.names,
     }
-    for what, is_given in given.items():
+    for what, is_given in stated.items():
         if is_given:
             raise IrcError(
                 "option-value",

@@ -62,14 +62,14 @@ def check_private(folder: Path) -> None:
     Raises:
         IrcError: ``cache-unsafe``.
     """
-    found = folder.lstat()
+    status = folder.lstat()
     problem = ""
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         problem = "it is a link, or no folder"
-    elif hasattr(os, "geteuid") and found.st_uid != os.geteuid():
-        problem = f"it belongs to user {found.st_uid}"
-    elif found.st_mode & 0o022:
-        problem = f"others may write it (mode {stat.S_IMODE(found.st_mode):o})"
+    elif hasattr(os, "geteuid") and status.st_uid != os.geteuid():
+        problem = f"it belongs to user {status.st_uid}"
+    elif status.st_mode & 0o022:
+        problem = f"others may write it (mode {stat.S_IMODE(status.st_mode):o})"
     if problem:
         raise IrcError(
             "cache-unsafe",

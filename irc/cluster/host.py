@@ -21,14 +21,14 @@ def num_cores() -> int:
 def memory_bytes() -> int:
     """Return the memory of the machine, or of the control group that this process is limited to."""
     try:
-        found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        physical_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return 8 * 10**9
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
-        return found
-    return min(found, int(limit)) if limit.isdigit() and int(limit) > 0 else found
+        return physical_bytes
+    return min(physical_bytes, int(limit)) if limit.isdigit() and int(limit) > 0 else physical_bytes
 
 
 def free_bytes(meminfo: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")) -> int:

@@ -179,10 +179,10 @@ def find_cluster(name: str) -> Cluster:
         text = read_text(CALIBRATED)
         host = PRESETS[name]
         if text is not None:
-            found = parse_cluster(text, str(cache_root() / CALIBRATED))
+            calibrated = parse_cluster(text, str(cache_root() / CALIBRATED))
             # What was measured before disks were is as good for the rest.
-            speed = found.device.disk_bytes_per_s or host.device.disk_bytes_per_s
-            return replace(found, device=replace(found.device, disk_bytes_per_s=speed))
+            speed = calibrated.device.disk_bytes_per_s or host.device.disk_bytes_per_s
+            return replace(calibrated, device=replace(calibrated.device, disk_bytes_per_s=speed))
         here = replace(host.device, cores=num_cores(), memory_bytes=memory_bytes())
         return replace(host, device=here)
     if name in PRESETS:
@@ -356,10 +356,10 @@ def _graph(top: Fields) -> Graph:
     graph = Fields(top.table("graph", {}), "graph.")
     graph.only("launch_us", "emulated")
     edges = tuple(_edge(Fields(table, "edge.")) for table in top.tables("edge"))
-    made = Graph(edges, graph.number("launch_us", 0.0) / 1e6, _emulated(graph))
-    if made.num_devices > MAX_WIRED:
+    device_graph = Graph(edges, graph.number("launch_us", 0.0) / 1e6, _emulated(graph))
+    if device_graph.num_devices > MAX_WIRED:
         raise ValueError(f"a graph has at most {MAX_WIRED} devices; state levels of links")
-    return made
+    return device_graph
 
 
 def _edge(table: Fields) -> Edge:

@@ -54,15 +54,15 @@ def read(key: str) -> bytes | None:
         if not _is_own(os.fstat(descriptor)):
             return None
         content = file.read(MOST_OBJECT_BYTES)
-    found = _verified(content, key)
+    payload = _verified(content, key)
     with contextlib.suppress(OSError):
-        if found is None:
+        if payload is None:
             path.unlink()
         else:
             os.utime(path)  # it was used
-    if found is not None:
+    if payload is not None:
         note_here(Cached(str(path), is_read=True))
-    return found
+    return payload
 
 
 def write(key: str, data: bytes) -> None:
@@ -113,8 +113,8 @@ def prune(folder: Path, most: int) -> int:
         the bytes that are left.
     """
     entries: list[tuple[float, int, str]] = []
-    with contextlib.suppress(OSError), os.scandir(folder) as found:
-        for entry in found:
+    with contextlib.suppress(OSError), os.scandir(folder) as listing:
+        for entry in listing:
             with contextlib.suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
                 entries.append((status.st_mtime, status.st_size, entry.path))

@@ -41,10 +41,10 @@ def state_of(pid: int, start: str) -> str:
         pid: its number.
         start: what :func:`started` said of it.
     """
-    state, found = _stat(pid)
-    if not found:
+    state, actual_start = _stat(pid)
+    if not actual_start:
         return _alive(pid)
-    return state if found == start else GONE
+    return state if actual_start == start else GONE
 
 
 def siblings() -> Iterator[tuple[int, str]]:

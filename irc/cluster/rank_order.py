@@ -50,7 +50,7 @@ class OrderCost:
     @cached_property
     def _flows(self) -> list[tuple[float, list[tuple[int, int]]]]:
         """By axis, the bytes and the pairs of ranks that send."""
-        found: list[tuple[float, list[tuple[int, int]]]] = []
+        flows: list[tuple[float, list[tuple[int, int]]]] = []
         for axis, size in self.mesh.axes:
             pairs = [pair for group in self.mesh.groups(axis) for pair in pairwise(group)]
             if axis != PIPE and size > 2:
@@ -59,8 +59,8 @@ class OrderCost:
             if size == 2 or axis == PIPE:
                 pairs += [(other, one) for one, other in pairs]
             if size > 1 and (count := self.sent_bytes.get(axis, 0.0)):
-                found.append((count, pairs))
-        return found
+                flows.append((count, pairs))
+        return flows
 
     @cached_property
     def _paths(self) -> dict[tuple[int, int], tuple[tuple[int, float], ...]]:

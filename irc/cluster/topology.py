@@ -223,18 +223,18 @@ class Cluster:
 
         None where some group of the axis fills a level unevenly: an axis of 3 on nodes of 8.
         """
-        found: list[int] = []
+        counts: list[int] = []
         for link in self.links:
             if link.devices >= used:
-                found.append(ranks)
+                counts.append(ranks)
                 continue
             if link.devices % stride and stride % link.devices:
                 return None
             members = max(1, link.devices // stride)
             if max(members, ranks) % min(members, ranks):
                 return None
-            found.append(min(members, ranks))
-        return found if all(b % a == 0 for a, b in pairwise(found)) else None
+            counts.append(min(members, ranks))
+        return counts if all(b % a == 0 for a, b in pairwise(counts)) else None
 
     def _unaligned(self, span: int, ranks: int, used: int) -> AxisLink:
         """Price a ring whose worst group has one rank in some node, and so one port."""

@@ -138,20 +138,20 @@ def _show_all(args: argparse.Namespace) -> int:
 def _order(args: argparse.Namespace) -> int:
     from irc.cluster.text import as_facts, to_toml
 
-    found = cluster_order.order(args)
+    order = cluster_order.order(args)
     if args.json:
         print_json(
             {
-                "devices": found.devices,
-                "seconds": found.seconds,
-                "unordered_s": found.unordered_s,
-                "cluster": as_facts(found.cluster),
+                "devices": order.devices,
+                "seconds": order.seconds,
+                "unordered_s": order.unordered_s,
+                "cluster": as_facts(order.cluster),
             }
         )
     else:
-        print(found)
+        print(order)
     if args.output is not None:
-        _write_file(args, to_toml(found.cluster, (found.note,)))
+        _write_file(args, to_toml(order.cluster, (order.note,)))
     return 0
 
 
@@ -202,9 +202,9 @@ def _calibrate(args: argparse.Namespace) -> int:
         with progress(asked(args)):
             measured = calibrate_host(effort, _generated)
         return _write(measured, args, install=True)
-    found = calibrate_launched(effort, _generated)
+    calibration = calibrate_launched(effort, _generated)
     # Rank 0 writes for all.
-    return 0 if found is None else _write(found, args, install=False)
+    return 0 if calibration is None else _write(calibration, args, install=False)
 
 
 def _interference(args: argparse.Namespace) -> int:
@@ -250,18 +250,18 @@ def _generated(_a: Any, _b: Any) -> Any:
     return irc.compile(product)
 
 
-def _write(found: "Calibration", args: argparse.Namespace, *, install: bool) -> int:
+def _write(calibration: "Calibration", args: argparse.Namespace, *, install: bool) -> int:
     from irc.cluster.cache import CALIBRATED, write_text
     from irc.cluster.text import to_toml
 
     if args.json:
-        print_json(found.facts())
+        print_json(calibration.facts())
     else:
-        print(found)
+        print(calibration)
     if not args.anyway:
-        found.others.check("this calibration is")
+        calibration.others.check("this calibration is")
     output: str | None = args.output
-    text = to_toml(found.cluster, ("Measured by `irc cluster calibrate`.",))
+    text = to_toml(calibration.cluster, ("Measured by `irc cluster calibrate`.",))
     if output is None and not install:
         if not args.json:
             print(f"\n{text}")

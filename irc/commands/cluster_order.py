@@ -86,7 +86,7 @@ def order(args: argparse.Namespace) -> Ordered:
 def _traffic(text: str | None, mesh: Mesh) -> Mapping[str, float]:
     if text is None:
         return dict.fromkeys(mesh.names, 1e9)
-    found: dict[str, float] = {}
+    sent_bytes: dict[str, float] = {}
     for part in text.split(","):
         axis, _, size = (word.strip() for word in part.partition("="))
         unit = next(u for u in UNITS if size.endswith(u))
@@ -101,5 +101,5 @@ def _traffic(text: str | None, mesh: Mesh) -> Mapping[str, float]:
                 because=f"it is AXIS=BYTES, an axis of {mesh} and a number with kB, MB, GB or TB",
                 help="--traffic tensor=8GB,pipe=100MB",
             )
-        found[axis] = number
-    return found
+        sent_bytes[axis] = number
+    return sent_bytes

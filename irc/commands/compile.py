@@ -314,12 +314,12 @@ def _refuse_of_modules(args: argparse.Namespace, what: str) -> None:
         IrcError: ``option-value``.
     """
     only = "train lr loss frozen stored_bytes schedule stages layout"
-    given = {name: getattr(args, name) for name in only.split()}
-    given["precision"] = args.precision
-    given["offload"] = args.offload
-    given["micro_batches"] = args.micro_batches is not None
-    given["recompute"] = args.recompute != "none"
-    for option, value in given.items():
+    stated = {name: getattr(args, name) for name in only.split()}
+    stated["precision"] = args.precision
+    stated["offload"] = args.offload
+    stated["micro_batches"] = args.micro_batches is not None
+    stated["recompute"] = args.recompute != "none"
+    for option, value in stated.items():
         if value:
             raise IrcError(
                 "option-value",

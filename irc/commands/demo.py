@@ -223,11 +223,11 @@ def _run(
 
     from irc.runtime.launch import run_plan
 
-    given, found = plan.with_suffix(".npz"), plan.with_suffix(".safetensors")
+    inputs_file, outputs_file = plan.with_suffix(".npz"), plan.with_suffix(".safetensors")
     arrays: dict[str, Any] = {name: value.numpy() for name, value in inputs.items()}
-    np.savez(given, **arrays)
-    report = run_plan(plan, inputs=str(given), outputs=str(found))
-    (output,) = load_file(found).values()
+    np.savez(inputs_file, **arrays)
+    report = run_plan(plan, inputs=str(inputs_file), outputs=str(outputs_file))
+    (output,) = load_file(outputs_file).values()
     return report, float((output - expected).abs().max() / expected.abs().max())
 
 

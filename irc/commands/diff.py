@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         between = diff_parts(args.before, args.after, args.placements or "")
         text = json.dumps(asdict(between), indent=1) if args.json else write_parts(between)
     else:
-        found = diff_plans(args.before, args.after, args.placements or "")
-        text = json.dumps(asdict(found), indent=1) if args.json else write(found)
+        difference = diff_plans(args.before, args.after, args.placements or "")
+        text = json.dumps(asdict(difference), indent=1) if args.json else write(difference)
     print(text if args.json else for_stdout(text))
     return 0

@@ -222,10 +222,10 @@ def _fusion(args: argparse.Namespace) -> str:
         )
     if "fuse" not in evidence.passes:
         return "the plan fuses nothing: it has no pass fuse"
-    found = Fusion(evidence, group_again)
+    fusion = Fusion(evidence, group_again)
     if args.why_not is not None:
-        return found.why_not(*args.why_not)
-    report = found.report()
+        return fusion.why_not(*args.why_not)
+    report = fusion.report()
     return json.dumps(asdict(report), indent=1) if args.json else write(report)
 
 
@@ -285,8 +285,10 @@ def _why_not(args: argparse.Namespace) -> str:
     notation = args.placements or ""
     with progress(asked(args)):
         PROGRESS.info("reading %s", args.name)
-        found = why_not(Evidence.of(args.name), args.op, placement, plan_again, placements=notation)
-    return json.dumps(asdict(found), indent=1) if args.json else write(found)
+        answer = why_not(
+            Evidence.of(args.name), args.op, placement, plan_again, placements=notation
+        )
+    return json.dumps(asdict(answer), indent=1) if args.json else write(answer)
 
 
 TOPICS = {"trust": "irc.plan.trust", "logs": "irc.logs"}

@@ -55,7 +55,7 @@ def installed_plugins(*, imported: bool) -> list[Plugin]:
     """
     from irc.installed import disabled
 
-    found: list[Plugin] = []
+    plugins: list[Plugin] = []
     for group in KINDS:
         why = disabled(group)
         for each in registered(group):
@@ -65,8 +65,8 @@ def installed_plugins(*, imported: bool) -> list[Plugin]:
                 state, about = _tried(group, each)
             else:
                 state, about = UNKNOWN, ""
-            found.append(_plugin(group, each, state, about))
-    return sorted(found, key=lambda one: (one.distribution, [*KINDS.values()].index(one.kind)))
+            plugins.append(_plugin(group, each, state, about))
+    return sorted(plugins, key=lambda one: (one.distribution, [*KINDS.values()].index(one.kind)))
 
 
 def text(those: Sequence[Plugin]) -> str:
@@ -109,8 +109,8 @@ def _pass(each: Registered) -> str:
 def _backend(each: Registered) -> str:
     from irc.plugin import load_backend
 
-    made = load_backend(each)
-    return f"writes *{made.extension} for {', '.join(made.targets)}"
+    backend = load_backend(each)
+    return f"writes *{backend.extension} for {', '.join(backend.targets)}"
 
 
 def _ops(each: Registered) -> str:

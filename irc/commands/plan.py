@@ -107,8 +107,8 @@ def run(args: argparse.Namespace) -> int:
     _check_write(args)
     with in_words_of_options():
         result = _searched(args)
-    found = result.found
-    print(json.dumps(found.as_json(), indent=1) if args.json else for_stdout(plan_table(found)))
+    report = result.report
+    print(json.dumps(report.as_json(), indent=1) if args.json else for_stdout(plan_table(report)))
     if args.output:
         said = result.write(result.outcome.best)
         if not args.json:
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
 class _Result:
     """What a search says, and what writes a plan of a configuration."""
 
-    found: Planned
+    report: Planned
     outcome: Outcome
     outline: Outline
     write: Callable[[Judged], str]
@@ -205,7 +205,7 @@ def _of_file(args: argparse.Namespace, asked: Asked) -> _Result:
         "memory_bytes": bytes_option("--memory", args.memory),
     }
     outcome, outline = searched_file(args.model, asked, **shared)
-    found = planned(
+    report = planned(
         outcome, outline, _cluster(args), program=args.model, objective=args.objective,
         training=False, note=_note(args), price_per_hour=args.price,
     )  # fmt: skip
@@ -213,16 +213,16 @@ def _of_file(args: argparse.Namespace, asked: Asked) -> _Result:
     def write(best: Judged) -> str:
         chosen = best.configuration
         within = {"memory_bytes": chosen.memory_bytes} if chosen.memory_bytes else {}
-        given: dict[str, Any] = {
+        options: dict[str, Any] = {
             **shared,
             **within,
             "cluster": cluster_in_order(args.cluster, best),
         }
         return compile_file(
-            args.model, args.output, mesh=str(chosen.mesh), force=args.force, **given
+            args.model, args.output, mesh=str(chosen.mesh), force=args.force, **options
         )
 
-    return _Result(found, outcome, outline, write)
+    return _Result(report, outcome, outline, write)
 
 
 def _of_module(args: argparse.Namespace, asked: Asked) -> _Result:
@@ -266,7 +266,7 @@ def _of_module(args: argparse.Namespace, asked: Asked) -> _Result:
     called = example.module, example.args, example.kwargs
     asked = _with_pinned(asked, args, _first(example.args, example.kwargs))
     outcome, outline = searched_module(*called, asked, **shared)
-    found = planned(
+    report = planned(
         outcome, outline, _cluster(args), program=args.model, objective=args.objective,
         tokens=_tokens(example.args, example.kwargs), training=args.train is not None,
         note=_note(args), price_per_hour=args.price,
@@ -276,21 +276,21 @@ def _of_module(args: argparse.Namespace, asked: Asked) -> _Result:
         chosen = best.configuration
         within = {"memory_bytes": chosen.memory_bytes} if chosen.memory_bytes else {}
         ordered = cluster_in_order(args.cluster, best)
-        given: dict[str, Any] = {**shared, **within, "cluster": ordered}
+        options: dict[str, Any] = {**shared, **within, "cluster": ordered}
         if args.train is None:
             return export_plan(
-                *called, out=args.output, mesh=str(chosen.mesh), force=args.force, **given
+                *called, out=args.output, mesh=str(chosen.mesh), force=args.force, **options
             )
         return export_plan(
             *called, out=args.output, mesh=str(chosen.mesh), force=args.force,
             micro_batches=chosen.micro_batches if chosen.is_staged else None,
             schedule=chosen.schedule, recompute=chosen.recompute, layout=chosen.layout,
-            stored_price=price_of_stored(ordered, chosen), **given,
+            stored_price=price_of_stored(ordered, chosen), **options,
         )  # fmt: skip
 
     first = _first(example.args, example.kwargs)
     is_tokens = bool(_tokens(example.args, example.kwargs))
-    return _Result(found, outcome, outline, write, int(first.shape[1]) if is_tokens else 0)
+    return _Result(report, outcome, outline, write, int(first.shape[1]) if is_tokens else 0)
 
 
 def _with_pinned(asked: Asked, args: argparse.Namespace, first: Any) -> Asked:

@@ -57,7 +57,9 @@ def run(args: argparse.Namespace, schedule: Schedule, times: Times) -> int:
     """Simulate a schedule, and print what each class of ranks does."""
     from irc.simulate.schedule import simulate_schedule
 
-    found = simulate_schedule(schedule, _costs(args, schedule, times), _columns(args, schedule))
+    simulation = simulate_schedule(
+        schedule, _costs(args, schedule, times), _columns(args, schedule)
+    )
     if args.json:
         print_json(
             {
@@ -65,17 +67,17 @@ def run(args: argparse.Namespace, schedule: Schedule, times: Times) -> int:
                 "mesh": args.mesh or "",
                 "stages": schedule.num_stages,
                 "micro_batches": schedule.num_micro_batches,
-                "step": found.seconds,
-                "classes": classes(found),
+                "step": simulation.seconds,
+                "classes": classes(simulation),
             }
         )
     else:
-        _print(found, args)
+        _print(simulation, args)
     if args.trace:
         from irc.simulate.schedule_trace import schedule_trace
         from irc.trace.write import to_json, write_trace
 
-        write_trace(args.trace, to_json(schedule_trace(found, args.mesh or "")))
+        write_trace(args.trace, to_json(schedule_trace(simulation, args.mesh or "")))
     return 0
 
 
@@ -134,34 +136,34 @@ def _mesh(args: argparse.Namespace):
         raise IrcError("mesh-syntax", f"mesh '{args.mesh}': {error}") from None
 
 
-def _print(found: Simulation, args: argparse.Namespace) -> None:
-    schedule, mesh = found.schedule, _mesh(args)
+def _print(simulation: Simulation, args: argparse.Namespace) -> None:
+    schedule, mesh = simulation.schedule, _mesh(args)
     num_ranks = len(schedule.ranks) * mesh.num_ranks
     inside = f", {args.mesh} in each of {len(schedule.ranks)}" if args.mesh else ""
-    print(f"ranks           {num_ranks}{inside}; {_classes(found)}")
+    print(f"ranks           {num_ranks}{inside}; {_classes(simulation)}")
     print(f"stages          {schedule.num_stages}, {schedule.num_micro_batches} micro-batches")
-    print(f"step            {found.seconds:g}")
-    print(table(found, saved="saved values"))
+    print(f"step            {simulation.seconds:g}")
+    print(table(simulation, saved="saved values"))
 
 
-def table(found: Simulation, saved: str = "") -> str:
+def table(simulation: Simulation, saved: str = "") -> str:
     """Return a row for each class of ranks: how long it idles, and its memory.
 
     Args:
-        found: a step.
+        simulation: of a step.
         saved: the registers whose slots are counted, by the start of their names; empty: none.
     """
-    stages = found.schedule.rank_of.items()
+    stages = simulation.schedule.rank_of.items()
     rows = [["rank", "columns", "idle", "saved at most", "peak", "reserved"]]
-    for rank in range(len(found.schedule.ranks)):
-        for i, column in enumerate(found.columns):
-            mark = f" of columns {i}" if len(found.columns) > 1 else ""
+    for rank in range(len(simulation.schedule.ranks)):
+        for i, column in enumerate(simulation.columns):
+            mark = f" of columns {i}" if len(simulation.columns) > 1 else ""
             slots = sum(
-                found.slots(f"{saved} of stage {s}{mark}") for s, own in stages if own == rank
+                simulation.slots(f"{saved} of stage {s}{mark}") for s, own in stages if own == rank
             )
-            peak, reserved = found.peak_bytes(rank, i), found.reserved_bytes(rank, i)
-            rows.append([str(rank), str(column.count), f"{found.bubble(rank, i):.2%}", str(slots),
-                         shown_bytes(peak), shown_bytes(reserved)])  # fmt: skip
+            peak, reserved = simulation.peak_bytes(rank, i), simulation.reserved_bytes(rank, i)
+            rows.append([str(rank), str(column.count), f"{simulation.bubble(rank, i):.2%}",
+                         str(slots), shown_bytes(peak), shown_bytes(reserved)])  # fmt: skip
     if not saved:
         rows = [row[:3] + row[4:] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -184,8 +186,8 @@ def classes(step: Simulation) -> list[dict[str, object]]:
     ]
 
 
-def _classes(found: Simulation) -> str:
-    count = len(found.columns)
+def _classes(simulation: Simulation) -> str:
+    count = len(simulation.columns)
     return "all columns alike" if count == 1 else f"{count} classes of columns"
 
 

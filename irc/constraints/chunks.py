@@ -50,7 +50,7 @@ def parse_chunks(text: str, source: str = INLINE) -> tuple[ChunkPin, ...]:
     """
     if re.search(r"\bchunk\b", text) is None:
         return ()  # as nearly always; the parser of the grammar takes 40 ms to make
-    found: list[ChunkPin] = []
+    pins: list[ChunkPin] = []
     for node in constraint_tree(text, source).children:
         if node.data != "chunk":
             continue
@@ -59,8 +59,8 @@ def parse_chunks(text: str, source: str = INLINE) -> tuple[ChunkPin, ...]:
         if int(degree) < 1:
             raise IrcError("constraint-syntax", f"{degree} pieces are none", where=here)
         words = tuple(str(name.children[0]).strip('"') for name in names)
-        found.append(ChunkPin(words, int(degree), here))
-    return tuple(found)
+        pins.append(ChunkPin(words, int(degree), here))
+    return tuple(pins)
 
 
 class Degrees:
@@ -115,7 +115,7 @@ class Degrees:
 def _origins(module: ModuleOp) -> Mapping[SSAValue, set[str]]:
     """Return of which parameters values are, in called functions and behind views too."""
     known = functions(module)
-    found: dict[SSAValue, set[str]] = {
+    origins: dict[SSAValue, set[str]] = {
         value: {name} for role, name, value in arguments(entry(module)) if role == "parameter"
     }
     for func in reversed(list(known.values())):
@@ -123,9 +123,9 @@ def _origins(module: ModuleOp) -> Mapping[SSAValue, set[str]]:
             if isinstance(op, CallOp):
                 callee = known[op.callee.string_value()].body.block
                 for argument, value in zip(callee.args, op.operands, strict=True):
-                    if value in found:
-                        found.setdefault(argument, set()).update(found[value])
-            elif len(op.operands) == 1 and op.operands[0] in found:
+                    if value in origins:
+                        origins.setdefault(argument, set()).update(origins[value])
+            elif len(op.operands) == 1 and op.operands[0] in origins:
                 for result in op.results:
-                    found[result] = found[op.operands[0]]
-    return found
+                    origins[result] = origins[op.operands[0]]
+    return origins

@@ -91,10 +91,10 @@ def _line(name: str, value: Any, over: str) -> Iterator[str]:
 
 def _held(key: Any) -> str | None:
     """Return which of the model's tensors a node of a graph is; None for any other value."""
-    found = getattr(key, "meta", None)
-    if not isinstance(found, Mapping):
+    meta = getattr(key, "meta", None)
+    if not isinstance(meta, Mapping):
         raise _refused(f"a key {key!r}", "give names of parameters or modules, or nodes of a graph")
-    described = cast("Mapping[str, Any]", found).get("desc")
+    described = cast("Mapping[str, Any]", meta).get("desc")
     if type(described).__name__ not in HELD:
         return None
     return str(cast("Any", described).target)
@@ -102,13 +102,13 @@ def _held(key: Any) -> str | None:
 
 def _placements(value: Any) -> Sequence[Any] | None:
     """Return the DTensor placements that a value is or has; None where it is something else."""
-    found: Any = value
+    placements: Any = value
     for name in ("output_specs", "placements"):
-        if not isinstance(found, str | list | tuple):
-            found = getattr(found, name, found)
-    if not isinstance(found, list | tuple):
+        if not isinstance(placements, str | list | tuple):
+            placements = getattr(placements, name, placements)
+    if not isinstance(placements, list | tuple):
         return None
-    return cast("Sequence[Any]", found)
+    return cast("Sequence[Any]", placements)
 
 
 def _written(name: str, placed: Sequence[Any]) -> Iterator[str]:

@@ -49,7 +49,7 @@ def parse_fusion(text: str, source: str = INLINE) -> tuple[FusionStatement, ...]
     Raises:
         IrcError: ``constraint-syntax`` or ``placement-syntax``, with the line.
     """
-    found: list[FusionStatement] = []
+    statements: list[FusionStatement] = []
     for node in constraint_tree(text, source).children:
         if node.data not in ("fuse", "apart"):
             continue
@@ -60,8 +60,8 @@ def parse_fusion(text: str, source: str = INLINE) -> tuple[FusionStatement, ...]
             kind = "line" if target.data == "line" else "op"
             names.append(Statement("same", kind, glob, Pattern(), where=where))
         verb: Kernel = "fuse" if node.data == "fuse" else "keep"
-        found.append(_checked(FusionStatement(verb, tuple(names), where)))
-    return tuple(found)
+        statements.append(_checked(FusionStatement(verb, tuple(names), where)))
+    return tuple(statements)
 
 
 def _checked(statement: FusionStatement) -> FusionStatement:
@@ -94,8 +94,8 @@ def named_ops(name: Statement, module: ModuleOp) -> list[tuple[str, FlowOp]]:
         for op in func.body.block.ops
         if isinstance(op, FlowOp)
     ]
-    found = [(function, op) for function, op in ops if _fits(name, function, op)]
-    if not found:
+    fitting = [(function, op) for function, op in ops if _fits(name, function, op)]
+    if not fitting:
         known = [loc_of(op) if name.kind == "line" else id_of(op) for _, op in ops]
         what = "no op comes from line" if name.kind == "line" else "there is no op"
         raise IrcError(
@@ -104,7 +104,7 @@ def named_ops(name: Statement, module: ModuleOp) -> list[tuple[str, FlowOp]]:
             where=name.where,
             help=did_you_mean(name.glob, known),
         )
-    return found
+    return fitting
 
 
 def _fits(name: Statement, function: str, op: FlowOp) -> bool:

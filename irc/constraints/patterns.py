@@ -24,21 +24,23 @@ class AxisPattern:
     placed: AxisPlacement | Wild
     ordered: bool = False
 
-    def matches(self, found: AxisPlacement, ndim: int) -> bool:
+    def matches(self, placement: AxisPlacement, ndim: int) -> bool:
         """Return whether a placement of a tensor with ``ndim`` dims fits."""
         match self.placed:
             case "*":
                 return True
             case "S(*)":
-                return isinstance(found, Split)
+                return isinstance(placement, Split)
             case "P(*)":
-                return isinstance(found, Partial)
+                return isinstance(placement, Partial)
             case Split(dim, order):
-                if not isinstance(found, Split) or found.dim != (dim + ndim if dim < 0 else dim):
+                if not isinstance(placement, Split) or placement.dim != (
+                    dim + ndim if dim < 0 else dim
+                ):
                     return False
-                return not self.ordered or found.order == order
+                return not self.ordered or placement.order == order
             case _:
-                return found == self.placed
+                return placement == self.placed
 
     def __str__(self) -> str:
         if isinstance(self.placed, Split) and not self.ordered:
@@ -71,10 +73,10 @@ class Pattern:
             if len(self.listed) != len(mesh.axes):
                 raise ValueError(f"{self} lists {len(self.listed)} axes; the mesh is {mesh}")
             return self.listed
-        given = dict(self.named)
-        if unknown := [name for name in given if name not in mesh.names]:
+        patterns = dict(self.named)
+        if unknown := [name for name in patterns if name not in mesh.names]:
             raise ValueError(f"{self} places on {', '.join(unknown)}; the mesh is {mesh}")
-        return tuple(given.get(name, ANYTHING) for name in mesh.names)
+        return tuple(patterns.get(name, ANYTHING) for name in mesh.names)
 
     def matches(self, placement: Placement, mesh: Mesh, ndim: int) -> bool:
         """Return whether a placement fits; axes of one rank hold the same however they are said."""
@@ -90,21 +92,21 @@ class Pattern:
         Raises:
             ValueError: where the orders of axes that split one dim do not make a placement.
         """
-        found: list[tuple[str, AxisPlacement]] = []
+        axes: list[tuple[str, AxisPlacement]] = []
         patterns = self.axes(mesh)
         for axis, pattern in zip(mesh.names, patterns, strict=True):
             match pattern.placed:
                 case Split(dim, order):
-                    found.append((axis, Split(dim + ndim if dim < 0 else dim, order)))
+                    axes.append((axis, Split(dim + ndim if dim < 0 else dim, order)))
                 case Broadcast() | Partial():
-                    found.append((axis, pattern.placed))
+                    axes.append((axis, pattern.placed))
                 case _ if mesh.size(axis) == 1:
-                    found.append((axis, B))
+                    axes.append((axis, B))
                 case _:
                     return None
         if any(pattern.ordered for pattern in patterns):
-            return Placement(tuple(found))
-        return Placement.in_mesh_order(tuple(found))
+            return Placement(tuple(axes))
+        return Placement.in_mesh_order(tuple(axes))
 
     def __str__(self) -> str:
         if self.listed is not None:

@@ -189,19 +189,21 @@ def module_pins(module: ModuleOp) -> tuple[Statement, ...]:
     Raises:
         IrcError: ``constraint-syntax`` or ``placement-syntax``.
     """
-    found: list[Statement] = []
+    pins: list[Statement] = []
     attr = module.attributes.get("irc.pins")
     for glob, value in attr.data.items() if isinstance(attr, DictionaryAttr) else ():
         if isinstance(value, PlacementAttr | StringAttr):
-            given = value.data
-            pattern = parse_pattern(given) if isinstance(given, str) else Pattern.of(given)
-            found.append(Statement("pin", "argument", glob, pattern, where=ANNOTATED))
+            placement = value.data
+            pattern = (
+                parse_pattern(placement) if isinstance(placement, str) else Pattern.of(placement)
+            )
+            pins.append(Statement("pin", "argument", glob, pattern, where=ANNOTATED))
     for name, func in functions(module).items():
         for op in func.body.block.ops:
             if isinstance(op, ReshapeOp) and op.pin is not None:
                 pattern, glob = parse_pattern(op.pin), f"{name}/{id_of(op)}"
-                found.append(Statement("pin", "op", glob, pattern, where=loc_of(op)))
-    return tuple(found)
+                pins.append(Statement("pin", "op", glob, pattern, where=loc_of(op)))
+    return tuple(pins)
 
 
 def pin(module: ModuleOp, placements: Mapping[str, Placement]) -> None:
@@ -241,14 +243,14 @@ def _statement(node: Any, text: str, source: str) -> Statement:
         verb = str(children.pop(0).data)
     target, pattern, *qualifiers = children
     (name,) = target.children[0].children
-    found = {str(q.data): int(q.children[0]) if q.children else 1 for q in qualifiers}
+    qualifier_values = {str(q.data): int(q.children[0]) if q.children else 1 for q in qualifiers}
     return Statement(
         cast("Verb", verb),
         cast("Kind", str(target.data)),
         str(name).strip('"'),
         pattern_of(pattern, where),
-        found.get("priority", 0),
-        "equal" in found,
+        qualifier_values.get("priority", 0),
+        "equal" in qualifier_values,
         where,
     )
 
@@ -275,16 +277,16 @@ def pattern_of(node: Any, where: str) -> Pattern | SignaturePattern:
 
 
 def _sides(node: Any, where: str = "") -> tuple[Pattern, ...]:
-    found = [_side(side, where) for side in node.children]
+    sides = [_side(side, where) for side in node.children]
     # `() -> (S(0))` is an op without operands.
-    return tuple(found) if [p for p in found if p.listed != ()] else ()
+    return tuple(sides) if [p for p in sides if p.listed != ()] else ()
 
 
 def _side(node: Any, where: str) -> Pattern:
-    given = [child for child in node.children if child is not None]
+    children = [child for child in node.children if child is not None]
     if node.data != "named":
-        return Pattern(listed=tuple(_placed(child, where) for child in given))
-    named = tuple((str(c.children[0]), _placed(c.children[1], where)) for c in given)
+        return Pattern(listed=tuple(_placed(child, where) for child in children))
+    named = tuple((str(c.children[0]), _placed(c.children[1], where)) for c in children)
     axes = [axis for axis, _ in named]
     if len(set(axes)) < len(axes):
         raise IrcError("placement-syntax", f"an axis is given twice: {', '.join(axes)}", where)
@@ -330,21 +332,21 @@ def _syntax_error(text: str, source: str, error: Any) -> IrcError:
         column = len(wrong) + 1
     statement = wrong[: column - 1].rpartition(";")[2] + wrong[column - 1 :].partition(";")[0]
     placed = "=" in wrong[: column - 1].rpartition(";")[2]
-    found = wrong[column - 1 : column + 11].strip() or "the end"
+    unread = wrong[column - 1 : column + 11].strip() or "the end"
     where = f"{source}, line {line}, column {column}" if "\n" in text.strip() else source
     if placed:
         return IrcError(
             "placement-syntax",
             f"cannot read the placement of '{statement.strip()}'",
             where=where,
-            because=f"it stops making sense at '{found}'",
+            because=f"it stops making sense at '{unread}'",
             help="write it as: NAME = [data = S(0), tensor = B]",
         )
     return IrcError(
         "constraint-syntax",
         f"cannot read the constraint '{statement.strip()}'",
         where=where,
-        because=f"it stops making sense at '{found}'",
+        because=f"it stops making sense at '{unread}'",
         help="write it as: [pin|forbid] NAME = PLACEMENT, pin op ID = PLACEMENT, same A, B,"
         " fuse ID, ID, keep ID, ID apart, stage NAME, NAME = 0, use NAME = column-parallel,"
         " result NAME = PLACEMENT, recompute NAME = full, chunk NAME = 4, or"

@@ -56,22 +56,22 @@ class Constraints:
         Raises:
             IrcError: ``sharding-infeasible``, where nothing is.
         """
-        given = tuple(options)
+        candidates = tuple(options)
         statements = self.arguments.get(name)
         if statements is None:
-            return given
+            return candidates
         pin, forbids = effective(statements)
         if pin is not None and isinstance(pin.pattern, Pattern):
             exact = pin.pattern.exact(self.mesh, kind.ndim)
-            given = given if exact is None else (_without_single(exact, self.mesh),)
+            candidates = candidates if exact is None else (_without_single(exact, self.mesh),)
         used = [pin, *forbids] if pin else forbids
-        left = tuple(p for p in given if self._fits(pin, forbids, [p], kind.ndim))
+        left = tuple(p for p in candidates if self._fits(pin, forbids, [p], kind.ndim))
         if not left:
-            raise _nothing_left(f"argument '{name}'", used, given, "")
+            raise _nothing_left(f"argument '{name}'", used, candidates, "")
         return left
 
     def signatures(
-        self, function: str, op: FlowOp, found: Sequence[NdSignature]
+        self, function: str, op: FlowOp, options: Sequence[NdSignature]
     ) -> list[NdSignature]:
         """Return what is left of the signatures of an op.
 
@@ -80,8 +80,8 @@ class Constraints:
         """
         statements = self.ops.get(f"{function}/{id_of(op)}")
         if statements is None:
-            return list(found)
-        left = list(found)
+            return list(options)
+        left = list(options)
         # Constraints of the first result and of the second are each their own.
         for index in sorted({result_index(s) for s in statements}):
             mine = [s for s in statements if result_index(s) == index]
@@ -89,10 +89,10 @@ class Constraints:
             before = left
             left = [s for s in left if self._op_fits(op, s, index, pin, forbids)]
             if not left:
-                made = dict.fromkeys(s.results[index] for s in before)
+                placements = dict.fromkeys(s.results[index] for s in before)
                 what = f"op '{id_of(op)}' ({op.name})"
                 used = [pin, *forbids] if pin else forbids
-                raise _nothing_left(what, used, made, loc_of(op))
+                raise _nothing_left(what, used, placements, loc_of(op))
         return left
 
     def _op_fits(
@@ -203,24 +203,24 @@ def _held_results(func: FuncOp) -> dict[str, SSAValue]:
     return {name: value for (role, name), value in named if role in ("cache", "boundary")}
 
 
-def _frozen(found: Mapping[str, list[Statement]]) -> dict[str, tuple[Statement, ...]]:
-    return {name: tuple(statements) for name, statements in found.items()}
+def _frozen(by_name: Mapping[str, list[Statement]]) -> dict[str, tuple[Statement, ...]]:
+    return {name: tuple(statements) for name, statements in by_name.items()}
 
 
 def _named_arguments(statement: Statement, values: Mapping[str, SSAValue]) -> list[str]:
     placeable = [name for name, value in values.items() if isinstance(value.type, TensorType)]
-    found = [name for name in placeable if statement.matches(name)]
+    names = [name for name in placeable if statement.matches(name)]
     if not statement.glob.startswith(ACCUMULATED):
         # "*.weight" is about weights: where their sums of gradients lie is the search's to say.
-        found = [name for name in found if not name.startswith(ACCUMULATED)]
-    if not found:
+        names = [name for name in names if not name.startswith(ACCUMULATED)]
+    if not names:
         raise IrcError(
             "input-mismatch",
             f"{statement.verb} '{statement.glob}' names no argument",
             where=statement.where,
             help=did_you_mean(statement.glob, placeable),
         )
-    return found
+    return names
 
 
 def _with_dims(
@@ -234,13 +234,13 @@ def _with_dims(
 
 def _named_ops(statement: Statement, ops: Mapping[str, FlowOp]) -> list[str]:
     if statement.kind == "line":
-        found = [n for n, op in ops.items() if _at_line(loc_of(op), statement) and _leaves(op)]
+        names = [n for n, op in ops.items() if _at_line(loc_of(op), statement) and _leaves(op)]
         known = {loc_of(op) for op in ops.values()}
     else:
         glob = Statement(statement.verb, "op", statement.glob.partition("#")[0], statement.pattern)
-        found = [n for n in ops if glob.matches(n) or glob.matches(n.partition("/")[2])]
+        names = [n for n in ops if glob.matches(n) or glob.matches(n.partition("/")[2])]
         known = {*ops, *(n.partition("/")[2] for n in ops)}
-    if not found:
+    if not names:
         what = "no op comes from line" if statement.kind == "line" else "there is no op"
         raise IrcError(
             "input-mismatch",
@@ -248,7 +248,7 @@ def _named_ops(statement: Statement, ops: Mapping[str, FlowOp]) -> list[str]:
             where=statement.where,
             help=did_you_mean(statement.glob, known),
         )
-    return found
+    return names
 
 
 def _at_line(loc: str, statement: Statement) -> bool:

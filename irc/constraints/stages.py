@@ -56,13 +56,13 @@ def parse_stages(text: str, source: str = INLINE) -> tuple[StagePin, ...]:
     """
     if re.search(r"\bstage\b", text) is None:
         return ()  # as nearly always; the parser of the grammar takes 40 ms to make
-    found: list[StagePin] = []
+    pins: list[StagePin] = []
     for node in constraint_tree(text, source).children:
         if node.data == "stage":
             *names, stage = node.children
             words = tuple(str(name.children[0]).strip('"') for name in names)
-            found.append(StagePin(words, int(stage), place(node, text, source)))
-    return tuple(found)
+            pins.append(StagePin(words, int(stage), place(node, text, source)))
+    return tuple(pins)
 
 
 def fixed_stages(pins: Sequence[StagePin], stages: str, count: int) -> tuple[str, ...]:
@@ -129,7 +129,7 @@ def fixed_ops(func: FuncOp, count: int, pins: Sequence[StagePin]) -> dict[Operat
                 before = asked.setdefault(name, pin)
                 if before.stage != pin.stage:
                     raise _refused(f"'{before}' and '{pin}' both name '{name}'", pin)
-    found: dict[Operation, _Asked] = {}
+    fixed: dict[Operation, _Asked] = {}
     read: set[str] = set()
     for op in ops_in_line(func):
         for value in op.operands:
@@ -138,7 +138,7 @@ def fixed_ops(func: FuncOp, count: int, pins: Sequence[StagePin]) -> dict[Operat
                 continue
             read.add(name)
             own = _Asked(name, asked[name])
-            before = found.setdefault(op, own)
+            before = fixed.setdefault(op, own)
             if before.pin.stage != own.pin.stage:
                 raise _refused(
                     f"{before} and {own} are computed by one op or block",
@@ -152,13 +152,13 @@ def fixed_ops(func: FuncOp, count: int, pins: Sequence[StagePin]) -> dict[Operat
                 because="every stage that needs these computes them for itself, or nothing does",
                 advice="name parameters, or modules that have some",
             )  # fmt: skip
-    _check_order(list(found.values()))
-    return {op: own.pin.stage for op, own in found.items()}
+    _check_order(list(fixed.values()))
+    return {op: own.pin.stage for op, own in fixed.items()}
 
 
-def _check_order(found: Sequence[_Asked]) -> None:
+def _check_order(fixed: Sequence[_Asked]) -> None:
     """Refuse what the model computes later in an earlier stage."""
-    for before, after in pairwise(found):
+    for before, after in pairwise(fixed):
         if before.pin.stage > after.pin.stage:
             raise _refused(
                 f"{before}, and {after}",

@@ -90,7 +90,7 @@ def _policies(node: Any, where: str) -> list[LayerPolicy]:
             where=where,
             help=did_you_mean(policy, known) or f"one of {', '.join(known)}",
         )
-    found: list[LayerPolicy] = []
+    policies: list[LayerPolicy] = []
     for name in names:
         word = str(name.children[0]).strip('"')
         if name.data in COUNTED:
@@ -99,8 +99,8 @@ def _policies(node: Any, where: str) -> list[LayerPolicy]:
                     "constraint-syntax", f"{name.data} {word} layers are none", where=where
                 )
             word = f"{name.data} {word}"
-        found.append(LayerPolicy(word, policy))
-    return found
+        policies.append(LayerPolicy(word, policy))
+    return policies
 
 
 def has_others(pins: Pins, kinds: Collection[str]) -> bool:

@@ -163,8 +163,8 @@ class _Reader:
             )
 
     def _named(self, word: str, use: Use) -> list[str]:
-        if found := named_by(word, self._names):
-            return found
+        if names := named_by(word, self._names):
+            return names
         modules = sorted({name.rpartition(".")[0] or name for name in self._names})
         raise IrcError(
             "input-mismatch",
@@ -189,12 +189,12 @@ class _Reader:
 
     def _readers(self, chosen: set[str], use: Use) -> list[tuple[str, FlowOp]]:
         """Return the forward ops that read what is chosen; of a result, the last of a function."""
-        found: list[tuple[str, FlowOp]] = []
+        readers: list[tuple[str, FlowOp]] = []
         for name, func in self._known.items():
             here = [op for op in func.body.block.ops if self._reads(op, chosen, use)]
             ops = [(name, op) for op in here if isinstance(op, FlowOp)]
-            found += ops[-1:] if use.pattern is not None else ops
-        return found
+            readers += ops[-1:] if use.pattern is not None else ops
+        return readers
 
     def _reads(self, op: Operation, chosen: set[str], use: Use) -> bool:
         if not isinstance(op, FlowOp) or phase_of(op) not in ("", "forward"):

@@ -65,9 +65,9 @@ class ActionCost:
         *,
         within: Mesh | None = None,
     ) -> None:
-        found = find_cluster(cluster)
-        self._model = ClusterCost(found, mesh, within=within, alone=True)
-        self._threads = found.device.threads((within or mesh).num_ranks)
+        hardware = find_cluster(cluster)
+        self._model = ClusterCost(hardware, mesh, within=within, alone=True)
+        self._threads = hardware.device.threads((within or mesh).num_ranks)
         self._times = (load_times() if cluster == THIS_HOST else Times()).seconds
         kernels = [op for op in module.body.block.ops if isinstance(op, KernelOp)]
         self._kernels = {op.sym_name.data: self._kernel_s(op) for op in kernels}

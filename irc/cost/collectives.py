@@ -127,7 +127,7 @@ def _rings(rounds: int, hops: tuple[Hop, ...], copy: float) -> list[Line]:
     ranks = _ranks(hops)
     speed = ring_bytes_per_s(hops)
     slope, own = rounds * (ranks - 1) / ranks / speed, _own(hops, speed, copy)
-    found: list[Line] = []
+    rings: list[Line] = []
     for choice in _protocols(hops):
         steps, below = 0.0, ranks
         for hop, protocol in zip(hops, choice, strict=True):
@@ -136,8 +136,8 @@ def _rings(rounds: int, hops: tuple[Hop, ...], copy: float) -> list[Line]:
             steps += below * (hop.fan - 1) * protocol.latency_s
         launch = choice[-1].launch_s
         part = min(protocol.part for protocol in choice)
-        found.append(Line(_named("ring", choice), launch + rounds * steps, slope / part + own))
-    return found
+        rings.append(Line(_named("ring", choice), launch + rounds * steps, slope / part + own))
+    return rings
 
 
 def _direct(kind: Collective, hops: tuple[Hop, ...], copy: float) -> list[Line]:
@@ -164,14 +164,14 @@ def _trees(hops: tuple[Hop, ...]) -> list[Line]:
     """Up and down: chains inside, the two trees of Sanders et al. across the outermost level."""
     if not hops[-1].tree:
         return []
-    found: list[Line] = []
+    trees: list[Line] = []
     for choice in _protocols(hops):
         inner = zip(hops[:-1], choice[:-1], strict=True)
         depth = sum((hop.fan - 1) * protocol.latency_s for hop, protocol in inner)
         depth += ceil(log2(hops[-1].fan)) * choice[-1].latency_s
         slope = 2 / ring_bytes_per_s(hops) / min(protocol.part for protocol in choice)
-        found.append(Line(_named("tree", choice), choice[-1].launch_s + 2 * depth, slope))
-    return found
+        trees.append(Line(_named("tree", choice), choice[-1].launch_s + 2 * depth, slope))
+    return trees
 
 
 def _in_switch(hops: tuple[Hop, ...]) -> list[Line]:
@@ -199,10 +199,10 @@ def _hierarchical(kind: Collective, hops: tuple[Hop, ...], copy: float) -> list[
     # A combination only pays where both parts do.
     within = _cheapest(_rings(1, inside, copy))
     beyond = _cheapest(_algorithms(kind, across, copy))
-    found = [near.then(far, part) for near in within for far in beyond]
+    combinations = [near.then(far, part) for near in within for far in beyond]
     if kind == "all_reduce":
-        found = [line.then(near) for line in found for near in within]
-    return [replace(line, name=f"hierarchical({line.name})") for line in found]
+        combinations = [line.then(near) for line in combinations for near in within]
+    return [replace(line, name=f"hierarchical({line.name})") for line in combinations]
 
 
 def _pairwise(hops: tuple[Hop, ...], copy: float) -> list[Line]:
@@ -212,7 +212,7 @@ def _pairwise(hops: tuple[Hop, ...], copy: float) -> list[Line]:
     for level, hop in enumerate(hops):
         leaving = 1 - prod(inner.fan for inner in hops[:level]) / ranks
         slope = max(slope, leaving / hop.bytes_per_s)
-    found: list[Line] = []
+    exchanges: list[Line] = []
     for choice in _protocols(hops):
         steps, below = 0.0, 1
         for hop, protocol in zip(hops, choice, strict=True):
@@ -220,8 +220,8 @@ def _pairwise(hops: tuple[Hop, ...], copy: float) -> list[Line]:
             below *= hop.fan
         part = min(protocol.part for protocol in choice)
         fixed = choice[-1].launch_s + steps
-        found.append(Line(_named("pairwise", choice), fixed, slope / part + own))
-    return found
+        exchanges.append(Line(_named("pairwise", choice), fixed, slope / part + own))
+    return exchanges
 
 
 def _staged(hops: tuple[Hop, ...], copy: float) -> list[Line]:
@@ -276,14 +276,14 @@ def _emulated(kind: Collective, link: AxisLink, copy: float) -> list[Line]:
             raise InternalError(f"{kind} cannot be emulated")
 
 
-def _cheapest(found: Iterable[Line]) -> tuple[Line, ...]:
+def _cheapest(algorithms: Iterable[Line]) -> tuple[Line, ...]:
     """Return the lines that are least at some size, from the smallest size to the largest.
 
     >>> [line.name for line in _cheapest([Line("a", 1, 4), Line("b", 2, 3), Line("c", 2, 1)])]
     ['a', 'c']
     """
     kept: list[Line] = []
-    for line in sorted(found, key=lambda line: (line.fixed_s, line.s_per_byte)):
+    for line in sorted(algorithms, key=lambda line: (line.fixed_s, line.s_per_byte)):
         if kept and line.s_per_byte >= kept[-1].s_per_byte:
             continue
         # The middle one of three is never least where the last passes the first before it does.

@@ -81,13 +81,18 @@ def computed_in(op: FlowOp) -> str:
 
     A library op whose result is kept wider than its operands multiplies these.
     """
-    made, given = (
+    result_dtypes, operand_dtypes = (
         [value.type.dtype for value in values if isinstance(value.type, TensorType)]
         for values in (op.outputs, op.inputs)
     )
-    dtype = next(iter((*made, *given)), "f32")
-    is_wider = isinstance(op, ExternOp) and dtype == "f32" and given and given[0] != dtype
-    return given[0] if is_wider and given[0] in ("f16", "bf16") else dtype
+    dtype = next(iter((*result_dtypes, *operand_dtypes)), "f32")
+    is_wider = (
+        isinstance(op, ExternOp)
+        and dtype == "f32"
+        and operand_dtypes
+        and operand_dtypes[0] != dtype
+    )
+    return operand_dtypes[0] if is_wider and operand_dtypes[0] in ("f16", "bf16") else dtype
 
 
 def shape_work(device: Device, shape: Product | Attention, dtype: str = "f16") -> float:

@@ -79,10 +79,10 @@ def load_times() -> Times:
     if not isinstance(data, dict):
         return Times()
     table = cast("dict[str, Any]", data)
-    found: Any = table.get("seconds")
-    if table.get("format") != FORMAT or not isinstance(found, dict):
+    entries: Any = table.get("seconds")
+    if table.get("format") != FORMAT or not isinstance(entries, dict):
         return Times()
-    seconds = cast("dict[str, Any]", found)
+    seconds = cast("dict[str, Any]", entries)
     return Times({key: float(v) for key, v in seconds.items() if _is_time(v)})
 
 

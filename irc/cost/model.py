@@ -192,10 +192,10 @@ class ClusterCost:
                 the one that it says.
         """
         kind = collective_kind(op)
-        held, given = _num_bytes(op.x.type), _num_bytes(op.result_tensor)
+        held, result_bytes = _num_bytes(op.x.type), _num_bytes(op.result_tensor)
         before, after = tensor(op.x).static_shape(), op.result_tensor.static_shape()
         attrs, dim = op.plain, op.plain.get("dim")
-        own = max(held, given)
+        own = max(held, result_bytes)
         whole = attrs.get("bucket_bytes", own) if within_bytes is None else within_bytes
         seconds = self.joined_seconds(kind, own, whole, op.axis)
         split = attrs.get("split_dim", dim if kind == "reduce_scatter" else None)
@@ -203,7 +203,7 @@ class ClusterCost:
         if split is not None and prod(before[:split]) > 1:
             seconds += self._copy_s(held)
         if joined is not None and prod(after[:joined]) > 1:
-            seconds += self._copy_s(given)
+            seconds += self._copy_s(result_bytes)
         return seconds
 
     def joined_bytes(self, kind: Collective, sizes: Iterable[int], axis: str) -> int:
@@ -277,14 +277,14 @@ class ClusterCost:
         Ring collectives join and split the outermost dim; elsewhere a copy before (pack) or after
         (unpack) is paid as well.
         """
-        held, given = (prod(shape) * ITEM_BYTES[dtype] for shape in (before, after))
+        held, result_bytes = (prod(shape) * ITEM_BYTES[dtype] for shape in (before, after))
         if step.kind == "local_chunk":
-            return self._copy_s(given)
-        seconds = self.collective_seconds(step.kind, max(held, given), step.axis)
+            return self._copy_s(result_bytes)
+        seconds = self.collective_seconds(step.kind, max(held, result_bytes), step.axis)
         if step.split_dim is not None and prod(before[: step.split_dim]) > 1:
             seconds += self._copy_s(held)
         if step.concat_dim is not None and prod(after[: step.concat_dim]) > 1:
-            seconds += self._copy_s(given)
+            seconds += self._copy_s(result_bytes)
         return seconds
 
     def _copy_s(self, num_bytes: float) -> float:

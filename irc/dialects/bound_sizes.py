@@ -19,9 +19,9 @@ def bound_module(module: ModuleOp, values: Mapping[str, int]) -> ModuleOp:
         module: it is not changed.
         values: numbers; names that it does not give stay.
     """
-    made = module.clone()
-    bind_module(made, values)
-    return made
+    clone = module.clone()
+    bind_module(clone, values)
+    return clone
 
 
 def bind_module(module: ModuleOp, values: Mapping[str, int]) -> None:

@@ -214,5 +214,5 @@ def results(func: FuncOp) -> list[tuple[str, str]]:
 
 
 def _text(attrs: DictionaryAttr, key: str, default: str) -> str:
-    found = attrs.data.get(key)
-    return found.data if type(found) is StringAttr else default
+    attr = attrs.data.get(key)
+    return attr.data if type(attr) is StringAttr else default

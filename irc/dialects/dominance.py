@@ -26,8 +26,8 @@ def verify_module(module: ModuleOp) -> None:
 
 def _verify_block(block: Block, visible: set[SSAValue]) -> None:
     """Check a block in which the values of the blocks around it are visible; leave them as is."""
-    made: list[SSAValue] = [*block.args]
-    visible.update(made)
+    defined: list[SSAValue] = [*block.args]
+    visible.update(defined)
     for op in block.ops:
         for index, value in enumerate(op.operands):
             if value not in visible:
@@ -35,9 +35,9 @@ def _verify_block(block: Block, visible: set[SSAValue]) -> None:
         for region in op.regions:
             for inner in region.blocks:
                 _verify_block(inner, visible)
-        made += op.results
+        defined += op.results
         visible.update(op.results)
-    visible.difference_update(made)
+    visible.difference_update(defined)
 
 
 def _show(op: Operation) -> str:

@@ -170,16 +170,16 @@ def _own_rows(
 ) -> list[Strategy]:
     """Split the table along the written dim (each rank writes its own rows), or what is added."""
     (table, dtype), (index, _), dim = operands[0], operands[1], dim_of(attrs)
-    found: list[Strategy] = []
+    strategies: list[Strategy] = []
     if table[dim] != 1:
         rows = Split(dim)
-        found.append(Strategy("masked-scatter", (rows, B, B), (rows,), table[dim]))
+        strategies.append(Strategy("masked-scatter", (rows, B, B), (rows,), table[dim]))
     if attrs["fn"] == "sum" and index[dim] != 1 and dtype != "i1":
         part, updates = Partial("sum"), Split(dim)
-        found.append(
+        strategies.append(
             Strategy(AS_IT_IS, (part, updates, updates), (part,), index[dim], split="updates")
         )
-    return found
+    return strategies
 
 
 def _by_function(at: Adjoint, operand: int) -> SSAValue | None:

@@ -77,8 +77,8 @@ class Atom:
         if self.kind == "replicate":
             return [(0,) * len(self.extents)]
         if self.kind == "repeat":
-            found = cartesian(*(range(self.extents[dim]) for dim in self.order))
-            return [_by_dim(point, self.order) for point in found]
+            points = cartesian(*(range(self.extents[dim]) for dim in self.order))
+            return [_by_dim(point, self.order) for point in points]
         digits: list[int] = []
         for dim in reversed(self.order):
             worker, index = divmod(worker, self.extents[dim])

@@ -58,13 +58,13 @@ class Modes:
 
     def task(self, worker: int, slot: int) -> Task:
         """Return one task."""
-        found = [0] * len(self.shape)
+        task = [0] * len(self.shape)
         for modes, number in ((self.workers, worker), (self.slots, slot)):
             for mode in reversed(modes):
                 number, digit = divmod(number, mode.extent)
                 if mode.dim != NOWHERE:
-                    found[mode.dim] += digit * mode.stride
-        return tuple(found)
+                    task[mode.dim] += digit * mode.stride
+        return tuple(task)
 
 
 def modes_of(mapping: TaskMapping) -> Modes:
@@ -85,17 +85,17 @@ def modes_of(mapping: TaskMapping) -> Modes:
 
 def _joined(digits: Sequence[Mode]) -> tuple[Mode, ...]:
     """Join digits that count on; takes them innermost first, gives them outermost first."""
-    found: list[Mode] = []
+    modes: list[Mode] = []
     for mode in digits:
         if mode.extent == 1:
             continue
-        if found and found[-1].dim == mode.dim:
-            inner = found[-1]
+        if modes and modes[-1].dim == mode.dim:
+            inner = modes[-1]
             if mode.stride == inner.stride * inner.extent:
-                found[-1] = Mode(inner.extent * mode.extent, inner.dim, inner.stride)
+                modes[-1] = Mode(inner.extent * mode.extent, inner.dim, inner.stride)
                 continue
-        found.append(mode)
-    return tuple(reversed(found))
+        modes.append(mode)
+    return tuple(reversed(modes))
 
 
 def same_function(one: TaskMapping, other: TaskMapping) -> bool:
@@ -110,10 +110,10 @@ def simplify(mapping: TaskMapping) -> TaskMapping:
         InternalError: where the result is another function (the verifier of this rewriting).
     """
     modes = modes_of(mapping)
-    found = TaskMapping(tuple(_atoms(modes)))
-    if not same_function(mapping, found):
-        raise InternalError(f"{mapping} simplified to {found}, which is another mapping")
-    return found
+    simplified = TaskMapping(tuple(_atoms(modes)))
+    if not same_function(mapping, simplified):
+        raise InternalError(f"{mapping} simplified to {simplified}, which is another mapping")
+    return simplified
 
 
 def _atoms(modes: Modes) -> list[Atom]:

@@ -34,8 +34,8 @@ def read_mapping(text: str) -> TaskMapping:
             if node.data in ("times", "chain"):
                 written += " * " if node.data == "times" else "."
                 continue
-            made, shown = _atom(node)
-            atoms += made.atoms
+            factor, shown = _atom(node)
+            atoms += factor.atoms
             written += shown
     except ValueError as error:
         raise mapping_error(text, str(error)) from None
@@ -73,8 +73,8 @@ def _atom(node: Any) -> tuple[TaskMapping, str]:
             return replicate(*extents), f"replicate({shown})"
         case _:
             (workers,) = named["workers"]
-            made = auto_map(*extents, workers=workers, ranks=ranks)
-            return made, f"auto_map({shown}, workers={workers}{order})"
+            factor = auto_map(*extents, workers=workers, ranks=ranks)
+            return factor, f"auto_map({shown}, workers={workers}{order})"
 
 
 def parse(text: str, start: str) -> Any:

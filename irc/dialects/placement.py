@@ -132,8 +132,8 @@ class Placement:
 
     def split_axes(self, dim: int) -> tuple[str, ...]:
         """Return the axes that split ``dim``, first applied first."""
-        found = [(p.order, n) for n, p in self.axes if isinstance(p, Split) and p.dim == dim]
-        return tuple(name for _, name in sorted(found))
+        axes = [(p.order, n) for n, p in self.axes if isinstance(p, Split) and p.dim == dim]
+        return tuple(name for _, name in sorted(axes))
 
     def partial_axes(self) -> tuple[str, ...]:
         """Return the axes on which the value is partial."""
@@ -219,10 +219,10 @@ class Mesh:
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Return the position of ``rank`` on each axis."""
-        found: dict[str, int] = {}
+        position: dict[str, int] = {}
         for name, size in reversed(self.axes):
-            rank, found[name] = divmod(rank, size)
-        return {name: found[name] for name in self.names}
+            rank, position[name] = divmod(rank, size)
+        return {name: position[name] for name in self.names}
 
     def rank(self, coordinates: Mapping[str, int]) -> int:
         """Return the rank at a position."""

@@ -246,7 +246,7 @@ class Texts:
         """Return what ``str`` does."""
         printer = _Again(module, self._known, self._parts)
         printer.print_op(module)
-        self._known = printer.found
+        self._known = printer.printed
         return "".join(printer.pieces)
 
 
@@ -261,7 +261,7 @@ class _Again(TextPrinter):
     ) -> None:
         super().__init__(parts)
         self._block, self._before = module.body.block, known
-        self.found: dict[Operation, tuple[Contents, str]] = {}
+        self.printed: dict[Operation, tuple[Contents, str]] = {}
 
     def print_op(self, op: Operation) -> None:
         if op.parent is not self._block or not op.get_traits_of_type(IsolatedFromAbove):
@@ -275,7 +275,7 @@ class _Again(TextPrinter):
             known = contents, "".join(self.pieces[start:])
         else:
             self.pieces.append(known[1])
-        self.found[op] = known
+        self.printed[op] = known
 
 
 class Contents:

@@ -95,12 +95,12 @@ def is_traced() -> bool:
 
 
 def _compared(relation: Relation, size: Size, other: Any) -> bool:
-    found = None
+    holds = None
     if isinstance(other, int | Size):
-        found = decided(relation, size - other)
-    if found is None:
+        holds = decided(relation, size - other)
+    if holds is None:
         raise _unbound(size, other)
-    return found
+    return holds
 
 
 def _unbound(size: Size, other: object) -> UnboundSizeError:
@@ -170,12 +170,12 @@ class Size:
 
     def __floordiv__(self, other: Any) -> Dim:
         tracer = _DECIDING.get()
-        found = None
+        quotient = None
         if tracer is not None and isinstance(other, int) and other > 0:
-            found = tracer.quotient(self, other)
-        if found is None:
+            quotient = tracer.quotient(self, other)
+        if quotient is None:
             raise _unbound(self, other)
-        return found
+        return quotient
 
     def __mod__(self, other: Any) -> Dim:
         return self - (self // other) * other
@@ -286,16 +286,16 @@ def floor_quotient(dim: Size, by: int, named: Callable[[Size, int], Dim | None])
         # floor(-n / d) = -floor((n + d - 1) / d)
         turned = -dim + (by - 1)
         assert isinstance(turned, Size)
-        found = floor_quotient(turned, by, named)
-        return None if found is None else -found
+        quotient = floor_quotient(turned, by, named)
+        return None if quotient is None else -quotient
     constant = dict(dim.terms).get((), 0)
     if all(coefficient % by == 0 for monomial, coefficient in dim.terms if monomial):
         return _sum((m, c // by) for m, c in dim.terms if m) + constant // by
     # One name for all that differ by whole steps.
     rest = dim - constant + constant % by
     assert isinstance(rest, Size)
-    found = named(rest, by)
-    return None if found is None else found + constant // by
+    quotient = named(rest, by)
+    return None if quotient is None else quotient + constant // by
 
 
 def _times(left: Monomial, right: Monomial) -> Monomial:
@@ -366,9 +366,9 @@ def least(dim: Dim, start: int = 2, most: Mapping[str, int] | None = None) -> in
             for _ in range(power):
                 term = term * (symbol(name) + low.get(name, start))
         moved = moved + term
-    found = dict(terms_of(moved))
-    total = found.get((), 0)
-    for monomial, coefficient in found.items():
+    terms = dict(terms_of(moved))
+    total = terms.get((), 0)
+    for monomial, coefficient in terms.items():
         if monomial and coefficient < 0:
             if most is None or any(name not in most for name, _ in monomial):
                 return None
@@ -387,7 +387,7 @@ def is_negative(stride: Dim) -> bool:
     if isinstance(stride, int):
         return stride < 0
     for number, negative in ((stride, False), (-stride, True)):
-        found = least(number)
-        if found is not None and found >= 0:
+        minimum = least(number)
+        if minimum is not None and minimum >= 0:
             return negative
     raise UnboundSizeError(f"the sign of stride '{stride}' depends on its sizes")

@@ -325,9 +325,9 @@ class KernelOp(IRDLOperation):
     def part_args(self, part: int) -> tuple[BlockArgument, ...]:
         """The buffers of a part, inputs then outputs."""
         args, inputs, count = self.args, self.num_inputs.value.data, len(self.part_lengths)
-        given, made = inputs // count, (len(args) - inputs) // count
-        outputs = args[inputs + part * made :][:made]
-        return (*args[part * given :][:given], *outputs)
+        part_inputs, part_outputs = inputs // count, (len(args) - inputs) // count
+        outputs = args[inputs + part * part_outputs :][:part_outputs]
+        return (*args[part * part_inputs :][:part_inputs], *outputs)
 
     @property
     def task_mapping(self) -> TaskMapping:

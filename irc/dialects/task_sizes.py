@@ -43,21 +43,21 @@ def bind_kernel(kernel: KernelOp, values: Mapping[str, int]) -> KernelOp:
     Raises:
         UnboundSizeError: naming a symbol that has no number.
     """
-    made = kernel.clone()
-    assert isinstance(made, KernelOp)
+    clone = kernel.clone()
+    assert isinstance(clone, KernelOp)
     if not kernel.symbols:
-        return made
-    for op in (made, *made.body.block.ops):
+        return clone
+    for op in (clone, *clone.body.block.ops):
         for name, attr in list(op.properties.items()):
             op.properties[name] = bound(attr, values)
         if isinstance(op, KernelConstantOp) and is_float(op.value.dtype):
             op.properties["value"] = to_attribute((float(op.literals[0]),))
-    buffers: list[SSAValue] = [*made.args]
+    buffers: list[SSAValue] = [*clone.args]
     for value in buffers:
         value._type = bound(value.type, values)  # pyright: ignore[reportPrivateUsage] - keeps uses
-    tasks = made.space_extents[: made.num_parallel]
-    made.properties["mapping"] = MappingAttr(spatial(*(max(size, 1) for size in tasks)))
-    return made
+    tasks = clone.space_extents[: clone.num_parallel]
+    clone.properties["mapping"] = MappingAttr(spatial(*(max(size, 1) for size in tasks)))
+    return clone
 
 
 def bound(attr: Attribute, values: Mapping[str, int]) -> Attribute:
@@ -88,11 +88,11 @@ def unproven(kernel: KernelOp, most: Mapping[str, int] | None = None) -> str | N
         UnboundSizeError: where the sign of a stride depends on a size.
     """
     for extent in kernel.extents:
-        if (found := least(extent, most=most)) is None or found < 1:
+        if (minimum := least(extent, most=most)) is None or minimum < 1:
             return f"a loop over {extent} may be empty"
     for name, low, high, size in _reaches(kernel):
         for what, number in (("first", low), ("last", size + -1 + -1 * high)):
-            if (found := least(number, most=most)) is None or found < 0:
+            if (minimum := least(number, most=most)) is None or minimum < 0:
                 return f"{name}: its {what} element lies inside where {number} >= 0"
     return None
 

@@ -100,17 +100,17 @@ def check_limits(text: str, name: str) -> None:
         )
     if "\0" in text:
         raise IrcError("ir-syntax", f"{name} holds a NUL character")
-    if found := re.search(rf"[0-9]{{{MAX_DIGITS + 1}}}", text):
+    if match := re.search(rf"[0-9]{{{MAX_DIGITS + 1}}}", text):
         raise IrcError(
-            "ir-too-large", f"{name} holds a number of over {MAX_DIGITS} digits at {found.start()}"
+            "ir-too-large", f"{name} holds a number of over {MAX_DIGITS} digits at {match.start()}"
         )
     if "dense<" in text or "dense_resource<" in text:
         raise IrcError(
             "ir-invalid", f"{name} holds a dense attribute; irc keeps weights outside the text"
         )
-    for found in SKIPPED.finditer(text):
-        if found["end"] == "":
-            line = text.count("\n", 0, found.start()) + 1
+    for match in SKIPPED.finditer(text):
+        if match["end"] == "":
+            line = text.count("\n", 0, match.start()) + 1
             raise IrcError(
                 "ir-syntax", f"{name} does not parse: a string is not closed", where=f"line {line}"
             )
@@ -127,12 +127,12 @@ def _check_aliases(text: str, name: str) -> None:
     """Refuse aliases that stand for more than is read without them."""
     sizes: dict[str, int] = {}
     current, total = "", 0
-    for found in ALIAS.finditer(text):
-        if found[2]:
-            current = found[1]
+    for match in ALIAS.finditer(text):
+        if match[2]:
+            current = match[1]
             sizes[current] = 1
             continue
-        size = sizes.get(found[1], 1)
+        size = sizes.get(match[1], 1)
         total += size
         if current:
             sizes[current] += size

@@ -42,12 +42,12 @@ def _strategies(
 ) -> list[Strategy]:
     """A ring; and under a causal mask the rows of q alone, masked by where they stand."""
     q = operands[0][0]
-    found = ring(operands[:3], operands[3:], 1)
+    strategies = ring(operands[:3], operands[3:], 1)
     if attrs["is_causal"] and q[-2] != 1:
         rows = Split(len(q) - 2)
         placed = (rows, B, B, *(mask_rows(shape, q) for shape, _ in operands[3:]))
-        found.append(Strategy(CAUSAL_ROWS, placed, (rows,), q[-2]))
-    return found
+        strategies.append(Strategy(CAUSAL_ROWS, placed, (rows,), q[-2]))
+    return strategies
 
 
 @flow_op
