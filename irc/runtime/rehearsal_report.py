@@ -106,10 +106,10 @@ class Rehearsal:
 
     def as_json(self) -> dict[str, Any]:
         """Return everything, as JSON has it; bytes and seconds."""
-        found = asdict(self)
+        values = asdict(self)
         for name in ("predicted", "measured"):
-            found[name] = {**found[name], PEAK: sum(found[name].values())}
-        return {**found, "gap": self.gap}
+            values[name] = {**values[name], PEAK: sum(values[name].values())}
+        return {**values, "gap": self.gap}
 
     def __str__(self) -> str:
         for_host = ", kernels written for it from the plan's loops" if self.is_host else ""

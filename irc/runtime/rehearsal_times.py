@@ -93,27 +93,29 @@ def _functions(
     if isinstance(plan, LoadedPlan):
         return {CALL: _Function(1, (plan.plan,))}, {}
     place = next(p for p, ranks in enumerate(plan.ranks) if rank in ranks)
-    stages, found, named = plan.parts_at(place), dict[str, _Function](), dict[str, str]()
+    stages, functions, named = plan.parts_at(place), dict[str, _Function](), dict[str, str]()
     for event in plan.tapes[place].events:
         if event.what == "run":
             action = event.action
             kind = plan.wiring.kind(action.kind, action.micro_batch)
             name = f"{action.stage}{kind}"
             own = plan.parts[stages[action.stage]][kind].plan
-            found[name] = _Function(found[name].runs + 1 if name in found else 1, (own,))
+            functions[name] = _Function(
+                functions[name].runs + 1 if name in functions else 1, (own,)
+            )
             named[str(action)] = name
     for stage, part in stages.items():
         if "step" in plan.parts[part]:
             name = f"{stage}{UPDATE}"
-            found[name] = _Function(1, (plan.parts[part]["step"].plan,))
+            functions[name] = _Function(1, (plan.parts[part]["step"].plan,))
             named[name] = name
     each = [plan.parts[part] for part in dict.fromkeys(stages.values())]
     own = tuple(
         loaded.plan for part in each for k, loaded in part.items() if k.startswith(OF_BATCH)
     )
     if own:
-        found[BATCH] = _Function(1, own)
-    return found, named
+        functions[BATCH] = _Function(1, own)
+    return functions, named
 
 
 def _by_function(noted: Recorded, named: Mapping[str, str]) -> Iterator[tuple[str, list[Row]]]:
@@ -144,11 +146,11 @@ def _predicted(plans: tuple[Plan, ...]) -> float | None:
 
 
 def _prices(plans: tuple[Plan, ...]) -> dict[tuple[str, str], float | None]:
-    found: dict[tuple[str, str], float | None] = {}
+    prices: dict[tuple[str, str], float | None] = {}
     for plan in plans:
         labels = Labels(plan)
         for _, step in steps(plan):
             if not isinstance(step, Start | Wait):
                 label = labels(step)
-                found[label.id, label.name] = step.seconds
-    return found
+                prices[label.id, label.name] = step.seconds
+    return prices

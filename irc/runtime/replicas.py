@@ -70,8 +70,8 @@ def holders(slices: Sequence[object]) -> Mapping[object, list[int]]:
     >>> holders([0, 1, 0, None])
     {0: [0, 2]}
     """
-    found: dict[object, list[int]] = {}
+    by_slice: dict[object, list[int]] = {}
     for rank, own in enumerate(slices):
         if own is not None:
-            found.setdefault(own, []).append(rank)
-    return {own: ranks for own, ranks in found.items() if len(ranks) > 1}
+            by_slice.setdefault(own, []).append(rank)
+    return {own: ranks for own, ranks in by_slice.items() if len(ranks) > 1}

@@ -85,13 +85,14 @@ class RunReport:
             lines.append(f"links      messages take as long as on {self.cluster}")
         lines += self.notes
         if self.comparison is not None:
-            found = self.comparison
-            where = f" in {printable(found.where)}" if found.where else ""
+            comparison = self.comparison
+            where = f" in {printable(comparison.where)}" if comparison.where else ""
             lines.append(
-                f"eager      max abs error {found.max_abs:.1e}, "
-                f"relative {found.relative:.1e}{where} (eager's own {found.eager_relative:.1e})"
+                f"eager      max abs error {comparison.max_abs:.1e}, "
+                f"relative {comparison.relative:.1e}{where} "
+                f"(eager's own {comparison.eager_relative:.1e})"
             )
-            lines.append("OK" if found.ok else "FAIL")
+            lines.append("OK" if comparison.ok else "FAIL")
         return "\n".join(lines)
 
     def to_json(self) -> str:

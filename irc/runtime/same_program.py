@@ -47,21 +47,21 @@ def agree_on_program(own: Marks) -> None:
     Raises:
         IrcError: ``ranks-differ`` on every rank, naming the ranks that differ from most.
     """
-    found = gathered(b"".join(own.values()))
-    if len(set(found)) == 1:
+    rows = gathered(b"".join(own.values()))
+    if len(set(rows)) == 1:
         return
-    usual = max(found, key=lambda row: (found.count(row), -found.index(row)))
+    usual = max(rows, key=lambda row: (rows.count(row), -rows.index(row)))
     size = hashlib.sha256().digest_size
     notes: list[str] = []
     for place, name in enumerate(own):
         part = slice(place * size, (place + 1) * size)
-        others = [rank for rank, row in enumerate(found) if row[part] != usual[part]]
+        others = [rank for rank, row in enumerate(rows) if row[part] != usual[part]]
         if others:
             notes.append(f"{name} of {ranks_named(others)} is not that of the others")
-    different = [rank for rank, row in enumerate(found) if row != usual]
+    different = [rank for rank, row in enumerate(rows) if row != usual]
     raise IrcError(
         "ranks-differ",
-        f"{ranks_named(different)} would compile another program than rank {found.index(usual)}",
+        f"{ranks_named(different)} would compile another program than rank {rows.index(usual)}",
         because=notes,
         help="build the same model, with the same options, on every rank",
     )

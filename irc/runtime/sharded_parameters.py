@@ -51,14 +51,14 @@ class ShardedParameters:
         }
         self._seen: dict[int, int] = {}
         whole = Placement.replicated(mesh.names)
-        made: dict[int, nn.Parameter] = {}
+        parameters: dict[int, nn.Parameter] = {}
         for slots, key, value in [] if stay else _slots(module):
             if is_held(value):
                 continue
-            if id(value) not in made:
+            if id(value) not in parameters:
                 held = dtensor(value.detach(), whole, mesh, tuple(value.shape))
-                made[id(value)] = nn.Parameter(held, value.requires_grad)
-            slots[key] = made[id(value)]
+                parameters[id(value)] = nn.Parameter(held, value.requires_grad)
+            slots[key] = parameters[id(value)]
 
     @property
     def by_name(self) -> dict[str, nn.Parameter]:
@@ -140,15 +140,15 @@ class ShardedParameters:
     def blank(self) -> Iterator[None]:
         """Let the module have plain parameters of whole shapes, whose values nobody reads."""
         kept = list(_slots(self._module))
-        made: dict[int, nn.Parameter] = {}
+        plain: dict[int, nn.Parameter] = {}
         for _, _, value in kept:
-            if id(value) not in made:
+            if id(value) not in plain:
                 # Never touched, so the system gives it no pages.
                 room = torch.empty(value.shape, dtype=value.dtype)
-                made[id(value)] = nn.Parameter(room, value.requires_grad)
+                plain[id(value)] = nn.Parameter(room, value.requires_grad)
         try:
             for slots, key, value in kept:
-                slots[key] = made[id(value)]
+                slots[key] = plain[id(value)]
             yield
         finally:
             for slots, key, value in kept:

@@ -61,8 +61,8 @@ def apart(arguments: Any) -> Any:
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor that lies in a copy of a tensor's whole memory as that does in its own."""
     memory = tensor.untyped_storage().clone()
-    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    made.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
-    made = made.conj() if tensor.is_conj() else made
+    copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    copy.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
+    copy = copy.conj() if tensor.is_conj() else copy
     lazy: Any = torch  # its stub leaves `_neg_view` out
-    return lazy._neg_view(made) if tensor.is_neg() else made
+    return lazy._neg_view(copy) if tensor.is_neg() else copy

@@ -74,20 +74,20 @@ class SharedParts:
         # Of each rank: collectives below this number have ended there, so that it reads no more.
         self._ended = [0] * len(memory)
 
-    def begin(self, group: Any, given: Sequence[torch.Tensor], take: Take) -> Delivery:
+    def begin(self, group: Any, tensors: Sequence[torch.Tensor], take: Take) -> Delivery:
         """Give tensors to all peers, and return what takes theirs.
 
         Ranks begin their collectives in one order.
 
         Args:
             group: that of this.
-            given: one behind the other; as many bytes on each rank. They are copied.
+            tensors: one behind the other; as many bytes on each rank. They are copied.
             take: called once for each peer, where the result is waited for.
 
         Raises:
             InternalError: more is under way than the machine has memory.
         """
-        pieces = [piece.reshape(-1).view(torch.uint8) for piece in given]
+        pieces = [piece.reshape(-1).view(torch.uint8) for piece in tensors]
         size = sum(piece.numel() for piece in pieces)
         with self._lock:
             number = self._begun

@@ -17,12 +17,12 @@ def check_shape(name: str, value: Any, expected: tuple[int, ...]) -> None:
         IrcError: ``state-mismatch``.
     """
     if not isinstance(value, torch.Tensor) or tuple(value.shape) != expected:
-        given = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-        raise mismatch(f"'{name}' is {given}; the step has {list(expected)}", "")
+        actual = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+        raise mismatch(f"'{name}' is {actual}; the step has {list(expected)}", "")
 
 
 def check_names(
-    given: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]], where: str
+    stored: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]], where: str
 ) -> None:
     """Hold the names and shapes of a module's stored tensors against its own.
 
@@ -30,13 +30,13 @@ def check_names(
         IrcError: ``state-mismatch``.
     """
     for name, shape in own.items():
-        if name not in given:
-            raise mismatch(f"{where} lacks '{name}'", did_you_mean(name, given))
-        if given[name] != shape:
+        if name not in stored:
+            raise mismatch(f"{where} lacks '{name}'", did_you_mean(name, stored))
+        if stored[name] != shape:
             raise mismatch(
-                f"'{name}' is {list(given[name])} in {where}; the module has {list(shape)}", ""
+                f"'{name}' is {list(stored[name])} in {where}; the module has {list(shape)}", ""
             )
-    for name in given:
+    for name in stored:
         if name not in own:
             raise mismatch(f"the module has no '{name}' as {where}", did_you_mean(name, own))
 

@@ -56,12 +56,12 @@ def run(
         x.new_zeros(directions, x.shape[1], hidden) if s is None else s.contiguous()
         for s in (h, c)[: 2 if kind == "LSTM" else 1]
     ]
-    given = x.flip(0) if turned else x
+    sequence = x.flip(0) if turned else x
     rest = (weights, bias is not None, 1, 0.0, False, directions == 2, False)
     if kind == "LSTM":
-        y, *last = torch.lstm(given, first, *rest)
+        y, *last = torch.lstm(sequence, first, *rest)
     else:
-        y, *last = torch.gru(given, first[0], *rest)
+        y, *last = torch.gru(sequence, first[0], *rest)
     y = y.flip(0) if turned else y
     apart = y.reshape(x.shape[0], x.shape[1], directions, hidden).transpose(1, 2)
     return [apart.contiguous(), *(value.contiguous() for value in last)]

@@ -132,31 +132,32 @@ def to_torch(recipe: Recipe, states: Mapping[str, torch.Tensor], trained: list[s
     """
     named = {name: torch.empty(0, device="meta") for name in trained}
     number = {id(t): name for name, t in named.items()}
-    made = torch_optimizer(recipe, named)
+    optimizer = torch_optimizer(recipe, named)
     groups = [
-        {**group, "params": [number[id(p)] for p in group["params"]]} for group in made.param_groups
+        {**group, "params": [number[id(p)] for p in group["params"]]}
+        for group in optimizer.param_groups
     ]
     moments = (*OPTIMIZERS[recipe.kind].names, REMAINDER)
-    found: dict[str, dict[str, torch.Tensor]] = {}
+    state: dict[str, dict[str, torch.Tensor]] = {}
     for name in trained:
         own = {m: states[state_name(m, name)] for m in moments if state_name(m, name) in states}
         if STEP in states and own:
             own = {"step": states[STEP].to(torch.float32), **own}
         if own:
-            found[name] = own
-    return {"state": found, "param_groups": [g for g in groups if g["params"]]}
+            state[name] = own
+    return {"state": state, "param_groups": [g for g in groups if g["params"]]}
 
 
-def from_torch(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def from_torch(recipe: Recipe, state_dict: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Return states under irc's names from an optimiser's state dict with parameters by name."""
-    found: dict[str, torch.Tensor] = {}
-    for name, own in given["state"].items():
+    states: dict[str, torch.Tensor] = {}
+    for name, own in state_dict["state"].items():
         for key, value in own.items():
             if key == "step":
-                found[STEP] = torch.as_tensor(value).to(torch.int64)
+                states[STEP] = torch.as_tensor(value).to(torch.int64)
             elif value is not None:
-                found[state_name(key, name)] = value
-    return found
+                states[state_name(key, name)] = value
+    return states
 
 
 def state_name(moment: str, parameter: str) -> str:

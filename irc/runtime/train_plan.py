@@ -103,7 +103,7 @@ def train(
     own = load_weights(loaded, rank, verify=args.verify)
     specs, scale = specs_of(loaded), scale_of_plan(loaded)
     names = [spec.name for spec in specs]
-    made = [plan.buffers[index].name for index in plan.outputs]
+    output_names = [plan.buffers[index].name for index in plan.outputs]
 
     def executed(recorder: Recorder | None) -> Step:
         options: dict[str, Any] = {"communicator": communicator, "load": load}
@@ -112,10 +112,10 @@ def train(
         def step(batch: Sequence[torch.Tensor], _: int) -> tuple[torch.Tensor, bool]:
             if scale is None:
                 return run(*batch)[0], False
-            given = dict(zip(names, batch, strict=True))
-            given[SCALE], given[INVERSE] = scale.read()
-            results = run(*given.values())
-            overflows = results[made.index(OVERFLOWS)]
+            inputs = dict(zip(names, batch, strict=True))
+            inputs[SCALE], inputs[INVERSE] = scale.read()
+            results = run(*inputs.values())
+            overflows = results[output_names.index(OVERFLOWS)]
             scale.update(overflows)
             return results[0], bool(overflows)
 
@@ -194,11 +194,11 @@ def train_parts(args: argparse.Namespace, plan: PartsPlan, rank: int) -> RunRepo
 
 def _start(plan: PartsPlan) -> dict[str, torch.Tensor]:
     """Return what eager training starts from: all weights, and the seed where numbers are drawn."""
-    found = whole_weights(plan)
+    tensors = whole_weights(plan)
     model = load_program(plan, forward_text(plan), FORWARD)
     if any(name == SEED for _, name, _ in arguments(entry(model))):
-        found[SEED] = torch.zeros((), dtype=torch.int64)
-    return found
+        tensors[SEED] = torch.zeros((), dtype=torch.int64)
+    return tensors
 
 
 def _trained(args: argparse.Namespace, own: _Rank, rank: int) -> RunReport | None:
@@ -249,10 +249,10 @@ def _stepped(
     args: argparse.Namespace, own: _Rank, batch: Sequence[torch.Tensor], number: int
 ) -> tuple[torch.Tensor, bool]:
     """Make a step; compare copies where that is asked for."""
-    made = own.run(batch, number)
+    result = own.run(batch, number)
     if args.check and (number + 1) % args.check == 0 and dist.is_initialized():
         check_copies(own.parts.copies(), f"after step {number + 1}")
-    return made
+    return result
 
 
 def _traced(

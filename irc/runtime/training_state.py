@@ -369,14 +369,14 @@ class TrainingState:
     def _state_names(self) -> dict[str, str]:
         """Return the names of states in a checkpoint, by irc's."""
         kind = OPTIMIZERS[self.recipe.kind]
-        found = {
+        names = {
             state_name(moment, name): f"{STATE}{name}.{moment}"
             for name in self.trained
             for moment in self._states_of(name)
         }
         if kind.counts and self.trained:
-            found[STEP] = f"{STATE}{self.trained[0]}.step"
-        return found
+            names[STEP] = f"{STATE}{self.trained[0]}.step"
+        return names
 
     def _states_of(self, name: str) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the states of a parameter, by their names."""
@@ -430,8 +430,8 @@ class TrainingState:
         if SEED in state:
             states[SEED] = torch.tensor(int(state[SEED]), dtype=torch.int64)
         if self._mesh.num_ranks > 1 and self.parts.roles:
-            given = {n: v for n, v in model.items() if isinstance(v, torch.Tensor)}
-            agree_on_weights({**given, **states})
+            model_tensors = {n: v for n, v in model.items() if isinstance(v, torch.Tensor)}
+            agree_on_weights({**model_tensors, **states})
         with torch.no_grad():
             self._write_model(model)
             for name, value in states.items():

@@ -166,13 +166,13 @@ def _groups(plan: PartsPlan, rank: int) -> Mapping[Way, Callable[[], Any]]:
         else:
             messages = plan.channel(name, there, here).receives(rank)
         ways |= {(name, message.source, message.target) for message in messages}
-    found: dict[Way, Callable[[], Any]] = {}
+    groups: dict[Way, Callable[[], Any]] = {}
     for way in sorted(ways):  # in one order on all ranks, of which two make each
-        made: Any = dist.new_group(list(way[1:]), use_local_synchronization=True)
+        group: Any = dist.new_group(list(way[1:]), use_local_synchronization=True)
         # torch lets go of its groups when the processes part: we hold none.
-        found[way] = ref(made)
+        groups[way] = ref(group)
     defer_network_threads()
-    return found
+    return groups
 
 
 def _name(key: Key) -> str:

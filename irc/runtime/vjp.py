@@ -43,7 +43,7 @@ def run(
     """
     import torch
 
-    name, attrs, count, given, wanted = arguments
+    name, attrs, count, with_gradients, wanted = arguments
     gradients = list(values[count:])
     if (declared := _declared(name, attrs)) is not None:
         return _by_declaration(declared, arguments, values[:count], gradients)
@@ -51,20 +51,22 @@ def run(
         operands = [value.detach().clone() for value in values[:count]]
         for index in wanted:
             operands[index].requires_grad_(True)
-        found = _forward(name, attrs, operands, given, gradients, run_op)
-        made = [found[i] for i in given]
-        if not all(value.requires_grad for value in made) and name == names.EXTERN:
+        results = _forward(name, attrs, operands, with_gradients, gradients, run_op)
+        roots = [results[i] for i in with_gradients]
+        if not all(value.requires_grad for value in roots) and name == names.EXTERN:
             # The reference is no torch code; the op itself may know its derivative.
-            found = _by_own_op(attrs, operands) or found
-            made = [found[i] for i in given]
-        if stuck := [i for i, value in zip(given, made, strict=True) if not value.requires_grad]:
+            results = _by_own_op(attrs, operands) or results
+            roots = [results[i] for i in with_gradients]
+        if stuck := [
+            i for i, value in zip(with_gradients, roots, strict=True) if not value.requires_grad
+        ]:
             because = f"result {stuck[0]} does not depend on the operands that need a gradient"
             raise _not_differentiable(name, attrs, because)
         try:
             back = torch.autograd.grad(
-                made,
+                roots,
                 [operands[i] for i in wanted],
-                [g.to(value.dtype) for g, value in zip(gradients, made, strict=True)],
+                [g.to(value.dtype) for g, value in zip(gradients, roots, strict=True)],
                 allow_unused=True,
             )
         except RuntimeError as error:
@@ -91,14 +93,14 @@ def _by_declaration(
     """Ask the op's declaration for the gradients of all operands, and give the wanted ones."""
     import torch
 
-    _, attrs, _, given, wanted = arguments
-    by_result: list[torch.Tensor | None] = [None] * (max(given) + 1)
-    for index, gradient in zip(given, gradients, strict=True):
+    _, attrs, _, with_gradients, wanted = arguments
+    by_result: list[torch.Tensor | None] = [None] * (max(with_gradients) + 1)
+    for index, gradient in zip(with_gradients, gradients, strict=True):
         by_result[index] = gradient
     positional, keywords = called_with(json.loads(attrs["arguments"]), operands)
     target = attrs["target"]
-    found = declared_gradients(derivative, target, by_result, positional, keywords, operands)
-    back = [found[i] for i in wanted]
+    by_operand = declared_gradients(derivative, target, by_result, positional, keywords, operands)
+    back = [by_operand[i] for i in wanted]
     return [
         torch.zeros_like(operands[i]) if gradient is None else gradient
         for i, gradient in zip(wanted, back, strict=True)
@@ -115,8 +117,8 @@ def _by_own_op(
     if op is None:
         return None
     positional, keywords = called_with(json.loads(attrs["arguments"]), operands)
-    found = op(*positional, **keywords)
-    flat = list(found) if isinstance(found, tuple | list) else [found]
+    returned = op(*positional, **keywords)
+    flat = list(returned) if isinstance(returned, tuple | list) else [returned]
     return [value for value in flat if isinstance(value, torch.Tensor)]
 
 
@@ -124,15 +126,15 @@ def _forward(
     name: str,
     attrs: Mapping[str, Any],
     operands: list[torch.Tensor],
-    given: Sequence[int],
+    with_gradients: Sequence[int],
     gradients: Sequence[torch.Tensor],
     run_op: Run,
 ) -> list[torch.Tensor]:
     from irc.runtime.dtypes import dtype_names
 
     # Only results that have gradients matter, and those have their gradients' shapes.
-    stated: list[tuple[tuple[int, ...], str]] = [((), "f32")] * (max(given) + 1)
-    for index, gradient in zip(given, gradients, strict=True):
+    stated: list[tuple[tuple[int, ...], str]] = [((), "f32")] * (max(with_gradients) + 1)
+    for index, gradient in zip(with_gradients, gradients, strict=True):
         stated[index] = (tuple(gradient.shape), dtype_names()[gradient.dtype])
     if name in SMOOTH:
         return [SMOOTH[name](attrs, operands, stated, run_op)]
@@ -158,8 +160,8 @@ def _pool(
         pad += [low, span - low - x.shape[x.ndim - count + i]]
     wide = functional.pad(x, pad, value=-torch.inf).reshape(-1, 1, *_padded(x, pad, count))
     pool: Callable[..., torch.Tensor] = getattr(functional, f"max_pool{count}d")
-    found = pool(wide, window, list(attrs["strides"]), 0, list(attrs["dilations"]))
-    return found.reshape(*lead, *found.shape[2:])
+    pooled = pool(wide, window, list(attrs["strides"]), 0, list(attrs["dilations"]))
+    return pooled.reshape(*lead, *pooled.shape[2:])
 
 
 def _padded(x: torch.Tensor, pad: Sequence[int], count: int) -> list[int]:

@@ -166,12 +166,12 @@ class Watch:
 
     def gone(self) -> list[str]:
         """Say which ranks on this machine are gone, or stopped."""
-        found: list[str] = []
+        descriptions: list[str] = []
         for rank in self._neighbours():
             state = state_of(self._places[rank])
             if state in (STOPPED, *ENDED):
-                found.append(described(rank, self._places[rank], state))
-        return found
+                descriptions.append(described(rank, self._places[rank], state))
+        return descriptions
 
     def first_cause(self, pending: Pending) -> IrcError | None:
         """Return what one rank has said of the end of the run, if any has.

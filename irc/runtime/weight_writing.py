@@ -107,12 +107,12 @@ def _groups(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
     >>> _groups({"a": 3, "b": 3, "c": 9, "d": 1}, 6)
     [['a', 'b'], ['c'], ['d']]
     """
-    found: list[list[str]] = [[]]
+    groups: list[list[str]] = [[]]
     total = 0
     for name, size in sizes.items():
-        if found[-1] and total + size > max_bytes:
-            found.append([])
+        if groups[-1] and total + size > max_bytes:
+            groups.append([])
             total = 0
-        found[-1].append(name)
+        groups[-1].append(name)
         total += size
-    return found
+    return groups

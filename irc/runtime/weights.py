@@ -42,19 +42,19 @@ def slice_weights(
         rank: whose parts.
         parts: what the rank holds of others already.
     """
-    found: dict[str, torch.Tensor] = {}
+    slices: dict[str, torch.Tensor] = {}
     for index in plan.weights:
         buffer = plan.buffers[index]
         if parts is not None and buffer.name in parts:
-            found[buffer.name] = parts[buffer.name]
+            slices[buffer.name] = parts[buffer.name]
             continue
         if buffer.name not in tensors:
             raise IrcError("input-mismatch", f"no value for weight '{buffer.name}'")
         whole = tensors[buffer.name]
         whole = whole[: buffer.rows] if buffer.rows else whole
         part = whole[_slices(plan, buffer, rank, tuple(whole.shape))]
-        found[buffer.name] = with_room(part, buffer.shape) if buffer.rows else part
-    return found
+        slices[buffer.name] = with_room(part, buffer.shape) if buffer.rows else part
+    return slices
 
 
 def load_weights(
@@ -85,11 +85,11 @@ def load_weights(
     references = references_in(folder)
     _check_files(loaded, references, rank, held, verify=verify)
     opened: dict[Path, Any] = {}
-    found: dict[str, torch.Tensor] = {}
+    weights: dict[str, torch.Tensor] = {}
     for index in plan.weights:
         buffer = plan.buffers[index]
         if held is not None and buffer.name in held:
-            found[buffer.name] = held[buffer.name]
+            weights[buffer.name] = held[buffer.name]
             continue
         reference = references.get(buffer.name, Reference(WEIGHTS, buffer.name))
         path = folder / reference.file
@@ -100,7 +100,7 @@ def load_weights(
                 if buffer.rows and rank is not None:
                     own = _slices(plan, buffer, rank, whole_shape(plan, index))[0]
                     zeros = zeros[: own.stop - own.start]
-                found[buffer.name] = zeros
+                weights[buffer.name] = zeros
                 continue
             is_own = buffer.name not in references
             if is_own and _was_without_value(path, reference.tensor, opened):
@@ -113,10 +113,10 @@ def load_weights(
                 )
             part = _read(plan, buffer, reference, path, rank, opened)
             is_padded = buffer.rows and rank is not None
-            found[buffer.name] = with_room(part, buffer.shape) if is_padded else part
+            weights[buffer.name] = with_room(part, buffer.shape) if is_padded else part
         except (SafetensorError, OSError, ValueError, RuntimeError, OverflowError) as error:
             raise corrupt(f"weight '{buffer.name}' cannot be read: {error}", str(path)) from None
-    return found
+    return weights
 
 
 def references_in(folder: Path) -> dict[str, Reference]:
@@ -136,14 +136,14 @@ def whole_weights(plan: PartsPlan) -> dict[str, torch.Tensor]:
 
     What ranks hold in slices is put together.
     """
-    found: dict[str, torch.Tensor] = {}
+    weights: dict[str, torch.Tensor] = {}
     for part in plan.parts:
         for loaded in part.values():
-            found |= load_weights(loaded, None, held=found)
+            weights |= load_weights(loaded, None, held=weights)
     for name, own in plan.sliced.items():
-        if own.names[0] in found:
-            found[name] = torch.cat([found.pop(each) for each in own.names], own.dim)
-    return found
+        if own.names[0] in weights:
+            weights[name] = torch.cat([weights.pop(each) for each in own.names], own.dim)
+    return weights
 
 
 def _check_files(
@@ -180,7 +180,7 @@ def _ranges(
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             header = json_text.parse_object(file.read(min(size, json_text.MAX_BYTES)), str(path))
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         for buffer in buffers:
             if (entry := header.get(buffer.name)) is None:
                 continue  # a state that starts at zero
@@ -190,10 +190,10 @@ def _ranges(
             if all(s == slice(0, n) for s, n in zip(others, shape[1:], strict=True)) and shape:
                 row = (high - low) // max(shape[0], 1)
                 low, high = low + first.start * row, low + first.stop * row
-            found.append((low, high))
+            ranges.append((low, high))
     except (IrcError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # what is wrong with it is said by who reads it
-    return found
+    return ranges
 
 
 def _has(path: Path, tensor: str, opened: dict[Path, Any]) -> bool:

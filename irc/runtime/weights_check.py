@@ -49,8 +49,8 @@ def check_all_weights(folder: str) -> tuple[CheckedFile, ...]:
     paths, checked = [place / WEIGHTS], list[CheckedFile]()
     if (place / REFERENCES).is_file():
         text = files.read_file(place, REFERENCES, json_text.MAX_BYTES)
-        found = parse_references(text, str(place / REFERENCES))
-        paths += sorted({place / reference.file for reference in found.values()})
+        references = parse_references(text, str(place / REFERENCES))
+        paths += sorted({place / reference.file for reference in references.values()})
     for path in paths:
         if path.name != WEIGHTS:
             checked.append(CheckedFile(f"{path}", None))

@@ -65,26 +65,30 @@ STEPS = 3
 
 def parser() -> argparse.ArgumentParser:
     """Return the options of a worker."""
-    made = argparse.ArgumentParser(prog="irc.runtime.worker", description="Run one rank of a plan.")
-    made.add_argument("plan", metavar="PLAN", help="the folder of the plan")
-    made.add_argument("--inputs", metavar="F.npz", help="the inputs (default: random ones)")
-    made.add_argument("--seed", type=int, default=0, help="of random inputs (default: 0)")
-    made.add_argument("--compare", action="store_true", help="compare with the model run eagerly")
-    made.add_argument("--save", metavar="F.safetensors", help="write the outputs (rank 0)")
-    made.add_argument("--size", metavar="NAME=N", action="append", default=[])
-    made.add_argument("--trust", action="store_true", help="run its code, whoever made it")
-    made.add_argument("--verify", action="store_true", help="compare weights with their digests")
-    made.add_argument("--import", metavar="FILE.py|MODULE", dest="imports", action="append",
-                      default=[], help="import it before")  # fmt: skip
-    made.add_argument("--steps", type=int, default=STEPS, help="of a plan of training")
-    made.add_argument("--check", type=int, default=0, help="compare copies every so many steps")
-    made.add_argument(
+    options = argparse.ArgumentParser(
+        prog="irc.runtime.worker", description="Run one rank of a plan."
+    )
+    options.add_argument("plan", metavar="PLAN", help="the folder of the plan")
+    options.add_argument("--inputs", metavar="F.npz", help="the inputs (default: random ones)")
+    options.add_argument("--seed", type=int, default=0, help="of random inputs (default: 0)")
+    options.add_argument(
+        "--compare", action="store_true", help="compare with the model run eagerly"
+    )
+    options.add_argument("--save", metavar="F.safetensors", help="write the outputs (rank 0)")
+    options.add_argument("--size", metavar="NAME=N", action="append", default=[])
+    options.add_argument("--trust", action="store_true", help="run its code, whoever made it")
+    options.add_argument("--verify", action="store_true", help="compare weights with their digests")
+    options.add_argument("--import", metavar="FILE.py|MODULE", dest="imports", action="append",
+                         default=[], help="import it before")  # fmt: skip
+    options.add_argument("--steps", type=int, default=STEPS, help="of a plan of training")
+    options.add_argument("--check", type=int, default=0, help="compare copies every so many steps")
+    options.add_argument(
         "--trace", metavar="FILE", help="write what each rank does in a call (rank 0)"
     )
-    made.add_argument(
+    options.add_argument(
         "--links", metavar="FOLDER", help="as slow as the cluster's; ranks share the folder"
     )
-    return made
+    return options
 
 
 def run_rank(args: argparse.Namespace, load: LoadSegments = load_segments) -> RunReport | None:
@@ -143,9 +147,9 @@ def _sized(loaded: LoadedPlan, args: argparse.Namespace) -> LoadedPlan:
     Raises:
         IrcError: ``size-unknown``, ``size-outside``, ``input-mismatch``.
     """
-    given = {name: int(n) for name, _, n in (text.rpartition("=") for text in args.size)}
+    sizes = {name: int(n) for name, _, n in (text.rpartition("=") for text in args.size)}
     if loaded.sized is None:
-        if given:
+        if sizes:
             raise IrcError(
                 "size-unknown", "all sizes of the plan are fixed", help="leave out --size"
             )
@@ -154,7 +158,7 @@ def _sized(loaded: LoadedPlan, args: argparse.Namespace) -> LoadedPlan:
 
     bound = BoundPlans(loaded)
     if args.inputs is None:
-        return bound.with_program(bound.values_of(given))
+        return bound.with_program(bound.values_of(sizes))
     shapes = [tuple(tensor.shape) for tensor in read_inputs(loaded, args.inputs)]
     return bound.with_program(bound.values(shapes))
 
@@ -196,9 +200,9 @@ def _timed(
     PROGRESS.info("timing calls")
     best = math.inf
     for _ in range(TIMED_CALLS):
-        given = held_parts(loaded.plan, inputs, rank)
+        parts = held_parts(loaded.plan, inputs, rank)
         start = time.perf_counter()
-        run(*given)
+        run(*parts)
         best = min(best, time.perf_counter() - start)
     if not args.trace:
         return inputs, outputs, [best], ()
@@ -206,9 +210,9 @@ def _timed(
     plan = loaded.plan
     recorder = Recorder.on(memory_of(plan.backend), rank, plan.device_mesh)
     recorded = executor_of(loaded, weights, **options, recorder=recorder)
-    given = held_parts(plan, inputs, rank)
+    parts = held_parts(plan, inputs, rank)
     notes = traced(
-        args.trace, recorder, lambda: recorded(*given), args.digest, pipeline=False, best_s=best,
+        args.trace, recorder, lambda: recorded(*parts), args.digest, pipeline=False, best_s=best,
         sizes=args.size,
     )  # fmt: skip
     return inputs, outputs, [best], notes
@@ -227,14 +231,14 @@ def _report(
 
         named = [loaded.plan.buffers[i].name for i in loaded.plan.outputs]
         write_safetensors(Path(args.save), dict(zip(named, outputs, strict=True)))
-    found = None
+    comparison = None
     if args.compare:
         PROGRESS.info("the model, eagerly")
-        found = compare(loaded, load_weights(loaded, None), inputs, outputs)
+        comparison = compare(loaded, load_weights(loaded, None), inputs, outputs)
     plan = loaded.plan
     threads = torch.get_num_threads()
     return RunReport(
-        plan.mesh, threads, tuple(seconds), plan.predicted_s, found, plan.cluster, notes=notes,
+        plan.mesh, threads, tuple(seconds), plan.predicted_s, comparison, plan.cluster, notes=notes,
         links=args.links is not None,
     )  # fmt: skip
 

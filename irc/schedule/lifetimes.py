@@ -115,10 +115,10 @@ def divided(values: Sequence[Value], ahead: int, more: int) -> list[Value]:
     waits = sorted({wait for value in values for wait in value.waits(ahead)}, reverse=True)
 
     def apart(least: int) -> list[Value]:
-        found = [replace(value) for value in values]
-        for value in found:
+        copies = [replace(value) for value in values]
+        for value in copies:
             value.divide(least, ahead)
-        return [part for value in found for part in value.parts()]
+        return [part for value in copies for part in value.parts()]
 
     def slots(least: int) -> int:
         spans = sorted(part.span(ahead, more) for part in apart(least))

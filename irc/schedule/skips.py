@@ -40,12 +40,12 @@ def with_skips(schedule: Schedule) -> Schedule:
 
 def runs_of_skips(schedule: Schedule) -> tuple[tuple[int, ...], ...]:
     """Return the runs of stages that some micro-batch leaves out one after the other, each once."""
-    found: dict[tuple[int, ...], None] = {}
+    runs: dict[tuple[int, ...], None] = {}
     for skipped in schedule.skips:
         run: list[int] = []
         for stage in (*skipped, -1):
             if run and stage != run[-1] + 1:
-                found[tuple(run)] = None
+                runs[tuple(run)] = None
                 run = []
             run.append(stage)
-    return tuple(found)
+    return tuple(runs)

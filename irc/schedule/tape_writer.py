@@ -73,8 +73,8 @@ class _Rank:
                     f"{action} reads '{name}', which nothing before it on its rank makes",
                     help="run F before B or I, and I before W",
                 )
-            if (made := self._on_own_rank(routes[0], action.micro_batch)) is not None:
-                return self.values[made, routes[0].register, action.micro_batch]
+            if (producer := self._on_own_rank(routes[0], action.micro_batch)) is not None:
+                return self.values[producer, routes[0].register, action.micro_batch]
             self.values[key] = Value(*key, [at], arrives=routes[0])
         return self.values[key]
 

@@ -236,7 +236,7 @@ def peaks(
         weight_share: of what F saves, the part that W reads (0: all is released at I).
         chunks: stages that make up what a rank holds, by default those that it has.
     """
-    found: list[float] = []
+    by_rank: list[float] = []
     for actions in schedule.ranks:
         own = chunks or len({a.stage for a in computed(actions) if a.kind == "F"}) or 1
         live = most = 0.0
@@ -250,5 +250,5 @@ def peaks(
                 live -= 1 - weight_share
             elif action.kind == "W":
                 live -= weight_share
-        found.append(most / own)
-    return found
+        by_rank.append(most / own)
+    return by_rank

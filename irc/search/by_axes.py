@@ -82,11 +82,11 @@ def search_by_axes(
         for op in func.body.block.ops:
             if isinstance(op, FlowOp) and f"{name}/{id_of(op)}" in wishes.constraints.ops:
                 ways.pop(facts.key(op), None)
-    found = search(
+    full_plan = search(
         module, cost, wishes, node_limit=node_limit, beat_s=beat_s, facts=facts, ways=ways
     )
-    solution = replace(found.solution, bound_s=min(least, found.solution.bound_s))
-    return replace(found, solution=solution)
+    solution = replace(full_plan.solution, bound_s=min(least, full_plan.solution.bound_s))
+    return replace(full_plan, solution=solution)
 
 
 def _axes(mesh: Mesh) -> Iterator[Mesh]:

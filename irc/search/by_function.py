@@ -43,10 +43,10 @@ def seconds_by_function(
     """Return what each function takes under a choice, by kind; of a stage of a pipeline."""
     facts = graph.facts
     assert facts.runs is not None
-    found = dict.fromkeys(dict.fromkeys(facts.kinds.values()), 0.0)
+    totals = dict.fromkeys(dict.fromkeys(facts.kinds.values()), 0.0)
     calls = {
         kind: call_counts(facts.functions, {op: int(k == kind) for op, k in facts.kinds.items()})
-        for kind in found
+        for kind in totals
     }
     for name, func in facts.functions.items():
         if name == "forward":
@@ -54,20 +54,20 @@ def seconds_by_function(
         ops = sum(_op_seconds(graph, op, choice) for op in func.body.block.ops)
         moved = sum(seconds for _, seconds in _boxed(graph, name, choice, boxing, trees))
         for kind, counts in calls.items():
-            found[kind] += counts[name] * (ops + moved)
+            totals[kind] += counts[name] * (ops + moved)
     for op, kind in facts.kinds.items():
-        found[kind] += _op_seconds(graph, op, choice)
+        totals[kind] += _op_seconds(graph, op, choice)
     for use, seconds in _boxed(graph, "forward", choice, boxing, trees):
         kind = facts.runs_in(*use)
         assert kind is not None
-        found[kind] += seconds
+        totals[kind] += seconds
     for role, _, value in arguments(facts.functions["forward"]):
         # What comes from another stage is received for the first function that reads it.
         if role == BOUNDARY and (uses := facts.uses(value)):
             kind, node = facts.runs_in(value, uses[0]), graph.sources[value].node
             assert kind is not None
-            found[kind] += graph.problem.nodes[node].seconds[choice[node]]
-    return {k: FunctionSeconds(facts.runs.count(k), s) for k, s in sorted(found.items())}
+            totals[kind] += graph.problem.nodes[node].seconds[choice[node]]
+    return {k: FunctionSeconds(facts.runs.count(k), s) for k, s in sorted(totals.items())}
 
 
 def _op_seconds(graph: Graph, op: object, choice: Sequence[int]) -> float:

@@ -71,11 +71,11 @@ def difference(
     for name, following in _steps(before.configuration, after.configuration):
         names.append(name)
         is_last = following == after.configuration
-        found = (after if is_last else judged(following)).verdict
-        if found is None:
+        next_verdict = (after if is_last else judged(following)).verdict
+        if next_verdict is None:
             continue
-        lines.append(_line(names, own, following, verdict, found))
-        own, verdict, names = following, found, []
+        lines.append(_line(names, own, following, verdict, next_verdict))
+        own, verdict, names = following, next_verdict, []
     return Difference(before.configuration, after.configuration, tuple(lines))
 
 

@@ -118,8 +118,8 @@ class Facts:
         if self.runs is not None and (kind := self.runs_in(value, use)) is not None:
             return self.runs.count(kind)
         own = value.owner
-        made = self.often.get(own, count) if isinstance(own, Operation) else count
-        return self.often.get(use.operation, made)
+        own_count = self.often.get(own, count) if isinstance(own, Operation) else count
+        return self.often.get(use.operation, own_count)
 
     def kind(self, value: SSAValue) -> tuple[LocalShape, str]:
         """Return shape and dtype of a value that is a tensor."""
@@ -131,9 +131,9 @@ class Facts:
     def uses(self, value: SSAValue) -> list[Use]:
         """Return the uses in program order: xDSL's order is that of its edits."""
         if value not in self._uses:
-            found = list(value.uses)
-            found.sort(key=lambda use: (self.place[use.operation], use.index))
-            self._uses[value] = found
+            uses = list(value.uses)
+            uses.sort(key=lambda use: (self.place[use.operation], use.index))
+            self._uses[value] = uses
         return self._uses[value]
 
 

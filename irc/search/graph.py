@@ -150,18 +150,20 @@ class Graph:
             self._add_net(value, self._counts[name])
 
     def _add_op(self, op: FlowOp, function: str) -> None:
-        found = self._wishes.constraints.signatures(function, op, self._partials.signatures[op])
-        found = self._rules.signatures(op, found)
-        found = [found[i] for i in self.options.undominated(op, found)]
-        seconds = [self.options.seconds(op, signature) for signature in found]
+        signatures = self._wishes.constraints.signatures(
+            function, op, self._partials.signatures[op]
+        )
+        signatures = self._rules.signatures(op, signatures)
+        signatures = [signatures[i] for i in self.options.undominated(op, signatures)]
+        seconds = [self.options.seconds(op, signature) for signature in signatures]
         count = self.facts.often.get(op, self._counts[function])
         node = Node(f"{function}/{id_of(op)}", tuple(seconds), count)
         index = self.problem.add_node(node)
-        self.ops[op] = (index, found)
+        self.ops[op] = (index, signatures)
         for i in range(len(op.operands)):
-            self.reads[op, i] = Port(index, tuple(s.operands[i] for s in found))
+            self.reads[op, i] = Port(index, tuple(s.operands[i] for s in signatures))
         for i, value in enumerate(op.results):
-            self.sources[value] = Port(index, tuple(s.results[i] for s in found))
+            self.sources[value] = Port(index, tuple(s.results[i] for s in signatures))
 
     def _add_call(self, op: CallOp) -> None:
         callee = self.functions[op.callee.string_value()]
@@ -215,8 +217,8 @@ class Graph:
             return None
         if self._wishes.constraints.restricts(name, loaded=loaded):
             self._restricted.add(name)
-            given = self._any_placement(value, uses)
-            return self._wishes.constraints.placements(name, given, value.type)
+            placements = self._any_placement(value, uses)
+            return self._wishes.constraints.placements(name, placements, value.type)
         if not uses or not (loaded or self._rules.samples):
             return None
         whole = () if loaded else (self._whole,)
@@ -228,13 +230,13 @@ class Graph:
         Raises:
             IrcError: ``sharding-infeasible``, where no placement suits all of them.
         """
-        found = {n: self._argument_options(roles[n], n, v) for n, v in group.items()}
-        given = {
+        by_name = {n: self._argument_options(roles[n], n, v) for n, v in group.items()}
+        allowed = {
             name: set(options or ([self._whole] if self.facts.uses(group[name]) else []))
-            for name, options in found.items()
+            for name, options in by_name.items()
         }
-        wanted = [options for options in given.values() if options]
-        every = dict.fromkeys(p for options in found.values() for p in options or [self._whole])
+        wanted = [options for options in allowed.values() if options]
+        every = dict.fromkeys(p for options in by_name.values() for p in options or [self._whole])
         common = tuple(p for p in every if all(p in options for options in wanted))
         if not common:
             raise IrcError(
@@ -242,7 +244,7 @@ class Graph:
                 f"no placement suits all of {', '.join(group)}, which are to lie in the same way",
                 because=[
                     f"'{name}' can be {', '.join(sorted(map(str, options))[:SHOWN])}"
-                    for name, options in given.items()
+                    for name, options in allowed.items()
                 ],
                 help="drop one of the constraints",
             )
@@ -285,16 +287,16 @@ class Graph:
 
     def _add_entry_results(self, func: FuncOp, end: ReturnOp) -> None:
         held = {name: value for _, name, value in arguments(func)}
-        given = {value for role, _, value in arguments(func) if role == "input"}
+        inputs = {value for role, _, value in arguments(func) if role == "input"}
         for i, (role, name) in enumerate(results(func)):
             buffer = held.get(name) if role in ("state", "gradient") else None
             if role in ("cache", "boundary"):
                 self.reads[end, i] = self._held_result(name, end.operands[i])
-            elif role == "gradient" and buffer in given:
+            elif role == "gradient" and buffer in inputs:
                 self.reads[end, i] = self._fixed  # as inputs themselves are given
             elif role == "gradient" and buffer is not None:
-                port, made = self.sources[buffer], self.sources[end.operands[i]].placements
-                lying = self._rules.gradient(port.placements, made)
+                port, produced = self.sources[buffer], self.sources[end.operands[i]].placements
+                lying = self._rules.gradient(port.placements, produced)
                 self.reads[end, i] = (
                     Port(port.node, tuple(lying)) if lying != [*port.placements] else port
                 )
@@ -304,8 +306,8 @@ class Graph:
     def _held_result(self, name: str, value: SSAValue) -> Port:
         """Return the port of a result that lies as the plan likes: kept, or sent to a stage."""
         assert isinstance(value.type, TensorType)
-        made = [p for p in self.sources[value].placements if not p.partial_axes()]
-        options = tuple(dict.fromkeys((*self._free(value), *made)))
+        produced = [p for p in self.sources[value].placements if not p.partial_axes()]
+        options = tuple(dict.fromkeys((*self._free(value), *produced)))
         options = self._wishes.constraints.placements(name, options, value.type)
         return Port(self.problem.add_node(Node(f"result {name}", (0.0,) * len(options))), options)
 
@@ -316,17 +318,17 @@ class Graph:
             elif self._lies_as_made(value):
                 self.reads[end, i] = self.sources[value]
             else:
-                made = self.sources[value].placements if value in self.sources else ()
-                options = tuple(dict.fromkeys((*self._free(value), *made)))
+                produced = self.sources[value].placements if value in self.sources else ()
+                options = tuple(dict.fromkeys((*self._free(value), *produced)))
                 node = Node(f"{function}/result {i}", (0.0,) * len(options))
                 self.reads[end, i] = Port(self.problem.add_node(node), options)
 
     def _lies_as_made(self, value: SSAValue) -> bool:
         """True where a block gives an op's value as it is: no other way is cheaper, or allowed."""
-        made = self.sources[value].placements if value in self.sources else ()
-        if len(self.facts.uses(value)) == 1 and made and not self._is_short:
+        produced = self.sources[value].placements if value in self.sources else ()
+        if len(self.facts.uses(value)) == 1 and produced and not self._is_short:
             return True
-        if not made or any(placement.partial_axes() for placement in made):
+        if not produced or any(placement.partial_axes() for placement in produced):
             return False
         return self._wishes.regather
 
@@ -344,8 +346,8 @@ class Graph:
 
     def _any_placement(self, value: SSAValue, uses: Sequence[Use]) -> tuple[Placement, ...]:
         """Return all placements without partial axes, and those that readers ask for."""
-        found = (self.reads.get((use.operation, use.index)) for use in uses)
-        ports = tuple(dict.fromkeys(port for port in found if port is not None))
+        reads = (self.reads.get((use.operation, use.index)) for use in uses)
+        ports = tuple(dict.fromkeys(port for port in reads if port is not None))
         partial = self._partials.axes(value)
         # The weights of all layers have one answer.
         key = self._shape(value)[0], ports, partial
@@ -400,12 +402,12 @@ class Graph:
         if self.facts.runs is None and any(use.operation in often for use in uses):
             return [(use,) for use in uses]
         is_dropped = value in self.facts.loaded and (self._is_short or self._rules.gathers_again)
-        found: dict[object, list[Use]] = {}
+        groups: dict[object, list[Use]] = {}
         for use in uses:
             op = use.operation
             apart = (op if isinstance(op, CallOp) else phase_of(op)) if is_dropped else None
-            found.setdefault((self.facts.shares(value, use), apart), []).append(use)
-        return [tuple(group) for group in found.values()]
+            groups.setdefault((self.facts.shares(value, use), apart), []).append(use)
+        return [tuple(group) for group in groups.values()]
 
     def _shape(self, value: SSAValue) -> tuple[LocalShape, str]:
         return self.facts.kind(value)

@@ -70,8 +70,8 @@ def place_together(
         facts.counts[function] *= often.get(function.partition(".")[0], 1)
     facts.often.update({call: often[name] for name, call in union.calls.items()})
     wishes = Wishes("replicated", resolve(module, cost.mesh, pins), memory_bytes)
-    found = search(module, cost, wishes, facts=facts)
-    choice, sources = found.solution.choice, found.graph.sources
+    plan = search(module, cost, wishes, facts=facts)
+    choice, sources = plan.solution.choice, plan.graph.sources
     placed: dict[str, dict[str, Placement]] = {name: {} for name in modules}
     known = {name: value for _, name, value in arguments(entry(module))}
     for (name, own_name), shared in union.names.items():
@@ -111,15 +111,15 @@ class _Union:
                     callee = f"{name}.{op.callee.string_value()}"
                     op.properties["callee"] = SymbolRefAttr(callee)
         func = known["forward"]
-        given = [self._argument(name, *each) for each in arguments(func)]
+        operands = [self._argument(name, *each) for each in arguments(func)]
         end = func.body.block.last_op
         assert isinstance(end, ReturnOp)
-        call = CallOp(func.sym_name.data, given, [v.type for v in end.operands])
+        call = CallOp(func.sym_name.data, operands, [v.type for v in end.operands])
         call.attributes["id"] = StringAttr(name)
-        for (role, own_name), value, made in zip(
+        for (role, own_name), value, result in zip(
             results_of(func), end.operands, call.res, strict=True
         ):
-            self._result(name, role, own_name, value.type, made)
+            self._result(name, role, own_name, value.type, result)
         self._block.add_op(call)
         self.calls[name] = call
         func.arg_attrs = func.res_attrs = None
@@ -148,15 +148,15 @@ class _Union:
         return known
 
     def _result(
-        self, entry_name: str, role: str, name: str, kind: Attribute, made: SSAValue
+        self, entry_name: str, role: str, name: str, kind: Attribute, value: SSAValue
     ) -> None:
         if role not in ("state", "cache") or not isinstance(kind, TensorType):
-            self._results.append((made, argument_attrs("output", f"{entry_name}/{name}")))
+            self._results.append((value, argument_attrs("output", f"{entry_name}/{name}")))
             return
         if role == "cache":
             self._shared(entry_name, name, name, "cache", kind)
         held = self.names.get((entry_name, name), name)
-        self._results.append((made, argument_attrs("state", held)))
+        self._results.append((value, argument_attrs("state", held)))
 
     def module(self) -> ModuleOp:
         """Return the program."""

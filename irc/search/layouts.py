@@ -36,10 +36,10 @@ class LayoutRules:
         self._layout, self._mesh = layout, mesh
         func = facts.functions["forward"]
         self._held = _held(facts) if self.samples or self._matrices else set[SSAValue]()
-        given = [(name, value) for role, name, value in arguments(func) if role == "input"]
+        inputs = [(name, value) for role, name, value in arguments(func) if role == "input"]
         first = (
             tensor(value).static_shape()
-            for name, value in given
+            for name, value in inputs
             if isinstance(value.type, TensorType) and not name.startswith(GRADIENT)
         )
         # The batch is the first dim of the first input that has one.
@@ -50,11 +50,11 @@ class LayoutRules:
         """Whether what is gathered of a parameter is dropped, and gathered again for backward."""
         return self._layout.is_stored_split
 
-    def signatures(self, op: FlowOp, found: Sequence[NdSignature]) -> list[NdSignature]:
+    def signatures(self, op: FlowOp, signatures: Sequence[NdSignature]) -> list[NdSignature]:
         """Return what is left of the signatures of an op; an optimizer's updates are free."""
         if phase_of(op) == "step":
-            return list(found)
-        left = list(found)
+            return list(signatures)
+        left = list(signatures)
         held = [i for i, value in enumerate(op.inputs) if value in self._held]
         for axis in self.samples if held else ():
             left = _kept(left, lambda s, axis=axis: all(s.operands[i][axis] == B for i in held))
@@ -91,15 +91,15 @@ class LayoutRules:
         return tuple(split or (p for p in options if all(p[axis] == B for axis in self.samples)))
 
     def gradient(
-        self, placements: Sequence[Placement], made: Iterable[Placement]
+        self, placements: Sequence[Placement], produced: Iterable[Placement]
     ) -> list[Placement]:
         """Return how the gradient of a parameter is to lie, for each way in which that may lie.
 
         Args:
             placements: of the parameter.
-            made: of the gradient, as its op gives it.
+            produced: of the gradient, as its op gives it.
         """
-        sums = [all(p[axis] == Partial() for axis in self.samples) for p in made]
+        sums = [all(p[axis] == Partial() for axis in self.samples) for p in produced]
         if not self.samples or not any(sums):
             return list(placements)
         return [self._partial(placement) or placement for placement in placements]
@@ -151,23 +151,23 @@ class LayoutRules:
 def _held(facts: Facts) -> set[SSAValue]:
     """Return the parameters, in blocks too, and what is computed of them alone."""
     roles = {value: role for role, _, value in arguments(facts.functions["forward"])}
-    given: dict[SSAValue, list[SSAValue]] = {}
+    passed: dict[SSAValue, list[SSAValue]] = {}
     for func in facts.functions.values():
         for op in func.body.block.ops:
             if isinstance(op, CallOp):
                 callee = facts.functions[op.callee.string_value()]
                 for argument, value in zip(callee.body.block.args, op.operands, strict=True):
-                    given.setdefault(argument, []).append(value)
-    found = {value for value, role in roles.items() if role == "parameter"}
+                    passed.setdefault(argument, []).append(value)
+    held = {value for value, role in roles.items() if role == "parameter"}
     # Callers come after callees, so what a block is given is known once they were looked at.
     for name in reversed(list(facts.functions)):
         block = facts.functions[name].body.block
         if name != "forward":
-            found |= {a for a in block.args if a in given and all(v in found for v in given[a])}
+            held |= {a for a in block.args if a in passed and all(v in held for v in passed[a])}
         for op in block.ops:
-            if isinstance(op, FlowOp) and op.inputs and all(v in found for v in op.inputs):
-                found.update(op.outputs)
-    return found
+            if isinstance(op, FlowOp) and op.inputs and all(v in held for v in op.inputs):
+                held.update(op.outputs)
+    return held
 
 
 def _is_active(value: SSAValue, held: set[SSAValue]) -> bool:
@@ -181,6 +181,6 @@ def _is_active(value: SSAValue, held: set[SSAValue]) -> bool:
     )
 
 
-def _kept(found: list[NdSignature], fits: Callable[[NdSignature], bool]) -> list[NdSignature]:
+def _kept(signatures: list[NdSignature], fits: Callable[[NdSignature], bool]) -> list[NdSignature]:
     """Return those that fit, where there are any."""
-    return [signature for signature in found if fits(signature)] or found
+    return [signature for signature in signatures if fits(signature)] or signatures

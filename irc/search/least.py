@@ -59,12 +59,12 @@ def _bisected(problem: Problem, boxing: Boxing, *, stored: bool) -> tuple[int, t
         budget = int(sqrt(low * high))
         bounded = _bounded(problem, budget, stored=stored)
         try:
-            found = solve(bounded, boxing, moments=() if stored else moments)
+            solution = solve(bounded, boxing, moments=() if stored else moments)
         except Infeasible:
             low = budget
             continue
-        best = found.choice
-        moments |= dict.fromkeys(found.moments)
+        best = solution.choice
+        moments |= dict.fromkeys(solution.moments)
         high = min(budget, _held(problem, best, trees, stored=stored))
     return high, best
 
@@ -120,10 +120,13 @@ def _lowered(
     budget = int(high / CLOSE)
     while low < budget:
         try:
-            found = solve(_bounded(problem, budget, stored=stored), boxing)
+            solution = solve(_bounded(problem, budget, stored=stored), boxing)
         except Infeasible:
             break
-        choice, held = found.choice, _held(problem, found.choice, Trees(boxing), stored=stored)
+        choice, held = (
+            solution.choice,
+            _held(problem, solution.choice, Trees(boxing), stored=stored),
+        )
         high = min(budget, held)
         budget = int(high / CLOSE)
     return high, choice

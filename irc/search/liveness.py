@@ -91,7 +91,7 @@ class Timeline:
     Attributes:
         labels: the name of each op.
         spans: values that are held.
-        given: values that are held inside and outside; counted outside.
+        returned: values that are held inside and outside; counted outside.
         reads: values that may be boxed.
         library: of ops that a library computes: the results, which it allocates beside them.
         calls: the callee of each op that is a call.
@@ -100,7 +100,7 @@ class Timeline:
 
     labels: list[str]
     spans: list[Span] = field(default_factory=list[Span])
-    given: list[Span] = field(default_factory=list[Span])
+    returned: list[Span] = field(default_factory=list[Span])
     reads: list[Reads] = field(default_factory=list[Reads])
     library: list[Span] = field(default_factory=list[Span])
     aside: int = 0
@@ -117,8 +117,8 @@ class Timeline:
         for start, end, size in self.copies(choice, trees):
             change[start] += size
             change[end + 1] -= size
-        given = sum(span.num_bytes[choice[span.node]] for span in self.given)
-        return np.cumsum(change)[:-1] - given
+        outside = sum(span.num_bytes[choice[span.node]] for span in self.returned)
+        return np.cumsum(change)[:-1] - outside
 
     def copies(self, choice: Choice, trees: Trees) -> Iterable[tuple[int, int, int]]:
         """Yield the first and the last op of each boxed copy and of its scratch, and the bytes."""
@@ -183,8 +183,8 @@ class Liveness:
 
     def worst(self, choice: Choice, trees: Trees) -> tuple[int, Moment]:
         """Return the bytes at the moment when a device holds most, and that moment."""
-        found: dict[str, tuple[int, Moment]] = {}
-        most, moment = self._worst("forward", choice, trees, found)
+        by_function: dict[str, tuple[int, Moment]] = {}
+        most, moment = self._worst("forward", choice, trees, by_function)
         return most + self._aside(choice), moment
 
     def _aside(self, choice: Choice) -> int:
@@ -194,17 +194,17 @@ class Liveness:
 
     def _computed(self, choice: Choice) -> dict[tuple[str, int], int]:
         """Return the bytes that each call of a library allocates."""
-        found: dict[tuple[str, int], int] = {}
+        sizes: dict[tuple[str, int], int] = {}
         for name, timeline in self.functions.items():
             for span in timeline.library:
                 at = name, span.start
-                found[at] = found.get(at, 0) + span.num_bytes[choice[span.node]]
-        return found
+                sizes[at] = sizes.get(at, 0) + span.num_bytes[choice[span.node]]
+        return sizes
 
     def library(self, choice: Choice) -> tuple[str, int] | None:
         """Return the op whose library allocates most: its function and its place."""
-        found = self._computed(choice)
-        return max(found, key=lambda at: found[at]) if found else None
+        sizes = self._computed(choice)
+        return max(sizes, key=lambda at: sizes[at]) if sizes else None
 
     def computed(self, op: tuple[str, int]) -> list[Span]:
         """Return what the library of an op allocates."""
@@ -214,30 +214,30 @@ class Liveness:
     def beside(self, choice: Choice, trees: Trees) -> tuple[Reads, int] | None:
         """Return the value whose boxing needs most from a library of collectives, and the bytes."""
         every = (reads for timeline in self.functions.values() for reads in timeline.reads)
-        found = max(
+        largest = max(
             ((aside_of(reads, choice, trees), i, reads) for i, reads in enumerate(every)),
             default=None,
         )
-        return (found[2], found[0]) if found is not None and found[0] else None
+        return (largest[2], largest[0]) if largest is not None and largest[0] else None
 
     def _worst(
-        self, name: str, choice: Choice, trees: Trees, found: dict[str, tuple[int, Moment]]
+        self, name: str, choice: Choice, trees: Trees, by_function: dict[str, tuple[int, Moment]]
     ) -> tuple[int, Moment]:
-        if name in found:
-            return found[name]
+        if name in by_function:
+            return by_function[name]
         timeline = self.functions[name]
         held = timeline.held(choice, trees)
         inside: dict[int, Moment] = {}
         for index, callee in timeline.calls.items():
-            more, moment = self._worst(callee, choice, trees, found)
+            more, moment = self._worst(callee, choice, trees, by_function)
             if more > 0:
                 held[index] += more
                 inside[index] = moment
         if not len(held):
             return 0, ()
         at = int(np.argmax(held))
-        found[name] = int(held[at]), ((name, at), *inside.get(at, ()))
-        return found[name]
+        by_function[name] = int(held[at]), ((name, at), *inside.get(at, ()))
+        return by_function[name]
 
     def label(self, moment: Moment) -> str:
         """Return a moment's name, ``n12/b0n3``."""
@@ -262,12 +262,12 @@ class Liveness:
         for name, at in moment:
             timeline = self.functions[name]
             add((s for s in timeline.spans if s.start <= at <= s.end), 1.0)
-            add(timeline.given, -1.0)
+            add(timeline.returned, -1.0)
         return held
 
     def breakdown(self, moment: Moment, choice: Choice, trees: Trees) -> dict[str, int]:
         """Return what the bytes at a moment are: by kind of value, and of boxed copies."""
-        found: dict[str, int] = {}
+        by_kind: dict[str, int] = {}
         for name, at in moment:
             timeline = self.functions[name]
             inside = "" if name == "forward" else "transients"
@@ -275,11 +275,11 @@ class Liveness:
                 if span.start <= at <= span.end:
                     # What a callee is done with is taken off where it was counted.
                     what = span.what if min(span.num_bytes) < 0 else inside or span.what
-                    found[what] = found.get(what, 0) + span.num_bytes[choice[span.node]]
-            for span in timeline.given:
-                found[inside] = found.get(inside, 0) - span.num_bytes[choice[span.node]]
+                    by_kind[what] = by_kind.get(what, 0) + span.num_bytes[choice[span.node]]
+            for span in timeline.returned:
+                by_kind[inside] = by_kind.get(inside, 0) - span.num_bytes[choice[span.node]]
             for start, end, size in timeline.copies(choice, trees):
                 if start <= at <= end:
-                    found["boxed"] = found.get("boxed", 0) + size
-        found["library"] = self._aside(choice)
-        return {what: size for what, size in found.items() if size}
+                    by_kind["boxed"] = by_kind.get("boxed", 0) + size
+        by_kind["library"] = self._aside(choice)
+        return {what: size for what, size in by_kind.items() if size}

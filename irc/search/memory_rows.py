@@ -85,7 +85,7 @@ class MemoryRows:
             moment: when.
             limit: the bytes that it may need.
         """
-        made = self._moments[moment] = _Moment()
+        bounded = self._moments[moment] = _Moment()
         # What is loaded may be far less than a device has, and shares no column with other rows.
         unit = self._unit if moment or self._search.is_free else max(limit, 1)
         row: Entries = {}
@@ -105,13 +105,13 @@ class MemoryRows:
                 places = [place for place, _, _ in reads.at]
                 if reads.slots(places) is not None:
                     self._bound_kept(reads, at, row)
-                    made.values.append((reads, at))
+                    bounded.values.append((reads, at))
                 elif min(places) <= at <= max(places):
                     self._bound_copies(reads, at, row, limit - least)
-                    made.values.append((reads, at))
+                    bounded.values.append((reads, at))
         if moment:
             row[self._aside_column()] = 1.0
-        made.row = self._search.limit(row, limit / unit, least=least / unit)
+        bounded.row = self._search.limit(row, limit / unit, least=least / unit)
 
     def _bound_copies(self, reads: Reads, at: int, row: Entries, room: float) -> None:
         ports = [(place, port) for place, _, port in reads.at]
@@ -208,14 +208,14 @@ class MemoryRows:
         matter at that moment are cut off together.
         """
         added = self._correct_aside(choice) if moment else False
-        made = self._moments[moment]
-        for index, (reads, at) in enumerate(made.values):
+        bounded = self._moments[moment]
+        for index, (reads, at) in enumerate(bounded.values):
             missing = self._held(reads, at, choice) - self._said(reads, at, choice)
             if missing > 0:
-                if index not in made.more:
-                    made.more[index] = self._search.new_column()
-                    self._search.extend(made.row, made.more[index], 1.0)
-                added |= self._where_as_in(choice, reads, made.more[index], missing)
+                if index not in bounded.more:
+                    bounded.more[index] = self._search.new_column()
+                    self._search.extend(bounded.row, bounded.more[index], 1.0)
+                added |= self._where_as_in(choice, reads, bounded.more[index], missing)
         if not added:
             self._search.forbid(choice, self._matter(choice, moment))
 
@@ -267,13 +267,13 @@ class MemoryRows:
 
     def _matter(self, choice: Sequence[int], moment: Moment) -> set[int]:
         """Return the nodes that say what is held at a moment."""
-        found = set(self._liveness.held_at(moment))
+        nodes = set(self._liveness.held_at(moment))
         values = [reads for reads, _ in self._moments[moment].values]
         if moment:
             computed = self._liveness.library(choice)
-            found |= {s.node for s in self._liveness.computed(computed)} if computed else set()
+            nodes |= {s.node for s in self._liveness.computed(computed)} if computed else set()
             reads = self._liveness.beside(choice, self._trees)
             values += [reads[0]] if reads is not None else []
         for each in values:
-            found |= {each.source.node, *(port.node for _, _, port in each.at)}
-        return found
+            nodes |= {each.source.node, *(port.node for _, _, port in each.at)}
+        return nodes

@@ -91,13 +91,13 @@ def factorisations(devices: int, most: int = 3) -> list[Mesh]:
     >>> [str(mesh) for mesh in factorisations(8)][:4]
     ['data=8', 'data=2,tensor=4', 'data=4,tensor=2', 'data=2,context=2,tensor=2']
     """
-    found: list[Mesh] = []
+    meshes: list[Mesh] = []
     for number in range(1, most + 1):
-        found += [
+        meshes += [
             Mesh(tuple(zip(NAMES[number - 1], sizes, strict=True)))
             for sizes in _factors(devices, number)
         ]
-    return found
+    return meshes
 
 
 def _factors(devices: int, number: int) -> Iterator[tuple[int, ...]]:
@@ -311,18 +311,18 @@ class _MeshSearch:
         except Worse as error:
             self.tried[str(mesh)] = Tried(mesh, note=str(error))
             return
-        found = plan.solution
+        solution = plan.solution
         self.tried[str(mesh)] = Tried(
             mesh,
-            found.seconds,
-            found.num_bytes,
-            found.gap,
+            solution.seconds,
+            solution.num_bytes,
+            solution.gap,
             is_full=ways is None,
         )
-        self._keep(found.seconds, plan, cost)
+        self._keep(solution.seconds, plan, cost)
         self._learn(plan)
-        if self.best is None or found.seconds < self.best[0] or again:
-            self.best = found.seconds, plan, cost
+        if self.best is None or solution.seconds < self.best[0] or again:
+            self.best = solution.seconds, plan, cost
 
     def _learn(self, plan: Plan) -> None:
         for op, (node, signatures) in plan.graph.ops.items():

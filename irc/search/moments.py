@@ -74,11 +74,11 @@ def liveness_of(graph: Graph) -> Liveness:
 
 def _released(walks: Sequence[_Walk]) -> dict[str, set[int]]:
     """Return, by function, the arguments that nobody reads after any of its calls."""
-    found: dict[str, set[int]] = {}
+    released: dict[str, set[int]] = {}
     for walk in walks:
         for callee, operands in walk.released():
-            found[callee] = found.get(callee, operands) & operands
-    return found
+            released[callee] = released.get(callee, operands) & operands
+    return released
 
 
 def _updated(known: Mapping[str, FuncOp]) -> dict[str, set[SSAValue]]:
@@ -90,19 +90,19 @@ def _updated(known: Mapping[str, FuncOp]) -> dict[str, set[SSAValue]]:
     end = func.body.block.last_op
     assert isinstance(end, ReturnOp)
     pairs = zip(results(func), end.operands, strict=True)
-    found: dict[str, set[SSAValue]] = {name: set() for name in known}
-    found["forward"] = {value for (role, _), value in pairs if role == "state"}
+    updated: dict[str, set[SSAValue]] = {name: set() for name in known}
+    updated["forward"] = {value for (role, _), value in pairs if role == "state"}
     kept: dict[str, set[int]] = {}
     for op in func.body.block.ops:
         if isinstance(op, CallOp):
-            here = {i for i, value in enumerate(op.results) if value in found["forward"]}
+            here = {i for i, value in enumerate(op.results) if value in updated["forward"]}
             callee = op.callee.string_value()
             kept[callee] = kept.get(callee, here) & here
     for name, indices in kept.items():
         last = known[name].body.block.last_op
         assert isinstance(last, ReturnOp)
-        found[name] = {last.operands[i] for i in indices}
-    return found
+        updated[name] = {last.operands[i] for i in indices}
+    return updated
 
 
 class _Walk:
@@ -150,7 +150,7 @@ class _Walk:
         Args:
             released: the arguments whose memory is free after their last reader in here.
         """
-        made = self._timeline
+        timeline = self._timeline
         for i in released:
             self._add_release(self._func.body.block.args[i])
         roles = self._argument_roles()
@@ -160,7 +160,7 @@ class _Walk:
             self._add_reads(value)
         for at, op in enumerate(self._ops):
             if isinstance(op, CallOp):
-                made.calls[at] = op.callee.string_value()
+                timeline.calls[at] = op.callee.string_value()
             self._add_inner(op, at)
             for value in op.results:
                 if not self._is_joined(op) and value not in self._updated:
@@ -170,14 +170,14 @@ class _Walk:
                 self._add_reads(value)
         if not self._is_entry:
             self._add_given()
-        return made
+        return timeline
 
     def _add_inner(self, op: Operation, at: int) -> None:
         """Hold what an op's local program holds beside its operands and results."""
         if not isinstance(op, FlowOp) or op not in self._graph.ops:
             return
-        node, found = self._graph.ops[op]
-        sizes = tuple(self._graph.options.inner_bytes(op, s) for s in found)
+        node, signatures = self._graph.ops[op]
+        sizes = tuple(self._graph.options.inner_bytes(op, s) for s in signatures)
         if any(sizes):
             self._timeline.spans.append(Span("transients", node, sizes, at, at))
 
@@ -209,11 +209,11 @@ class _Walk:
         if not self._kinds:
             return {}
         end = self._ops[-1]
-        found = {value: name for role, name, value in arguments(self._func) if role == BOUNDARY}
+        names = {value: name for role, name, value in arguments(self._func) if role == BOUNDARY}
         for (role, name), value in zip(results(self._func), end.operands, strict=True):
             if role == BOUNDARY:
-                found.setdefault(value, name)
-        return found
+                names.setdefault(value, name)
+        return names
 
     def _slots(self, value: SSAValue) -> int | None:
         """Return the places of what functions of a stage hand on; None for what stays in one."""
@@ -341,7 +341,7 @@ class _Walk:
             if isinstance(value.type, TensorType):
                 port = self._graph.reads[end, i]
                 size = self._bytes(port, value)
-                self._timeline.given.append(Span("given", port.node, size, 0, 0))
+                self._timeline.returned.append(Span("given", port.node, size, 0, 0))
 
     def _add_reads(self, value: SSAValue) -> None:
         if not isinstance(value.type, TensorType):

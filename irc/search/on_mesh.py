@@ -165,9 +165,9 @@ def _search(
         shortage.is_known = True
     graph = Graph(module, cost, replace(wishes, memory_bytes=budget), facts, options)
     try:
-        found = best(graph.problem)
+        solution = best(graph.problem)
     except Infeasible:
         raise TooSmall(graph) from None
-    shortage.moments.update(dict.fromkeys(found.moments))
-    part = found.seconds / free.seconds - 1 if free is not None and free.seconds else None
-    return Plan(graph, found, trees, part)
+    shortage.moments.update(dict.fromkeys(solution.moments))
+    part = solution.seconds / free.seconds - 1 if free is not None and free.seconds else None
+    return Plan(graph, solution, trees, part)

@@ -75,15 +75,15 @@ class Options:
     ) -> None:
         self.cost, self.key, self.traffic, self.ways = cost, key, traffic, ways
         known = known or Known()
-        self._found, self._seconds, self._inner = known.signatures, known.seconds, known.inner
+        self._signatures, self._seconds, self._inner = known.signatures, known.seconds, known.inner
         self._kept = known.kept
 
     def signatures(self, op: FlowOp) -> list[NdSignature]:
         """Return the signatures of an op; equal ops have the same list."""
         key = self.key(op)
-        if key not in self._found:
-            self._found[key] = signatures(op, self.cost.mesh, choices=self._choices(op))
-        return self._found[key]
+        if key not in self._signatures:
+            self._signatures[key] = signatures(op, self.cost.mesh, choices=self._choices(op))
+        return self._signatures[key]
 
     def _choices(self, op: FlowOp) -> list[Signature] | None:
         if self.ways is None:
@@ -103,18 +103,18 @@ class Options:
             self._seconds[key] = signature, seconds
         return self._seconds[key][1]
 
-    def undominated(self, op: FlowOp, found: Sequence[NdSignature]) -> list[int]:
+    def undominated(self, op: FlowOp, candidates: Sequence[NdSignature]) -> list[int]:
         """Return the indices of the signatures that can be part of a cheapest plan.
 
         Args:
             op: an op.
-            found: of its signatures; see :func:`irc.search.prune.undominated`.
+            candidates: of its signatures; see :func:`irc.search.prune.undominated`.
         """
-        key = self.key(op), tuple(map(id, found))
+        key = self.key(op), tuple(map(id, candidates))
         if key not in self._kept:
-            seconds = [self.seconds(op, signature) for signature in found]
+            seconds = [self.seconds(op, signature) for signature in candidates]
             # The list keeps its signatures, and so their identities.
-            self._kept[key] = [*found], undominated(op, found, seconds, self.cost.boxing)
+            self._kept[key] = [*candidates], undominated(op, candidates, seconds, self.cost.boxing)
         return self._kept[key][1]
 
     def inner_bytes(self, op: FlowOp, signature: NdSignature) -> int:

@@ -30,7 +30,7 @@ class Partials:
     Args:
         known: the functions by name.
         options: the signatures of ops.
-        given: partial axes that values have from the start.
+        initial: partial axes that values have from the start.
 
     Attributes:
         signatures: of each op, those whose partial operands can arise.
@@ -40,15 +40,15 @@ class Partials:
         self,
         known: Mapping[str, FuncOp],
         options: Options,
-        given: Mapping[SSAValue, AbstractSet[AxisPartial]] | None = None,
+        initial: Mapping[SSAValue, AbstractSet[AxisPartial]] | None = None,
     ) -> None:
         self._known = known
-        self._can: dict[SSAValue, set[AxisPartial]] = {v: {*s} for v, s in (given or {}).items()}
+        self._can: dict[SSAValue, set[AxisPartial]] = {v: {*s} for v, s in (initial or {}).items()}
         self._ops = {name: list(func.body.block.ops) for name, func in known.items()}
         ops = [op for every in self._ops.values() for op in every if isinstance(op, FlowOp)]
         # Equal ops have one list of signatures, which lives as long as the options.
-        lists = {id(found): found for found in map(options.signatures, ops)}
-        wants = {key: _wants(found) for key, found in lists.items()}
+        lists = {id(signatures): signatures for signatures in map(options.signatures, ops)}
+        wants = {key: _wants(signatures) for key, signatures in lists.items()}
         self._wants = {op: wants[id(options.signatures(op))] for op in ops}
         # Grows only, and calls pass it on both ways: repeat until nothing is new.
         while self._spread():
@@ -100,14 +100,14 @@ def is_possible(placement: Placement, axes: AbstractSet[AxisPartial]) -> bool:
     return _partial_axes(placement) <= axes
 
 
-def _wants(found: Sequence[NdSignature]) -> list[Want]:
+def _wants(signatures: Sequence[NdSignature]) -> list[Want]:
     """Return each signature with the partial axes of its operands and of its results."""
-    return [(s, _partial(s.operands), _partial(s.results)) for s in found]
+    return [(s, _partial(s.operands), _partial(s.results)) for s in signatures]
 
 
 def _partial(placements: Sequence[Placement]) -> list[tuple[int, set[AxisPartial]]]:
     axes = ((i, _partial_axes(placement)) for i, placement in enumerate(placements))
-    return [(i, found) for i, found in axes if found]
+    return [(i, partials) for i, partials in axes if partials]
 
 
 def _partial_axes(placement: Placement) -> set[AxisPartial]:

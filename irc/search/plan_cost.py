@@ -93,9 +93,9 @@ def _functions(
     """Say of a stage of a pipeline what each of its functions takes, and how often it runs."""
     if graph.facts.runs is None:
         return {}
-    found = seconds_by_function(graph, solution.choice, boxing, trees)
+    by_kind = seconds_by_function(graph, solution.choice, boxing, trees)
     shown = {
-        kind: {"runs": f.runs, "seconds": float(f"{f.seconds:.7g}")} for kind, f in found.items()
+        kind: {"runs": f.runs, "seconds": float(f"{f.seconds:.7g}")} for kind, f in by_kind.items()
     }
     return {"functions": shown}
 
@@ -116,8 +116,8 @@ def _ops(graph: Graph, choice: Sequence[int], boxing: Boxing, trees: Trees) -> l
         if index not in runners_up:
             of_node = nets.get(index, [])
             runners_up[index] = _runner_up(graph.problem, of_node, index, choice, boxing, trees)
-        if (found := runners_up[index]) is not None:
-            other, more_s = found
+        if (runner_up := runners_up[index]) is not None:
+            other, more_s = runner_up
             row["runner_up"], row["more_s"] = str(signatures[other]), _short(more_s)
             row["runner_up_s"] = _short(node.seconds[other])
         rows.append(row)
@@ -125,11 +125,11 @@ def _ops(graph: Graph, choice: Sequence[int], boxing: Boxing, trees: Trees) -> l
 
 
 def _nets_of(problem: Problem) -> dict[int, list[Net]]:
-    found: dict[int, list[Net]] = {}
+    nets: dict[int, list[Net]] = {}
     for net in problem.nets:
         for node in dict.fromkeys((net.source.node, *(sink.node for sink in net.sinks))):
-            found.setdefault(node, []).append(net)
-    return found
+            nets.setdefault(node, []).append(net)
+    return nets
 
 
 def _runner_up(

@@ -149,11 +149,11 @@ class _Products:
     ) -> _Needed:
         return self._back(name, (moving, active), (values, gradients))
 
-    def _forth(self, name: str, given: tuple[Flags, Flags]) -> _Seen:
-        key = name, given
+    def _forth(self, name: str, starts: tuple[Flags, Flags]) -> _Seen:
+        key = name, starts
         if key not in self._seen:
             block = self.known[name].body.block
-            moving, active = (_chosen(block.args, flags) for flags in given)
+            moving, active = (_chosen(block.args, flags) for flags in starts)
             for op in block.ops:
                 if isinstance(op, CallOp):
                     inner = op.callee.string_value()
@@ -172,11 +172,11 @@ class _Products:
             self._seen[key] = _Seen(frozenset(moving), frozenset(active))
         return self._seen[key]
 
-    def _back(self, name: str, given: tuple[Flags, Flags], ends: tuple[Flags, Flags]) -> _Needed:
-        key = name, given, ends
+    def _back(self, name: str, starts: tuple[Flags, Flags], ends: tuple[Flags, Flags]) -> _Needed:
+        key = name, starts, ends
         if key in self._needed:
             return self._needed[key]
-        seen, block = self._forth(name, given), self.known[name].body.block
+        seen, block = self._forth(name, starts), self.known[name].body.block
         end = block.last_op
         assert end is not None
         values, gradients = (_chosen(end.operands, flags) for flags in ends)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def undominated(
-    op: FlowOp, found: Sequence[NdSignature], seconds: Sequence[float], boxing: Boxing
+    op: FlowOp, candidates: Sequence[NdSignature], seconds: Sequence[float], boxing: Boxing
 ) -> list[int]:
     """Return the indices of the signatures that can be part of a cheapest plan.
 
@@ -36,12 +36,12 @@ def undominated(
     costs = np.array(seconds)
     total = costs[np.newaxis, :] - costs[:, np.newaxis]  # [s, t]: what t costs more
     for i, value in enumerate(op.inputs):
-        total = total + _distances(value, [s.operands[i] for s in found], boxing)
+        total = total + _distances(value, [s.operands[i] for s in candidates], boxing)
     for i, value in enumerate(op.outputs):
-        total = total + _distances(value, [s.results[i] for s in found], boxing).T
-    alive = np.ones(len(found), dtype=bool)
-    is_ring = np.array([RING in s.strategy for s in found])
-    for s in range(len(found)):
+        total = total + _distances(value, [s.results[i] for s in candidates], boxing).T
+    alive = np.ones(len(candidates), dtype=bool)
+    is_ring = np.array([RING in s.strategy for s in candidates])
+    for s in range(len(candidates)):
         rivals = (total[s] <= 0.0) & alive
         if is_ring[s]:
             # What gathers all keys is hardly dearer or cheaper, but holds them all at once.
@@ -49,7 +49,7 @@ def undominated(
         rivals[s] = False
         # Of two that dominate each other, the first stays.
         alive[s] = not rivals.any()
-    return [i for i in range(len(found)) if alive[i]]
+    return [i for i in range(len(candidates)) if alive[i]]
 
 
 def _distances(value: SSAValue, placed: Sequence[Placement], boxing: Boxing) -> NDArray[np.float64]:

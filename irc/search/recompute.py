@@ -53,18 +53,18 @@ def cheapest(
     """
     best: Choice | None = None
     for policy in TRIED:
-        found = _tried(module, cost, statements, memory_bytes, policy, {})
-        if found is not None and (best is None or found.seconds < best.seconds):
-            best = found
+        choice = _tried(module, cost, statements, memory_bytes, policy, {})
+        if choice is not None and (best is None or choice.seconds < best.seconds):
+            best = choice
         if best is not None and policy in best.policies.values():
             break
     if best is None:
         copy = module.clone()
         return {d.function: TRIED[-1] for d in apply_policies(copy, TRIED[-1])}
     for policies in _milder(best):
-        found = _tried(module, cost, statements, memory_bytes, "none", policies)
-        if found is not None and found.seconds < best.seconds:
-            best = found
+        choice = _tried(module, cost, statements, memory_bytes, "none", policies)
+        if choice is not None and choice.seconds < best.seconds:
+            best = choice
     return best.policies
 
 
@@ -84,10 +84,10 @@ def _tried(
     own: Mapping[str, str],
 ) -> Choice | None:
     copy = module.clone()
-    made = apply_policies(copy, policy, own)
+    decisions = apply_policies(copy, policy, own)
     wishes = Wishes("replicated", resolve(copy, cost.mesh, statements), memory_bytes)
     try:
         plan = search(copy, cost, wishes)
     except TooSmall:
         return None
-    return Choice({d.function: d.policy for d in made}, plan.solution.seconds)
+    return Choice({d.function: d.policy for d in decisions}, plan.solution.seconds)

@@ -228,17 +228,17 @@ class Relaxation:
         reduced = np.array(self._relaxed.getSolution().col_dual)[:count]
         allowed = (values[:count] > FRACTION) | (self.matrix.upper[:count] == 0.0)
         near = NEAR * max(least, 1.0)
-        found = self._branch(allowed)
-        while found is None and not allowed.all():
+        solution = self._branch(allowed)
+        while solution is None and not allowed.all():
             allowed |= reduced <= near
             near *= 8
-            found = self._branch(allowed)
-        if found is None:
+            solution = self._branch(allowed)
+        if solution is None:
             # Of some programs presolve of HiGHS 1.15 says that they have no solution where they do.
-            found = self._branch(allowed, presolve=False)
-        if found is None:
+            solution = self._branch(allowed, presolve=False)
+        if solution is None:
             raise self._nothing()
-        columns, cost, self.bound = found
+        columns, cost, self.bound = solution
         is_large = len(self.matrix.cost) > LARGE
         if is_large and (cost - least <= FAR * cost or allowed.all()):
             self.bound = least

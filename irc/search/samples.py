@@ -36,10 +36,10 @@ def check_samples(
         IrcError: ``mesh-axis-indivisible``.
     """
     own = [axis for axis in axes if axis in mesh.names and mesh.size(axis) > 1]
-    given = [(name, value) for role, name, value in arguments(entry(module)) if role == "input"]
+    inputs = [(name, value) for role, name, value in arguments(entry(module)) if role == "input"]
     shaped = [
         (name, tensor(value).static_shape())
-        for name, value in given
+        for name, value in inputs
         if isinstance(value.type, TensorType) and tensor(value).ndim
     ]
     if not own or not shaped or shaped[0][0] in pinned:

@@ -196,18 +196,18 @@ def _arguments(path: str, text: str) -> dict[str, Any]:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
         raise _refused(path, str(error)) from None
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     name = ""
     for word in words:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            found[name] = value if equals else True
+            arguments[name] = value if equals else True
             name = "" if equals else name
         elif name:
-            found[name], name = word, ""
-    if not any(key.endswith(("parallel-size", "batch-size")) for key in found):
+            arguments[name], name = word, ""
+    if not any(key.endswith(("parallel-size", "batch-size")) for key in arguments):
         raise _refused(path, "it has none of Megatron-LM's arguments")
-    return found
+    return arguments
 
 
 def _section(path: str, data: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -44,20 +44,20 @@ def write_placements(
     for func in functions(module).values():
         block = func.body.block
         ops = list(block.ops)
-        made: list[SSAValue] = [*block.args, *(v for op in ops for v in op.results)]
-        values = {value: _at(graph.sources[value], choice) for value in made}
+        defined: list[SSAValue] = [*block.args, *(v for op in ops for v in op.results)]
+        values = {value: _at(graph.sources[value], choice) for value in defined}
         wanted = {
             (op, i): _at(graph.reads[op, i], choice) for op in ops for i in range(len(op.operands))
         }
         apart = {
             (use.operation, use.index): number
-            for value in made
+            for value in defined
             for number, group in enumerate(graph.groups.get(value, ()))
             for use in group
         }
         held = {
             (value, number): _at(graph.source(value, group[0]), choice)
-            for value in made
+            for value in defined
             for number, group in enumerate(graph.groups.get(value, ()))
             if graph.facts.is_of_sum(value, group[0])
         }
@@ -90,7 +90,7 @@ class _Boxings:
     boxing: Boxing
 
     def __post_init__(self) -> None:
-        self._made: dict[tuple[Shared, Placement], SSAValue] = {}
+        self._boxed: dict[tuple[Shared, Placement], SSAValue] = {}
         self._parents: dict[Shared, Mapping[Placement, Placement]] = {}
         self._numbers: dict[SSAValue, int] = {}
         targets: dict[Shared, list[Placement]] = {}
@@ -126,11 +126,11 @@ class _Boxings:
         if placement == self._source(shared):
             return self._root(shared, reader)
         key = (shared, placement)
-        if key not in self._made:
+        if key not in self._boxed:
             parent = self._parents[shared][placement]
             before = self._under(shared, parent, reader)
-            self._made[key] = self._box(shared[0], before, (parent, placement), reader)
-        return self._made[key]
+            self._boxed[key] = self._box(shared[0], before, (parent, placement), reader)
+        return self._boxed[key]
 
     def _root(self, shared: Shared, reader: Operation) -> SSAValue:
         """Return what a group's boxings begin with: the value, or as it is returned and held."""

@@ -96,14 +96,14 @@ def plugin_generator(plugin: Registered) -> Generator:
 
     def checked(ranks: int, micro_batches: int, chunks: int) -> Schedule:
         try:
-            found: object = make(ranks, micro_batches, chunks)
+            schedule: object = make(ranks, micro_batches, chunks)
         except IrcError:
             raise
         except Exception as error:  # the plug-in's own code
             raise broken(SCHEDULES, plugin, f"{type(error).__name__}: {error}") from error
-        if not isinstance(found, Schedule):
-            raise broken(SCHEDULES, plugin, f"it returns {found!r}, which is no Schedule")
-        return found
+        if not isinstance(schedule, Schedule):
+            raise broken(SCHEDULES, plugin, f"it returns {schedule!r}, which is no Schedule")
+        return schedule
 
     checked.__doc__ = make.__doc__
     return cast("Generator", checked)
