@@ -65,14 +65,14 @@ class Side:
 
     def box(self, shape: Sequence[int], place: Place) -> Box:
         """Return what the rank at coordinates holds."""
-        found: list[tuple[int, int]] = []
+        spans: list[tuple[int, int]] = []
         for dim, length in enumerate(shape):
             start = 0
             for axis, size in self._splits.get(dim, ()):
                 offset, length = chunk(length, size, place[axis])
                 start += offset
-            found.append((start, start + length))
-        return tuple(found)
+            spans.append((start, start + length))
+        return tuple(spans)
 
     @cached_property
     def _splits(self) -> Mapping[int, tuple[tuple[str, int], ...]]:

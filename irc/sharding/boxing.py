@@ -171,10 +171,10 @@ class Boxing:
         Raises:
             InternalError: where there is none (``target`` is partial, ``source`` otherwise).
         """
-        found = float(self.matrix(shape, dtype, [source], [target])[0, 0])
-        if found == float("inf"):
+        seconds = float(self.matrix(shape, dtype, [source], [target])[0, 0])
+        if seconds == float("inf"):
             raise InternalError(f"there is no boxing from {source} to {target}")
-        return found
+        return seconds
 
     def reaches(self, shape: LocalShape, dtype: str, source: Placement, target: Placement) -> bool:
         """Return whether there is a path."""

@@ -85,9 +85,9 @@ def _bucket_problem(op: CollectiveOp) -> str | None:
 
 
 def _size_problem(op: CollectiveOp | LocalChunkOp, mesh: Mesh) -> str | None:
-    given = tensor(op.x).static_shape()
+    source_shape = tensor(op.x).static_shape()
     result = op.result_tensor if isinstance(op, CollectiveOp) else tensor(op.outputs[0])
-    made, size, attrs = result.static_shape(), mesh.size(op.axis), op.plain
+    result_shape, size, attrs = result.static_shape(), mesh.size(op.axis), op.plain
     if op.name == "comm.permute" and len(attrs["targets"]) != size:
         return f"has targets for {len(attrs['targets'])} ranks, and its groups have {size}"
     if isinstance(op, MarkedRowsOp):
@@ -95,12 +95,13 @@ def _size_problem(op: CollectiveOp | LocalChunkOp, mesh: Mesh) -> str | None:
         return None if ranks == size else f"has rows for {ranks} ranks, and its groups have {size}"
     split = attrs.get("split_dim", None if op.name == "comm.all_gather" else attrs.get("dim"))
     joined = attrs.get("concat_dim", attrs.get("dim") if op.name == "comm.all_gather" else None)
-    expected = _scaled(given, split, joined, size)
+    expected = _scaled(source_shape, split, joined, size)
     if expected is None:
-        return f"splits dim {split} of {list(given)} among {size} ranks"
-    if expected != made:
+        return f"splits dim {split} of {list(source_shape)} among {size} ranks"
+    if expected != result_shape:
         return (
-            f"makes {list(expected)} of {list(given)} on {size} ranks; its type says {list(made)}"
+            f"makes {list(expected)} of {list(source_shape)} on {size} ranks; "
+            f"its type says {list(result_shape)}"
         )
     return None
 

@@ -73,7 +73,8 @@ def from_dtensor(placements: Sequence[Any], mesh: Mesh, *, ndim: int) -> Placeme
             "give one placement for each mesh axis",
         )
     read: dict[str, tuple[AxisPlacement, int]] = {
-        axis: _read(given, axis, ndim) for axis, given in zip(mesh.names, placements, strict=True)
+        axis: _read(placement, axis, ndim)
+        for axis, placement in zip(mesh.names, placements, strict=True)
     }
     orders = _orders(read, mesh)
     return Placement(
@@ -109,9 +110,9 @@ def _orders(read: Mapping[str, tuple[AxisPlacement, int]], mesh: Mesh) -> dict[s
     return {axis: i for sequence in sequences.values() for i, axis in enumerate(sequence)}
 
 
-def _read(given: Any, axis: str, ndim: int) -> tuple[AxisPlacement, int]:
+def _read(placement: Any, axis: str, ndim: int) -> tuple[AxisPlacement, int]:
     """Return the placement and its split factor."""
-    kind, fields = _parse(given) if isinstance(given, str) else _fields(given)
+    kind, fields = _parse(placement) if isinstance(placement, str) else _fields(placement)
     match kind:
         case "Replicate":
             return B, 1
@@ -132,10 +133,14 @@ def _read(given: Any, axis: str, ndim: int) -> tuple[AxisPlacement, int]:
             )
 
 
-def _fields(given: Any) -> tuple[str, dict[str, Any]]:
+def _fields(placement: Any) -> tuple[str, dict[str, Any]]:
     names = ("dim", "split_factor", "reduce_op")
-    found = {name: getattr(given, name) for name in names if getattr(given, name, None) is not None}
-    return type(given).__name__, found
+    fields = {
+        name: getattr(placement, name)
+        for name in names
+        if getattr(placement, name, None) is not None
+    }
+    return type(placement).__name__, fields
 
 
 def _parse(text: str) -> tuple[str, dict[str, Any]]:

@@ -50,14 +50,19 @@ class Inlining:
         return ops
 
     def _body(
-        self, call: CallOp, given: Sequence[SSAValue], path: str, depth: int, ops: list[Operation]
+        self,
+        call: CallOp,
+        operands: Sequence[SSAValue],
+        path: str,
+        depth: int,
+        ops: list[Operation],
     ) -> list[SSAValue]:
         name = call.callee.string_value()
         if depth > MAX_CALL_DEPTH:
             raise IrcError("ir-invalid", f"@{name} calls itself, or too deeply")
         self.called[name] = None
         block, path = self._known[name].body.block, f"{path}{id_of(call)}/"
-        values: dict[SSAValue, SSAValue] = dict(zip(block.args, given, strict=True))
+        values: dict[SSAValue, SSAValue] = dict(zip(block.args, operands, strict=True))
         for op in block.ops:
             if isinstance(op, ReturnOp):
                 break

@@ -87,11 +87,11 @@ def _masked(local: Local) -> list[SSAValue]:
     dim, kind = dim_of(local.op.plain), tensor(indices)
     mine, moved = _held(local)
     safe = local.pointwise("where", mine, moved, local.scalar(0, kind.dtype))
-    (found,) = local.same([table, safe], last=False)
+    (rows,) = local.same([table, safe], last=False)
     after = (1,) * (tensor(table).ndim - dim - 1)
     if isinstance(local.op, TakeOp) and after:
         mine = local.before(ReshapeOp, [mine], TensorType.of((*kind.shape, *after), "i1"))
-    return local.last(PointwiseOp, [mine, found, local.scalar(0, tensor(found).dtype)], fn="where")
+    return local.last(PointwiseOp, [mine, rows, local.scalar(0, tensor(rows).dtype)], fn="where")
 
 
 def _masked_scatter(local: Local) -> list[SSAValue]:

@@ -42,27 +42,27 @@ def causal_rows(local: Local) -> list[SSAValue]:
     """Mask the columns after each row, counted where the row stands in the logical tensor."""
     call = Call.of(local)
     start = local.start_of(call.place, call.dim_of_rows, "i64")
-    given, form = call.build(start)
+    operands, form = call.build(start)
     attrs = form.backward() if local.op.plain.get("target") == BACKWARD else form.forward()
-    return local.last(ExternOp, given, **attrs)
+    return local.last(ExternOp, operands, **attrs)
 
 
 def ring_forward(local: Local) -> list[SSAValue]:
     """Start with the rank's own columns; go on with those that the ranks before held."""
     ring = Ring(local)
     keys = ring.call.keys
-    made = wide(tensor_of(local.result_types()[0]))
-    sums = TensorType.of(made.shape[:-1], made.dtype)
+    kind = wide(tensor_of(local.result_types()[0]))
+    sums = TensorType.of(kind.shape[:-1], kind.dtype)
     before: list[SSAValue] = []
     for hops in range(ring.steps - 1):
         coming = ring.send(keys)
-        given, form = ring.at(hops, keys).build(ring.start(hops), before)
+        operands, form = ring.at(hops, keys).build(ring.start(hops), before)
         attrs = replace(form, with_sums=True).forward()
-        before = local.inner(ExternOp.make(given, [made, sums], **attrs))
+        before = local.inner(ExternOp.make(operands, [kind, sums], **attrs))
         keys = ring.receive(coming)
     hops = ring.steps - 1
-    given, form = ring.at(hops, keys).build(ring.start(hops), before)
-    return local.last(ExternOp, given, **form.forward())
+    operands, form = ring.at(hops, keys).build(ring.start(hops), before)
+    return local.last(ExternOp, operands, **form.forward())
 
 
 def ring_backward(local: Local) -> list[SSAValue]:
@@ -78,12 +78,12 @@ def ring_backward(local: Local) -> list[SSAValue]:
     before: list[SSAValue] = []
     for hops in range(1, ring.steps):
         coming = ring.send(keys) if hops < ring.steps - 1 else []
-        given, form = ring.at(hops, keys).build(ring.start(hops), before)
-        dq, dk, dv = local.inner(ExternOp.make(given, kinds, **form.backward()))
+        operands, form = ring.at(hops, keys).build(ring.start(hops), before)
+        dq, dk, dv = local.inner(ExternOp.make(operands, kinds, **form.backward()))
         keys = ring.receive(coming)
         before = [dq, *ring.receive(ring.send([dk, dv]))]
-    given, form = ring.at(0, own).build(ring.start(0), before)
-    return local.last(ExternOp, given, **form.backward())
+    operands, form = ring.at(0, own).build(ring.start(0), before)
+    return local.last(ExternOp, operands, **form.backward())
 
 
 def tensor_of(kind: object) -> TensorType:

@@ -73,9 +73,9 @@ def _top_k(local: Local) -> list[SSAValue]:
     values, index = local.inner(TopKOp.make([x], [some, places], dim=dim, k=count, largest=largest))
     index = gathered(local, _global_index(local, index, dim), axes, dim)
     values = gathered(local, values, axes, dim)
-    made, chosen = local.result_types()
+    best_type, chosen = local.result_types()
     best, position = local.inner(
-        TopKOp.make([values], [made, chosen], dim=dim, k=k, largest=largest)
+        TopKOp.make([values], [best_type, chosen], dim=dim, k=k, largest=largest)
     )
     assert isinstance(chosen, TensorType)
     return [best, local.before(GatherOp, [index, position], chosen, dim=dim)]
@@ -89,8 +89,8 @@ def _arg_extreme(local: Local) -> list[SSAValue]:
     one = TensorType.of(_sized(kind, dim, 1).shape, "i64")
     search = {"fn": attrs["fn"], "dim": dim, "keep_dims": True}
     place = local.before(ArgReduceOp, [x], one, **search)
-    found = local.before(GatherOp, [x, place], _sized(kind, dim, 1), dim=dim)
-    values = gathered(local, found, axes, dim)
+    extreme = local.before(GatherOp, [x, place], _sized(kind, dim, 1), dim=dim)
+    values = gathered(local, extreme, axes, dim)
     index = gathered(local, _global_index(local, place, dim), axes, dim)
     rank = local.before(ArgReduceOp, [values], one, **search)
     if attrs["keep_dims"]:

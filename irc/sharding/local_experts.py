@@ -69,17 +69,17 @@ class Travel:
         """Send rows [tokens, n] to their experts: [ranks * tokens, n]."""
         width = tensor(rows).static_shape()[1]
         kind = self._kind(rows, self.ranks, self.tokens, width)
-        made = self.local.collective(
+        sent = self.local.collective(
             DispatchRowsOp, [rows, self.leaving, self.coming], kind, self.axis, fill=self.fill
         )
-        return self._as(made, self.ranks * self.tokens, width)
+        return self._as(sent, self.ranks * self.tokens, width)
 
     def back(self, rows: SSAValue) -> SSAValue:
         """Send rows [ranks * tokens, n] back to where their tokens are, and add them up."""
         width = tensor(rows).static_shape()[1]
-        given = [self._as(rows, self.ranks, self.tokens, width), self.coming, self.leaving]
+        operands = [self._as(rows, self.ranks, self.tokens, width), self.coming, self.leaving]
         kind = self._kind(rows, self.tokens, width)
-        return self.local.collective(CombineRowsOp, given, kind, self.axis, fill=self.fill)
+        return self.local.collective(CombineRowsOp, operands, kind, self.axis, fill=self.fill)
 
     def own_rows(self, rows: SSAValue) -> SSAValue:
         """Add up rows [ranks * tokens, n] over the ranks, and keep those of the own tokens."""
@@ -101,8 +101,8 @@ class Travel:
         above = local.pointwise("ge", index, first, dtype="i1")
         below = local.pointwise("lt", index, end, dtype="i1")
         inside = local.pointwise("logical_and", above, below)
-        made = TensorType.of((ranks, tokens), "i1")
-        return local.before(ReduceOp, [inside], made, fn="any", dims=(2,), keep_dims=False)
+        result_type = TensorType.of((ranks, tokens), "i1")
+        return local.before(ReduceOp, [inside], result_type, fn="any", dims=(2,), keep_dims=False)
 
     def _marks_of_own(self, index: SSAValue) -> SSAValue:
         """Mark the tokens of all ranks that have an expert here: [ranks, tokens]."""
@@ -116,37 +116,41 @@ class Travel:
         return TensorType.of(shape, tensor(value).dtype)
 
 
-def _same(local: Local, given: Sequence[SSAValue], results: Sequence[TensorType]) -> list[SSAValue]:
+def _same(
+    local: Local, operands: Sequence[SSAValue], results: Sequence[TensorType]
+) -> list[SSAValue]:
     """Emit the op itself on other operands than the local ones."""
     properties = dict(local.op.properties)
     return local.inner(
-        type(local.op)(operands=[list(given)], result_types=[list(results)], properties=properties)
+        type(local.op)(
+            operands=[list(operands)], result_types=[list(results)], properties=properties
+        )
     )
 
 
 def _experts(local: Local) -> list[SSAValue]:
     """Send tokens to their experts, compute, send the sums back."""
     travel = Travel(local)
-    made = local.result_types()[0]
-    assert isinstance(made, TensorType)
-    rows = TensorType.of((travel.ranks * travel.tokens, made.static_shape()[1]), made.dtype)
-    (found,) = _same(local, travel.arguments(), [rows])
-    return [travel.back(found)]
+    kind = local.result_types()[0]
+    assert isinstance(kind, TensorType)
+    rows = TensorType.of((travel.ranks * travel.tokens, kind.static_shape()[1]), kind.dtype)
+    (computed,) = _same(local, travel.arguments(), [rows])
+    return [travel.back(computed)]
 
 
 def _gradients(local: Local) -> list[SSAValue]:
     """Send tokens and their results' gradients to the experts, and the tokens' gradients back."""
     travel = Travel(local)
     *_, gradient = local.inputs
-    given = [*travel.arguments(), travel.there(gradient)]
+    operands = [*travel.arguments(), travel.there(gradient)]
     op = local.op
     assert isinstance(op, ExternOp)
     wanted: list[int] = json.loads(op.arguments)[4]
-    found = _same(local, given, [tensor(given[operand]) for operand in wanted])
+    gradients = _same(local, operands, [tensor(operands[operand]) for operand in wanted])
     home: Mapping[int, Callable[[SSAValue], SSAValue]] = {0: travel.back, 2: travel.own_rows}
     return [
         home[operand](value) if operand in home else value
-        for operand, value in zip(wanted, found, strict=True)
+        for operand, value in zip(wanted, gradients, strict=True)
     ]
 
 

@@ -22,7 +22,7 @@ def _bounds(local: Local) -> list[SSAValue]:
     (x, _, offs, *_), rows = local.inputs, local.signature.operands[0]
     kind = tensor(offs)
     shifted = local.before(PadOp, [offs], kind, low=(1,), high=(-1,), value=0.0)
-    found: list[SSAValue] = []
+    bounds: list[SSAValue] = []
     for value in (shifted, offs):
         value = _own_groups(local, value)
         if rows.split_axes(0):
@@ -31,8 +31,8 @@ def _bounds(local: Local) -> list[SSAValue]:
             value = local.pointwise("maximum", value, local.scalar(0, kind.dtype))
             held = local.scalar(tensor(x).static_shape()[0], kind.dtype)
             value = local.pointwise("minimum", value, held)
-        found.append(value)
-    return found
+        bounds.append(value)
+    return bounds
 
 
 def _own_groups(local: Local, value: SSAValue) -> SSAValue:
@@ -45,19 +45,19 @@ def _own_groups(local: Local, value: SSAValue) -> SSAValue:
 
 def _grouped(local: Local) -> list[SSAValue]:
     rows, matrices, *_ = local.inputs
-    given = [rows, matrices, *_bounds(local)]
-    return local.last(ExternOp, given, target=GROUPED_ROWS, arguments=CALL)
+    operands = [rows, matrices, *_bounds(local)]
+    return local.last(ExternOp, operands, target=GROUPED_ROWS, arguments=CALL)
 
 
 def _gradients(local: Local) -> list[SSAValue]:
     rows, matrices, _, g = local.inputs
-    given = [rows, matrices, *_bounds(local), g]
+    operands = [rows, matrices, *_bounds(local), g]
     op = local.op
     assert isinstance(op, ExternOp)
     *_, wanted = json.loads(op.arguments)
     call = {"target": GROUPED_ROWS, "arguments": CALL}
     arguments = json.dumps([ExternOp.name, call, 4, [0], wanted])
-    return local.last(ExternOp, given, target=names.VJP, arguments=arguments)
+    return local.last(ExternOp, operands, target=names.VJP, arguments=arguments)
 
 
 GROUPED_PROGRAMS: Mapping[str, Callable[[Local], list[SSAValue]]] = {

@@ -89,10 +89,10 @@ class Local:
             shapes = [tensor(value).static_shape() for value in inputs]
             changed = adapt(self.op, shapes)
             properties.update({key: to_attribute(value) for key, value in changed.items()})
-        made = type(self.op)(
+        op = type(self.op)(
             operands=[list(inputs)], result_types=[self.result_types()], properties=properties
         )
-        return self._last(made) if last else self.inner(made)
+        return self._last(op) if last else self.inner(op)
 
     def before(
         self, cls: type[FlowOp], inputs: Sequence[SSAValue], result: TensorType, **attrs: Any
@@ -151,16 +151,16 @@ class Local:
         (pending,) = self.inner(cls.make(inputs, [PendingType(result)], axis=axis, **attrs))
         return self.before(WaitOp, [pending], result)
 
-    def inner(self, made: FlowOp) -> list[SSAValue]:
+    def inner(self, op: FlowOp) -> list[SSAValue]:
         """Emit an op before the last, and return its results."""
-        made.attributes["loc"] = StringAttr(loc_of(self.op))
-        made.attributes["id"] = StringAttr(f"{id_of(self.op)}.{self._count}")
+        op.attributes["loc"] = StringAttr(loc_of(self.op))
+        op.attributes["id"] = StringAttr(f"{id_of(self.op)}.{self._count}")
         self._count += 1
-        self.emit(made)
-        return list(made.outputs)
+        self.emit(op)
+        return list(op.outputs)
 
-    def _last(self, made: FlowOp) -> list[SSAValue]:
-        made.attributes.update(self.op.attributes)
-        made.attributes["sbp"] = ArrayAttr([PlacementAttr(p) for p in self.signature.results])
-        self.emit(made)
-        return list(made.outputs)
+    def _last(self, op: FlowOp) -> list[SSAValue]:
+        op.attributes.update(self.op.attributes)
+        op.attributes["sbp"] = ArrayAttr([PlacementAttr(p) for p in self.signature.results])
+        self.emit(op)
+        return list(op.outputs)

@@ -68,17 +68,17 @@ def _block(ring: Ring, hops: int, q: SSAValue, k: SSAValue, v: SSAValue) -> Part
     """Emit attention of rows that came ``hops`` ranks over the rank's own keys."""
     kind = wide(TensorType.of((*tensor(q).shape[:-1], tensor(v).shape[-1]), tensor(q).dtype))
     sums = TensorType.of(kind.shape[:-1], kind.dtype)
-    given, form = _placed(ring, hops, [q, k, v])
-    return Part(*ring.local.inner(ExternOp.make(given, [kind, sums], **form.forward())))
+    operands, form = _placed(ring, hops, [q, k, v])
+    return Part(*ring.local.inner(ExternOp.make(operands, [kind, sums], **form.forward())))
 
 
 def _placed(ring: Ring, hops: int, first: Sequence[SSAValue]) -> tuple[list[SSAValue], Form]:
     """Return operands and form of a call on rows that came ``hops`` ranks."""
     form = ring.call.form
     start = ring.start(hops, rows_travel=True)
-    given = [*first, *([] if start is None else [start])]
+    operands = [*first, *([] if start is None else [start])]
     place = None if start is None else len(first)
-    return given, Form(form.is_causal, form.scale, start=place)
+    return operands, Form(form.is_causal, form.scale, start=place)
 
 
 def tokens_backward(ring: Ring, first: Sequence[SSAValue]) -> list[SSAValue]:
@@ -91,19 +91,19 @@ def tokens_backward(ring: Ring, first: Sequence[SSAValue]) -> list[SSAValue]:
     for hops in range(ring.steps):
         coming = ring.send(travelling) if hops < ring.steps - 1 else []
         rows = travelling
-        given, form = _placed(ring, hops, [rows[0], rows[1], k, v, rows[2], rows[3]])
+        operands, form = _placed(ring, hops, [rows[0], rows[1], k, v, rows[2], rows[3]])
         kinds = [wide(tensor(value)) for value in (q, k, v)]
-        made = Slopes(*local.inner(ExternOp.make(given, kinds, **form.backward())))
+        slopes = Slopes(*local.inner(ExternOp.make(operands, kinds, **form.backward())))
         if gradients is None:
-            gradients, dq = made, made.dq
+            gradients, dq = slopes, slopes.dq
         else:
             gradients = Slopes(
-                made.dq,
-                local.pointwise("add", gradients.dk, made.dk),
-                local.pointwise("add", gradients.dv, made.dv),
+                slopes.dq,
+                local.pointwise("add", gradients.dk, slopes.dk),
+                local.pointwise("add", gradients.dv, slopes.dv),
             )
             dq = _sum_returned(ring, dq, returned)
-            returned = ring.send([made.dq], -hops)
+            returned = ring.send([slopes.dq], -hops)
         travelling = ring.receive(coming)
     dq = _sum_returned(ring, dq, returned)
     assert gradients is not None
@@ -132,9 +132,9 @@ def zigzag_tokens_forward(ring: Ring, first: Sequence[SSAValue]) -> list[SSAValu
         totals = _both_joined(ring, totals, returned)
         returned = ring.send([*parts[0], *parts[1]], -hops)
     early, late = _both_joined(ring, totals, returned)
-    made = [Halves(early.y, late.y), Halves(early.sums, late.sums)]
+    results = [Halves(early.y, late.y), Halves(early.sums, late.sums)]
     count = len(ring.local.op.outputs)
-    return order.leave_all(made[:count], (dim, dim)[:count])
+    return order.leave_all(results[:count], (dim, dim)[:count])
 
 
 def _keys_before(order: Zigzag, hops: int) -> SSAValue:
@@ -162,11 +162,11 @@ def zigzag_tokens_backward(ring: Ring, first: Sequence[SSAValue]) -> list[SSAVal
     for hops in range(1, ring.steps):
         rows = ring.receive(coming)
         coming = ring.send(rows) if hops < ring.steps - 1 else []
-        made = other_gradients(order, _keys_before(order, hops), (rows[:4], rows[4:]), k, v)
-        dk, dv = added(local, dk, made.k), added(local, dv, made.v)
+        gradients = other_gradients(order, _keys_before(order, hops), (rows[:4], rows[4:]), k, v)
+        dk, dv = added(local, dk, gradients.k), added(local, dv, gradients.v)
         if came := ring.receive(returned):
             dq = added(local, dq, Halves(*came))
-        returned = ring.send(made.q, -hops)
+        returned = ring.send(gradients.q, -hops)
     if came := ring.receive(returned):
         dq = added(local, dq, Halves(*came))
     return order.leave_all([dq, dk, dv], (dim, dim, dim))

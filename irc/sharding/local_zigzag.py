@@ -171,9 +171,9 @@ def zigzag_forward(ring: Ring, first: Sequence[SSAValue]) -> list[SSAValue]:
         keys = ring.receive(coming)
     assert early is not None
     assert late is not None
-    made = [Halves(early.y, late.y), Halves(early.sums, late.sums)]
+    results = [Halves(early.y, late.y), Halves(early.sums, late.sums)]
     count = len(ring.local.op.outputs)
-    return order.leave_all(made[:count], (rows, rows)[:count])
+    return order.leave_all(results[:count], (rows, rows)[:count])
 
 
 class Gradients(NamedTuple):
@@ -258,13 +258,13 @@ def zigzag_backward(ring: Ring, first: Sequence[SSAValue]) -> list[SSAValue]:
     for hops in range(1, ring.steps):
         keys = ring.receive(coming)
         coming = ring.send(keys) if hops < ring.steps - 1 else []
-        made = other_gradients(
+        gradients = other_gradients(
             order, order.is_before(hops), held, Halves(*keys[:2]), Halves(*keys[2:])
         )
-        dq = added(local, dq, made.q)
+        dq = added(local, dq, gradients.q)
         came = ring.receive(sent)
-        dk = added(local, Halves(*came[:2]) if came else None, made.k)
-        dv = added(local, Halves(*came[2:]) if came else None, made.v)
+        dk = added(local, Halves(*came[:2]) if came else None, gradients.k)
+        dv = added(local, Halves(*came[2:]) if came else None, gradients.v)
         sent = ring.send([*dk, *dv])
     came = ring.receive(sent)
     dk = added(local, Halves(*came[:2]) if came else None, own.k)

@@ -115,7 +115,7 @@ def _uses_of(value: SSAValue) -> _Uses:
         here = todo.pop()
         dim = uses.dims[here]
         softmax = next(
-            (found for u in here.uses if (found := _softmax_of(u.operation, here))), None
+            (chain for u in here.uses if (chain := _softmax_of(u.operation, here))), None
         )
         if softmax is not None:
             _add_softmax(uses, here, dim, softmax)
@@ -125,12 +125,12 @@ def _uses_of(value: SSAValue) -> _Uses:
             if isinstance(op, TakeOp) and use.index == 0 and here is value and op.dim == 0:
                 uses.lookups.append(op)
                 continue
-            made = _dim_after(op, use.index, here, dim)
+            result_dim = _dim_after(op, use.index, here, dim)
             assert isinstance(op, FlowOp)
             if isinstance(op, PointwiseOp) and op.fn == "add":
                 uses.masked[op.outputs[0]] = op.operands[1 - use.index]
             uses.ops.append(op)
-            uses.dims[op.outputs[0]] = made
+            uses.dims[op.outputs[0]] = result_dim
             todo.append(op.outputs[0])
     if not uses.lookups and not uses.ends:
         raise MissError
@@ -180,9 +180,9 @@ def _vector_of(bias: SSAValue) -> SSAValue:
 
 def _dim_of_reshape(before: SSAValue, after: SSAValue, dim: int) -> int:
     """Return where a dim is that stays the last one."""
-    given, made = tensor(before).shape, tensor(after).shape
-    if dim == len(given) - 1 and made and made[-1] == given[-1]:
-        return len(made) - 1
+    source_shape, result_shape = tensor(before).shape, tensor(after).shape
+    if dim == len(source_shape) - 1 and result_shape and result_shape[-1] == source_shape[-1]:
+        return len(result_shape) - 1
     raise MissError
 
 
@@ -192,8 +192,8 @@ def _softmax_of(op: Operation, value: SSAValue) -> list[FlowOp] | None:
         return None
     for use in op.outputs[0].uses:
         last = use.operation
-        found = find_softmax(last) if isinstance(last, PointwiseOp) else None
-        if found is not None and found.kind == "log_softmax" and found.x is value:
+        softmax = find_softmax(last) if isinstance(last, PointwiseOp) else None
+        if softmax is not None and softmax.kind == "log_softmax" and softmax.x is value:
             assert isinstance(last, PointwiseOp)
             log = last.b.owner
             assert isinstance(log, PointwiseOp)
@@ -278,12 +278,12 @@ class _Longer:
             stops = list(op.stops)
             stops[dim] = -1 if stops[dim] == -1 else self._stored
             properties["stops"] = to_attribute(tuple(stops))
-        made = type(op)(
+        longer = type(op)(
             operands=[operands], result_types=[[self._kind(result)]], properties=properties
         )
-        made.attributes.update(op.attributes)
-        self._block.insert_op_before(made, op)
-        value = made.outputs[0]
+        longer.attributes.update(op.attributes)
+        self._block.insert_op_before(longer, op)
+        value = longer.outputs[0]
         if result in self._uses.masked and not is_bias and not self._has_bias(result):
             value = self._masked(b, value, dim)
         self._values[result] = value

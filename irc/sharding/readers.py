@@ -153,13 +153,13 @@ class Readers:
                     yield number
 
     def _number(self, reader: Place) -> int | None:
-        found = 0
+        index = 0
         for along in self._along:
             number = along.number(reader)
             if number is None:
                 return None
-            found = found * along.size + number
-        return found
+            index = index * along.size + number
+        return index
 
     def _at(self, number: int) -> Place:
         numbers: list[int] = []

@@ -65,11 +65,11 @@ class Call:
         self, start: SSAValue | None, before: Sequence[SSAValue] = ()
     ) -> tuple[list[SSAValue], Form]:
         """Return operands and form of a call at a place, that goes on from what was before."""
-        given = [*self.first, *self.masks]
-        place = None if start is None else len(given)
-        given += [] if start is None else [start]
-        added = tuple(range(len(given), len(given) + len(before)))
-        return [*given, *before], replace(self.form, start=place, before=added)
+        operands = [*self.first, *self.masks]
+        place = None if start is None else len(operands)
+        operands += [] if start is None else [start]
+        added = tuple(range(len(operands), len(operands) + len(before)))
+        return [*operands, *before], replace(self.form, start=place, before=added)
 
 
 class Ring:

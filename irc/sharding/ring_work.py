@@ -91,9 +91,9 @@ def _rank_flops(ops: list[FlowOp], axis: str, rank: int) -> int:
     return total
 
 
-def _number(fn: str, given: Sequence[int]) -> int | None:
+def _number(fn: str, numbers: Sequence[int]) -> int | None:
     """Return what a function of numbers gives, None where no place is computed by it."""
-    match fn, *given:
+    match fn, *numbers:
         case "add", a, b:
             return a + b
         case "sub", a, b:

@@ -93,18 +93,18 @@ def axis_signatures(op: FlowOp) -> list[Signature]:
     shapes = [shape for shape, _ in operands], [shape for shape, _ in results]
     sizes = static(rule.factor_sizes(*shapes))
     dtypes = [dtype for _, dtype in operands], [dtype for _, dtype in results]
-    found = [_replicated(rule)]
-    found += [
+    choices = [_replicated(rule)]
+    choices += [
         _split(rule, name, sizes[name], op.name) for name in rule.splittable() if sizes[name] > 1
     ]
-    found += [_passing(rule, group, Partial("sum")) for group in rule.linear]
-    found += [
+    choices += [_passing(rule, group, Partial("sum")) for group in rule.linear]
+    choices += [
         _passing(rule, group, kind)
         for group in rule.monotone
         for kind in (Partial("max"), Partial("min"))
     ]
-    found += [_of_strategy(strategy) for strategy in strategies_of(op)]
-    return [s for s in found if _typed(s.operands, dtypes[0]) and _typed(s.results, dtypes[1])]
+    choices += [_of_strategy(strategy) for strategy in strategies_of(op)]
+    return [s for s in choices if _typed(s.operands, dtypes[0]) and _typed(s.results, dtypes[1])]
 
 
 def _replicated(rule: Rule) -> Signature:
@@ -185,10 +185,10 @@ def signatures(
         return [NdSignature((alone,) * len(op.inputs), (alone,) * len(op.outputs), (), ())]
     per_axis = [choices if size > 1 else choices[:1] for _, size in mesh.axes]
     combined = [c for c in cartesian(*per_axis) if _divides(c, mesh, uneven)]
-    found = [s for c in combined if (s := combine(c, mesh)) and _exchanges(op, c, s, mesh)]
-    if len(found) > limit:
-        found = sorted(found, key=lambda s: _num_partial(s.operands))[:limit]
-    return found
+    nd_signatures = [s for c in combined if (s := combine(c, mesh)) and _exchanges(op, c, s, mesh)]
+    if len(nd_signatures) > limit:
+        nd_signatures = sorted(nd_signatures, key=lambda s: _num_partial(s.operands))[:limit]
+    return nd_signatures
 
 
 def combine(chosen: Sequence[Signature], mesh: Mesh) -> NdSignature | None:
@@ -280,24 +280,32 @@ def find_signature(
 ) -> NdSignature | None:
     """Return the signature with these placements, or None; None is that of an opaque."""
     whole = Placement.replicated(mesh.names)
-    given = [p or whole for p in operands]
-    made = [p or whole for p in results]
+    operand_placements = [p or whole for p in operands]
+    result_placements = [p or whole for p in results]
     if not mesh.axes:
-        return NdSignature(tuple(given), tuple(made), (), ())
+        return NdSignature(tuple(operand_placements), tuple(result_placements), (), ())
     choices = axis_signatures(op)
     chosen: list[Signature] = []
     for axis in mesh.names:
-        wanted = tuple(_unordered(p[axis]) for p in given), tuple(_unordered(p[axis]) for p in made)
-        found = next((s for s in choices if (s.operands, s.results) == wanted), None)
-        if found is None:
+        wanted = (
+            tuple(_unordered(p[axis]) for p in operand_placements),
+            tuple(_unordered(p[axis]) for p in result_placements),
+        )
+        signature = next((s for s in choices if (s.operands, s.results) == wanted), None)
+        if signature is None:
             return None
-        chosen.append(found)
-    if any(map(_mixes, (*given, *made))) or not _one_order((*given, *made)):
+        chosen.append(signature)
+    if any(map(_mixes, (*operand_placements, *result_placements))) or not _one_order(
+        (*operand_placements, *result_placements)
+    ):
         return None
     if not _one_program(chosen) or not _divides(chosen, mesh, uneven=True):
         return None
     placed = NdSignature(
-        tuple(given), tuple(made), tuple(s.strategy for s in chosen), tuple(s.split for s in chosen)
+        tuple(operand_placements),
+        tuple(result_placements),
+        tuple(s.strategy for s in chosen),
+        tuple(s.split for s in chosen),
     )
     return placed if _exchanges(op, chosen, placed, mesh) else None
 

@@ -203,7 +203,7 @@ class Slicing:
         ]
         self._lanes.put_each(each)
         for place, (value, placed) in enumerate(zip(op.outputs, rule.results, strict=True)):
-            own: list[SSAValue] = [made.outputs[place] for made in each]
+            own: list[SSAValue] = [sliced.outputs[place] for sliced in each]
             if isinstance(placed, Split):
                 self._know(value, Cut(placed.dim, self._ways, ranks), own)
             else:
@@ -214,15 +214,15 @@ class Slicing:
         (source,), value = op.inputs, op.outputs[0]
         each: list[FlowOp] = []
         for number, part in enumerate(self._slices(source, self._cuts[source], op, 0)):
-            made = type(op).make([part], [_piece_type(value.type, cut)], **op.plain)
-            made.attributes |= op.attributes
+            exchange = type(op).make([part], [_piece_type(value.type, cut)], **op.plain)
+            exchange.attributes |= op.attributes
             if isinstance(op, CollectiveOp):
-                made.attributes[CHUNK] = StringAttr(f"{number} of {self._ways}")
-            each.append(_named(made, number))
+                exchange.attributes[CHUNK] = StringAttr(f"{number} of {self._ways}")
+            each.append(_named(exchange, number))
         self._lanes.put_each(each)
         if isinstance(op, CollectiveOp):
             self._said.collectives.append(id_of(op).removesuffix(".start"))
-        self._know(value, cut, [made.outputs[0] for made in each])
+        self._know(value, cut, [sliced.outputs[0] for sliced in each])
 
     def _divide(self, op: LocalChunkOp, cut: Cut) -> None:
         """Take a rank's part of a batch at once: slices of it are views, those of all are not."""
@@ -240,8 +240,8 @@ class Slicing:
     ) -> FlowOp:
         ops: list[FlowOp] = []
         build_local(op, signature, self._mesh, inputs, ops.append)
-        (made,) = ops
-        return _named(made, number)
+        (sliced,) = ops
+        return _named(sliced, number)
 
     def _add_up(self, op: FlowOp, place: int, own: Sequence[SSAValue], kind: Partial) -> None:
         """Write the join of partial results, which has the id of what it stands for."""
@@ -276,7 +276,7 @@ class Slicing:
             return []
         each = [self._built(op, signature, op.inputs, number) for number in range(self._ways)]
         self._lanes.put_each(each)
-        return [made.outputs[0] for made in each]
+        return [sliced.outputs[0] for sliced in each]
 
     def _cut(self, value: SSAValue, cut: Cut, name: str, loc: str) -> list[SSAValue]:
         """Return slices of a whole value, by ops whose ids begin with a name."""

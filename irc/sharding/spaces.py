@@ -73,19 +73,19 @@ class Space:
                 self.code[here] = len(self.code)
                 stack += [step.result for step, _ in boxing.steps(shape, dtype, here)]
         known = list(self.code)
-        found = [
+        arcs = [
             (self.code[here], self.code[step.result], seconds)
             for here in known
             for step, seconds in boxing.direct_steps(shape, dtype, here)
         ]
-        table = np.array(found, dtype=np.float64).reshape(-1, 3)
+        table = np.array(arcs, dtype=np.float64).reshape(-1, 3)
         self.num_bytes = np.array(
             [num_bytes(shape, dtype, placement, boxing.mesh) for placement in known], dtype=float
         )
         heads = table[:, 1].astype(np.int64)
         self.arcs = Arcs(table[:, 0].astype(np.int64), heads, table[:, 2], self.num_bytes[heads])
         self.distances: Numbers = boxing.matrix(shape, dtype, known, known)
-        self._found: dict[object, Arcs] = {}
+        self._useful: dict[object, Arcs] = {}
         self._codes: dict[tuple[Placement, ...], Codes] = {}
 
     def codes(self, placements: tuple[Placement, ...]) -> Codes:
@@ -111,13 +111,13 @@ class Space:
         if len(sinks) > 1:
             starts = np.union1d(starts, ends)
         key = (starts.tobytes(), ends.tobytes())
-        if key not in self._found:
+        if key not in self._useful:
             keep = self._ways(starts, ends)
             arcs = self.arcs
-            self._found[key] = Arcs(
+            self._useful[key] = Arcs(
                 arcs.tails[keep], arcs.heads[keep], arcs.seconds[keep], arcs.num_bytes[keep]
             )
-        return self._found[key]
+        return self._useful[key]
 
     def _ways(self, starts: Codes, ends: Codes) -> NDArray[np.bool_]:
         """Mark the transitions of one cheapest way from each start to each end."""

@@ -82,13 +82,13 @@ class _Part:
     def call(self, known: dict[SSAValue, SSAValue], like: CallOp, name: str) -> CallOp:
         """Return a call in the place of one of the whole; its results are ``known`` then."""
         types = [value.type for value in self.gives]
-        made = CallOp(self.func.sym_name.data, [known[value] for value in self.reads], types)
-        made.attributes = {**like.attributes, "id": StringAttr(name)}
-        made.attributes.pop("sbp", None)
+        call = CallOp(self.func.sym_name.data, [known[value] for value in self.reads], types)
+        call.attributes = {**like.attributes, "id": StringAttr(name)}
+        call.attributes.pop("sbp", None)
         if (placed := noted_placements(self.gives)) is not None:
-            made.attributes["sbp"] = placed
-        known |= zip(self.gives, made.results, strict=True)
-        return made
+            call.attributes["sbp"] = placed
+        known |= zip(self.gives, call.results, strict=True)
+        return call
 
 
 def _part(func: FuncOp, name: str, ops: Sequence[Operation], gives: Sequence[SSAValue]) -> _Part:
@@ -117,10 +117,10 @@ def _needed(value: SSAValue) -> set[Operation]:
     return needed
 
 
-def _placement(given: ArrayAttr[DictionaryAttr], value: SSAValue) -> Attribute | None:
+def _placement(arg_attrs: ArrayAttr[DictionaryAttr], value: SSAValue) -> Attribute | None:
     """Return where a value of a function lies, given the attributes of its arguments."""
     if isinstance(value, BlockArgument):
-        return given.data[value.index].data.get("sbp")
+        return arg_attrs.data[value.index].data.get("sbp")
     return noted_placement(value)
 
 

@@ -211,7 +211,7 @@ def _functions(
     kinds = [kind for kind in piece.seconds if kind != UPDATE]
     pairs = {pair: pair.split("-") for pair in piece.saved_bytes}
     smooth = [value for value, each in enumerate(passed) if each.is_smooth]
-    given = [_name(ON, value, stage - 1) for value in range(len(passed))] if stage else []
+    takes = [_name(ON, value, stage - 1) for value in range(len(passed))] if stage else []
     gives = [] if is_last else [_name(ON, value, stage) for value in range(len(passed))]
     returned = [] if is_last else [_name(BACK, value, stage + 1) for value in smooth]
     returns = [_name(BACK, value, stage) for value in smooth] if stage else []
@@ -219,11 +219,11 @@ def _functions(
         reads = [pair for pair, ends in pairs.items() if ends[1] == kind]
         makes = [pair for pair, ends in pairs.items() if ends[0] == kind]
         if kind == "F":
-            reads, makes = [*given, *reads], [*gives, *makes]
+            reads, makes = [*takes, *reads], [*gives, *makes]
         if kind in ("B", "I"):
             reads, makes = [*returned, *reads], [*returns, *makes]
         if kind in ("B", "W"):
-            reads = [*given, *reads]  # what it computes again, or multiplies
+            reads = [*takes, *reads]  # what it computes again, or multiplies
         yield kind, Function(tuple(reads), tuple(makes))
 
 

@@ -99,10 +99,10 @@ def _ordered(
 ) -> tuple[list[_Run], float]:
     """Return what a function issues, its calls written out, and the seconds of all of it."""
     tasks: list[Task] = []
-    made: dict[int, int] = {}  # by slot, the task that gives it
+    givers: dict[int, int] = {}  # by slot, the task that gives it
     items: list[int] = []
     for number, item in enumerate(body.items):
-        after = tuple(dict.fromkeys(made[slot] for slot in item.reads if slot in made))
+        after = tuple(dict.fromkeys(givers[slot] for slot in item.reads if slot in givers))
         collective = item.collective
         seconds = totals[item.callee] if item.callee else item.seconds
         axis = collective.axis if collective is not None else None
@@ -111,7 +111,7 @@ def _ordered(
         if collective is not None:
             tasks.append(Task((len(tasks) - 1,), waits_for=len(tasks) - 1))
             items.append(number)
-        made.update(dict.fromkeys(item.gives, len(tasks) - 1))
+        givers.update(dict.fromkeys(item.gives, len(tasks) - 1))
     issued: list[_Run] = []
     count = 0
     numbers: dict[int, int] = {}

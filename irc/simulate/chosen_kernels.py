@@ -74,8 +74,8 @@ class Kernels:
         graph = self._graph
         while True:
             source, read = graph.sources[value], graph.reads[op, index]
-            made = source.placements[self._choice[source.node]]
-            if made != read.placements[self._choice[read.node]]:
+            placement = source.placements[self._choice[source.node]]
+            if placement != read.placements[self._choice[read.node]]:
                 return True
             op, index = value.owner, 0  # type: ignore[assignment]  # an op's result, if read in
             if not isinstance(op, ShapeOp):

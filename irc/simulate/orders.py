@@ -165,9 +165,9 @@ class Search:
         saved = [0.0] * len(self.like.ranks)
         until_weights = whole = 0.0
         for stage, functions in enumerate(self.step.wiring.functions):
-            made = functions["F"].makes if "F" in functions else ()
+            makes = functions["F"].makes if "F" in functions else ()
             late = functions["W"].reads if "W" in functions else ()
-            for name in made:
+            for name in makes:
                 size = self.step.sizes.get((stage, name), 0.0)
                 saved[self.like.rank_of[stage]] += size
                 whole += size

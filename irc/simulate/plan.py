@@ -196,11 +196,11 @@ class _Builder:
 
 def steps(plan: Plan) -> list[tuple[int, Step]]:
     """Return the actions of a plan, launches one by one, each with its action's position."""
-    found: list[tuple[int, Step]] = []
+    numbered: list[tuple[int, Step]] = []
     for position, action in enumerate(plan.actions):
         parts = action.calls if isinstance(action, Kernels) else (action,)
-        found += [(position, part) for part in parts]
-    return found
+        numbered += [(position, part) for part in parts]
+    return numbered
 
 
 def label(plan: Plan, step: Step) -> str:

@@ -175,10 +175,10 @@ class StepBuilder:
             stage = self.costs.stage(part.stage)
             arena = stage.arena(part.kind)
             allocates, frees = allocates + arena, frees + arena
-            for register, num_bytes, taken, given in self._saved(column, pool, part):
-                allocates, frees = allocates + num_bytes * taken, frees + num_bytes * given
+            for register, num_bytes, taken, released in self._saved(column, pool, part):
+                allocates, frees = allocates + num_bytes * taken, frees + num_bytes * released
                 takes += [(register, 1)] * taken
-                gives += [(register, 1)] * given
+                gives += [(register, 1)] * released
             for target in makes:
                 allocates += self.costs.way(part.stage, target).num_bytes
                 takes.append((self._boxes(column, part.stage, target)[1], 1))
@@ -208,14 +208,14 @@ class StepBuilder:
             return
         stage = self.costs.stage(part.stage)
         mark = f" of columns {column}" if len(self.columns) > 1 else ""
-        for what, num_bytes, given in (
+        for what, num_bytes, released in (
             ("saved values", stage.saved_bytes - stage.kept_bytes, part.kind in "BI"),
             ("weight inputs", stage.kept_bytes, part.kind in "BW"),
         ):
             if what == "saved values" or stage.kept_bytes:
                 name = f"{what} of stage {part.stage}{mark}"
                 self.registers[name] = Register(pool, num_bytes, stage.slots)
-                yield name, num_bytes, part.kind == "F", given
+                yield name, num_bytes, part.kind == "F", released
 
     def _gradients(self) -> dict[int, list[int]]:
         """Return by stage, in the order in which they end, the actions after which to add up."""

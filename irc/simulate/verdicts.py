@@ -15,9 +15,11 @@ from irc.simulate.schedule import Simulation
 def verdict_of(plan: Plan, cluster: Cluster) -> Verdict:
     """Return what the simulator says of a plan of one program."""
     contention = Contention.of(cluster, plan.device_mesh)
-    found = predict(plan, contention=contention)
-    busy = found.timeline.busy(found.actions).get("compute", 0.0)
-    return Verdict(found.seconds, held_bytes(plan), exposed_s=max(0.0, found.seconds - busy))
+    prediction = predict(plan, contention=contention)
+    busy = prediction.timeline.busy(prediction.actions).get("compute", 0.0)
+    return Verdict(
+        prediction.seconds, held_bytes(plan), exposed_s=max(0.0, prediction.seconds - busy)
+    )
 
 
 def verdict_of_parts(
@@ -30,7 +32,7 @@ def verdict_of_parts(
         cluster: whose devices are the ranks, in order.
         simulated: its step there, where that is known already.
     """
-    found = predict_step(plan, cluster) if simulated is None else simulated
+    simulation = predict_step(plan, cluster) if simulated is None else simulated
     contention, exposed = contention_of(plan, cluster), list[float]()
     for place in range(len(plan.ranks)):
         total = 0.0
@@ -42,6 +44,8 @@ def verdict_of_parts(
                 total += max(0.0, bare) * (often if kind not in SMALLER_KINDS else 0)
         exposed.append(total)
     places = range(len(plan.ranks))
-    bubbles = [max(0.0, found.bubble(rank)) for rank in places]
+    bubbles = [max(0.0, simulation.bubble(rank)) for rank in places]
     held = max(each.num_bytes() for each in all_held(plan))
-    return Verdict(found.seconds, held, sum(bubbles) / len(bubbles), sum(exposed) / len(exposed))
+    return Verdict(
+        simulation.seconds, held, sum(bubbles) / len(bubbles), sum(exposed) / len(exposed)
+    )

@@ -66,7 +66,7 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) ->
         return noted(forward_of(gm))
     said = take_checks(gm)
     run = compile_around(
-        gm, example_inputs, options, lambda part, given: _compiled(part, given, options)
+        gm, example_inputs, options, lambda part, inputs: _compiled(part, inputs, options)
     )
     run = apart(gm, run or _compiled(gm, example_inputs, options))
     return checking(run, said) if said else run
@@ -96,21 +96,21 @@ def _compiled(gm: GraphModule, example_inputs: Sequence[Any], options: Options) 
         return noted(forward_of(gm))
     if names_places(gm):
         return noted(
-            MovingGraph(gm, options, lambda graph, given: compile_graph(graph, given, options))
+            MovingGraph(gm, options, lambda graph, inputs: compile_graph(graph, inputs, options))
         )
     if has_open_sizes(gm, example_inputs):
         return noted(SpecialisingGraph(gm, options))
     return compile_graph(gm, example_inputs, options)
 
 
-def _options(given: dict[str, Any], gm: GraphModule) -> Options:
-    chosen = {**(given.get("options") or {})}
+def _options(kwargs: dict[str, Any], gm: GraphModule) -> Options:
+    chosen = {**(kwargs.get("options") or {})}
     record = chosen.pop("record", None)  # of irc.compile, which goes this way itself
     if record is not None and not isinstance(record, Record):
         chosen["record"] = record  # a user's, of whom it is no option
-    others = {name: value for name, value in given.items() if name not in ("options", "mode")}
+    others = {name: value for name, value in kwargs.items() if name not in ("options", "mode")}
     chosen = backend_options({**chosen, **others})
-    mode_option(given.get("mode"), Options().backend)
+    mode_option(kwargs.get("mode"), Options().backend)
     for name in ("passes", "rules"):
         chosen[name] = names_option(name, chosen.get(name, ()))
     chosen["pins"] = pins_option(chosen.get("pins", ""))

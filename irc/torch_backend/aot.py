@@ -212,10 +212,10 @@ def _turning(run: Flat, images: Mapping[int, tuple[int, ...]]) -> Flat:
     """Return what runs a graph that takes some arguments channels last."""
 
     def turned(*args: Any) -> Sequence[Any]:
-        given = list(args)
+        arguments = list(args)
         for position, order in images.items():
-            given[position] = given[position].permute(order)
-        return run(*given)
+            arguments[position] = arguments[position].permute(order)
+        return run(*arguments)
 
     return turned
 
@@ -236,8 +236,8 @@ def _or_torch(run: Flat, forward: Flat, options: Options) -> Flat:
 def _takes_memory(graph: GraphModule) -> bool:
     """True for a graph that may take the memory of arguments which lie in each other's."""
     looks = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default)
-    given = graph.graph.find_nodes(op="placeholder")
-    return any(user.target in looks for node in given for user in node.users)
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    return any(user.target in looks for node in placeholders for user in node.users)
 
 
 def _for_other_memory(run: Flat, forward: Flat, options: Options) -> Flat:

@@ -48,9 +48,9 @@ def both(graph: Graph, one: Any, other: Any) -> Node:
     return called(graph, torch.logical_and, one, other)
 
 
-def are_probabilities(graph: Graph, given: Any) -> Node:
+def are_probabilities(graph: Graph, tensor: Any) -> Node:
     """Return whether all numbers of a tensor are from 0 to 1."""
-    from_zero, to_one = called(graph, torch.ge, given, 0), called(graph, torch.le, given, 1)
+    from_zero, to_one = called(graph, torch.ge, tensor, 0), called(graph, torch.le, tensor, 1)
     return called(graph, torch.all, both(graph, from_zero, to_one))
 
 

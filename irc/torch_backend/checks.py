@@ -65,9 +65,9 @@ def take_checks(gm: GraphModule) -> list[str]:
                 results.append(_copied(gm.graph, value, transforms.are_open))
             said.append(node.args[1] if len(node.args) > 1 else node.kwargs.get("assert_msg", ""))
             gm.graph.erase_node(node)
-        elif (given := probabilities_of(node.target, node.args, node.kwargs)) is not None:
+        elif (probabilities := probabilities_of(node.target, node.args, node.kwargs)) is not None:
             with gm.graph.inserting_before(node):
-                results.append(are_probabilities(gm.graph, given))
+                results.append(are_probabilities(gm.graph, probabilities))
             said.append(REFUSED)
         elif (name := _run_as_part(node, gm)) is not None:
             part = getattr(gm, name)
@@ -115,10 +115,10 @@ def _run_as_part(node: Node, gm: GraphModule) -> str | None:
     if node.op != "call_function" or str(node.target) not in ONCE:
         return None
     names = [
-        str(given.target)
-        for given in node.args
-        if isinstance(given, Node) and given.op == "get_attr"
-        and isinstance(getattr(gm, str(given.target), None), GraphModule)
+        str(argument.target)
+        for argument in node.args
+        if isinstance(argument, Node) and argument.op == "get_attr"
+        and isinstance(getattr(gm, str(argument.target), None), GraphModule)
     ]  # fmt: skip
     if len(names) != 1:
         return None
@@ -132,7 +132,7 @@ def _graphs_of(
     """Return both graphs that an op runs, which it has from argument ``first`` on."""
     if node.op != "call_function" or str(node.target) != op:
         return None
-    a, b = (getattr(gm, str(given.target), None) for given in node.args[first : first + 2])
+    a, b = (getattr(gm, str(argument.target), None) for argument in node.args[first : first + 2])
     if not (isinstance(a, GraphModule) and isinstance(b, GraphModule)):
         return None
     in_tuples = [isinstance(output_of(part).args[0], tuple | list) for part in (a, b)]
@@ -172,7 +172,7 @@ def _take_from_branches(a: GraphModule, b: GraphModule, traced: int | None) -> l
         return []
     for branch, own, before, after in ((a, counts[0], 0, counts[1]), (b, counts[1], counts[0], 0)):
         output = output_of(branch)
-        given = branch.graph.find_nodes(op="placeholder")
+        placeholders = branch.graph.find_nodes(op="placeholder")
         kept = len(output.args[0]) - own
         with branch.graph.inserting_before(output):
             held = [
@@ -181,7 +181,7 @@ def _take_from_branches(a: GraphModule, b: GraphModule, traced: int | None) -> l
                 *[true(branch.graph) for _ in range(after)],
             ]
             if traced is not None:
-                nothing = nothing_of(branch.graph, given[traced])
+                nothing = nothing_of(branch.graph, placeholders[traced])
                 held = [branch.graph.call_function(torch.add, (h, nothing)) for h in held]
         output.args = ((*output.args[0][:kept], *held), *output.args[1:])
         branch.recompile()

@@ -74,13 +74,13 @@ class CompiledGraph:
     def __call__(self, *args: Any) -> Sequence[Any]:
         """Run on the graph's arguments."""
         executor = self._bound_to(args) if self._held else self._latest[1]
-        found = executor([args[i] for i in self._inputs])
+        outputs = executor([args[i] for i in self._inputs])
         if self._direct:
-            return found
+            return outputs
         shown: list[Any] = []
         for i, (kind, value) in zip(self._first, self._flat.results, strict=True):
             is_new = i == len(shown)
-            shown.append(_shown(kind, value, found, args) if is_new else shown[i])
+            shown.append(_shown(kind, value, outputs, args) if is_new else shown[i])
         return tuple(shown)
 
     def _launch(self, tensors: Mapping[str, torch.Tensor]) -> Launch:
@@ -104,12 +104,12 @@ class CompiledGraph:
             return self._executors[here]
 
 
-def _shown(kind: str, value: Any, found: Sequence[torch.Tensor], args: Sequence[Any]) -> Any:
+def _shown(kind: str, value: Any, outputs: Sequence[torch.Tensor], args: Sequence[Any]) -> Any:
     match kind:
         case "result":
-            return found[value]
+            return outputs[value]
         case "view":
-            return value[1].of(found[value[0]])
+            return value[1].of(outputs[value[0]])
         case "argument":
             return args[value]
         case "argument view":

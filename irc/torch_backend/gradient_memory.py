@@ -111,9 +111,9 @@ def resolving(run: Flat, graph: GraphModule, program: FlatProgram) -> Flat:
         return run
 
     def resolved(*args: Any) -> Sequence[Any]:
-        given = list(args)
+        arguments = list(args)
         for i in places:
-            given[i] = given[i].resolve_conj().resolve_neg()
-        return run(*given)
+            arguments[i] = arguments[i].resolve_conj().resolve_neg()
+        return run(*arguments)
 
     return resolved

@@ -93,8 +93,8 @@ def _take_from_condition(
 def _conjunction(before: int, count: int, behind: int) -> Graph:
     """Return a graph that says whether all of some arguments hold, which lie between others."""
     graph = Graph()
-    given = [graph.placeholder(f"given_{i}") for i in range(before + count + behind)]
-    result, *rest = given[before : before + count]
+    placeholders = [graph.placeholder(f"given_{i}") for i in range(before + count + behind)]
+    result, *rest = placeholders[before : before + count]
     for value in rest:
         result = both(graph, result, value)
     graph.output(result)

@@ -67,8 +67,8 @@ class MovingGraph:
                     count_left(self._options, "graph", OTHER_PLACES)
                     return self._gm.forward(*args)
                 self._known[key] = self._compiled(with_numbers(self._gm, args), tensors)
-            found = self._known[key]
-        return found(*tensors)
+            run = self._known[key]
+        return run(*tensors)
 
 
 def _lies(arg: Any) -> Any:

@@ -68,29 +68,31 @@ def _keep(ctx: Any, inputs: Any, output: Any, keyword_only_inputs: Any = None) -
 
 
 def _backward(name: str) -> Callable[..., Any]:
-    def backward(ctx: Any, *given: Any) -> Any:
+    def backward(ctx: Any, *result_gradients: Any) -> Any:
         known = declaration(name)
         assert known is not None
         leaves = list(ctx.others)
         for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
             leaves[place] = tensor
-        found = _gradients(known, given, leaves, ctx)
-        made: list[torch.Tensor | None] = [None] * len(leaves)
-        for place, gradient in zip(ctx.places, found, strict=True):
-            made[place] = gradient
-        args, _ = pytree.tree_unflatten(made, ctx.spec)
+        operand_gradients = _gradients(known, result_gradients, leaves, ctx)
+        leaf_gradients: list[torch.Tensor | None] = [None] * len(leaves)
+        for place, gradient in zip(ctx.places, operand_gradients, strict=True):
+            leaf_gradients[place] = gradient
+        args, _ = pytree.tree_unflatten(leaf_gradients, ctx.spec)
         return args if len(args) != 1 else args[0]
 
     return backward
 
 
 def _gradients(
-    known: Declaration, given: Sequence[Any], leaves: Sequence[Any], ctx: Any
+    known: Declaration, result_gradients: Sequence[Any], leaves: Sequence[Any], ctx: Any
 ) -> Sequence[torch.Tensor | None]:
     operands = [leaves[place] for place in ctx.places]
     if (derivative := known.differentiate()) is not None:
         args, kwargs = pytree.tree_unflatten(list(leaves), ctx.spec)
-        return declared_gradients(derivative, known.target, given, args, kwargs, operands)
+        return declared_gradients(
+            derivative, known.target, result_gradients, args, kwargs, operands
+        )
     by_formula = on_tensors(known.target, known.formula) if known.formula else None
     reference = by_formula or known.run()
     assert reference is not None
@@ -102,10 +104,13 @@ def _gradients(
             inner[place].requires_grad_(smooth)
         args, kwargs = pytree.tree_unflatten(inner, ctx.spec)
         results = pytree.tree_leaves(reference(*args, **kwargs))
-    live = [(r, g) for r, g in zip(results, given, strict=True) if g is not None]
-    made, weights = [r for r, _ in live if r.requires_grad], [g for r, g in live if r.requires_grad]
+    live = [(r, g) for r, g in zip(results, result_gradients, strict=True) if g is not None]
+    roots, weights = (
+        [r for r, _ in live if r.requires_grad],
+        [g for r, g in live if r.requires_grad],
+    )
     wanted = [inner[place] for place in ctx.places if inner[place].requires_grad]
-    if not made or not wanted:
+    if not roots or not wanted:
         return [None] * len(operands)
-    back = iter(torch.autograd.grad(made, wanted, weights, allow_unused=True))
+    back = iter(torch.autograd.grad(roots, wanted, weights, allow_unused=True))
     return [next(back) if inner[place].requires_grad else None for place in ctx.places]

@@ -81,8 +81,8 @@ class Divided:
             values.update(zip(part.outputs, results, strict=True))
             for node in over:
                 del values[node]
-        found = map_arg(self._results, values.__getitem__)
-        return found if isinstance(found, list | tuple) else (found,)
+        outputs = map_arg(self._results, values.__getitem__)
+        return outputs if isinstance(outputs, list | tuple) else (outputs,)
 
 
 def divided(
@@ -274,11 +274,11 @@ class _Alike(torch.nn.Module):
 
     def forward(self, *args: Any) -> Any:
         """Run on tensors and numbers."""
-        for given, (shape, dtype) in zip(args, self._kinds, strict=True):
-            if isinstance(given, torch.Tensor):
-                if given.shape != shape or given.dtype is not dtype:
+        for argument, (shape, dtype) in zip(args, self._kinds, strict=True):
+            if isinstance(argument, torch.Tensor):
+                if argument.shape != shape or argument.dtype is not dtype:
                     return self._graph(*args)
-            elif given != shape:
+            elif argument != shape:
                 return self._graph(*args)
         results = tuple(self._run(*args))
         return results if self._is_tuple else results[0]

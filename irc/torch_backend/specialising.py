@@ -63,17 +63,17 @@ class SpecialisingGraph:
     def _open(self, args: Sequence[Any]) -> Flat | None:
         """Trace with the symbols of Dynamo; None where that cannot be."""
         placeholders = [node for node in self._gm.graph.nodes if node.op == "placeholder"]
-        given = [node.meta.get("example_value") for node in placeholders]
-        if self._has_open_strides or any(value is None for value in given):
+        fakes = [node.meta.get("example_value") for node in placeholders]
+        if self._has_open_strides or any(value is None for value in fakes):
             return None
         graph = with_numbers(self._gm, args, sizes=False) if self._numbers else self._gm
         try:
-            found = compile_graph(graph, args, self._options, fakes=given)
+            run = compile_graph(graph, args, self._options, fakes=fakes)
         except Exception as error:  # the sizes of each call are tried by themselves
             self._refused = str(error)
             return None
         counters["opened"] += 1
-        return found
+        return run
 
     def _specialised(self, args: Sequence[Any]) -> Sequence[Any]:
         grad = torch.is_grad_enabled()
@@ -82,11 +82,11 @@ class SpecialisingGraph:
         if self._has_open_strides:
             key += tuple(arg.stride() for arg in _tensors(args))
         with self._lock:
-            found = self._known.get(key)
-            if found is None:
-                found = self._add(key, args)
+            run = self._known.get(key)
+            if run is None:
+                run = self._add(key, args)
             self._known.move_to_end(key)
-        return found(*_tensors(args))
+        return run(*_tensors(args))
 
     def _add(self, key: tuple[Any, ...], args: Sequence[Any]) -> Flat:
         counters["specialised"] += 1
@@ -97,11 +97,11 @@ class SpecialisingGraph:
             self._recompiles.add(reason, resized)
             if self._options.record is not None:
                 self._options.record.note(Recompile(reason, first_line(self._gm)))
-        found = compile_graph(with_numbers(self._gm, args), _tensors(args), self._options)
-        self._known[key] = found
+        run = compile_graph(with_numbers(self._gm, args), _tensors(args), self._options)
+        self._known[key] = run
         if len(self._known) > MAX_SIZES:
             self._known.popitem(last=False)
-        return found
+        return run
 
     def _resized(
         self, was: tuple[Any, ...], now: tuple[Any, ...]

@@ -95,8 +95,8 @@ def compile_graph(
 
 def _held(gm: GraphModule) -> list[torch.Tensor]:
     """Return the tensors that a graph has for attributes, as those of an optimizer."""
-    found = [attrgetter(node.target)(gm) for node in gm.graph.find_nodes(op="get_attr")]
-    return list({id(x): x for x in found if isinstance(x, torch.Tensor)}.values())
+    attributes = [attrgetter(node.target)(gm) for node in gm.graph.find_nodes(op="get_attr")]
+    return list({id(x): x for x in attributes if isinstance(x, torch.Tensor)}.values())
 
 
 def _with_drawn(gm: GraphModule, inputs: Sequence[Any], run: Flat) -> Flat:
@@ -117,10 +117,10 @@ def _with_drawn(gm: GraphModule, inputs: Sequence[Any], run: Flat) -> Flat:
         return run
 
     def cast(*args: Any) -> Any:
-        given = [*args]
+        arguments = [*args]
         for i, dtype in drawn:
-            given[i] = given[i].to(dtype)
-        return run(*given)
+            arguments[i] = arguments[i].to(dtype)
+        return run(*arguments)
 
     return cast
 

@@ -103,20 +103,20 @@ def _tell(function: Any, graph: GraphModule, repeats: bool) -> None:
     """Let autograd's function of a graph know how it is differentiated twice."""
     plain = function.backward
 
-    def backward(ctx: Any, *given: Any) -> Any:
+    def backward(ctx: Any, *result_gradients: Any) -> Any:
         inputs, versions = getattr(ctx, HELD, ((), ()))
         if not torch.is_grad_enabled():
             keeps = torch._C._autograd._get_current_graph_task_keep_graph  # type: ignore[attr-defined]
             if not keeps():
                 ctx.__dict__.pop(HELD, None)
-            return plain(ctx, *given)
+            return plain(ctx, *result_gradients)
         if repeats and len(inputs) == len(ctx.needs_input_grad):
             # This version of torch gives them in a list, for functions that ask for that.
             boxed = getattr(function, "boxed_grads_call", False)
             _ = ctx.saved_tensors  # torch's error where they were written to, or are gone
             _check_versions(inputs, versions)
-            return _by_torch(ctx, graph, inputs, given[0] if boxed else given)
-        return tuple(once(plain(ctx, *given), WHAT, WHY, ADVICE, near=inputs))
+            return _by_torch(ctx, graph, inputs, result_gradients[0] if boxed else result_gradients)
+        return tuple(once(plain(ctx, *result_gradients), WHAT, WHY, ADVICE, near=inputs))
 
     repeats = repeats and _is_repeatable(function.metadata)
     # Plans write into no argument: torch need not refuse to keep what a backward pass reads.
@@ -149,13 +149,15 @@ def _check_versions(inputs: Sequence[Any], versions: Sequence[int | None]) -> No
         )
 
 
-def _by_torch(ctx: Any, graph: GraphModule, inputs: Sequence[Any], given: Sequence[Any]) -> Any:
+def _by_torch(
+    ctx: Any, graph: GraphModule, inputs: Sequence[Any], result_gradients: Sequence[Any]
+) -> Any:
     counters["backward run by torch"] += 1
     with torch.enable_grad():
         results = graph.forward(*inputs)
         pairs = [
             (result, gradient)
-            for result, gradient in zip(results, given, strict=True)
+            for result, gradient in zip(results, result_gradients, strict=True)
             if isinstance(result, torch.Tensor) and result.requires_grad and gradient is not None
         ]
         wanted = [i for i, needs in enumerate(ctx.needs_input_grad) if needs]
