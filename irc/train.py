@@ -116,15 +116,15 @@ def training_of(
         still = [name for name, value in named if not value.requires_grad]
         frozen = ",".join([*filter(None, [frozen]), *(n for n in still if n in program.tensors)])
         trainable = "*"
-    given = {"kind": optimizer} if isinstance(optimizer, str) else optimizer
+    optimizer_options = {"kind": optimizer} if isinstance(optimizer, str) else optimizer
     return Training(
         stream={} if stream else None,
         differentiate={
             "loss": loss,
             "trainable": trainable,
             "frozen": frozen,
-            **({"scaled": True} if given and given.get("scaled") else {}),
+            **({"scaled": True} if optimizer_options and optimizer_options.get("scaled") else {}),
         },
         recompute=recompute,
-        optimizer=given,
+        optimizer=optimizer_options,
     )

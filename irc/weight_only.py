@@ -157,12 +157,12 @@ def quantize(
         if isinstance(layer, nn.Linear) and not any(fnmatch(name, each) for each in skip)
     }
     for name, layer in chosen.items():
-        made = QuantizedLinear(
+        quantized_layer = QuantizedLinear(
             layer.weight, layer.bias, bits=bits, group_size=group_size, symmetric=symmetric
         )
-        made.train(layer.training)
+        quantized_layer.train(layer.training)
         if not name:
-            return made
+            return quantized_layer
         parent, _, own = name.rpartition(".")
-        setattr(module.get_submodule(parent), own, made)
+        setattr(module.get_submodule(parent), own, quantized_layer)
     return module

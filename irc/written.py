@@ -149,25 +149,25 @@ def write(program: Program, options: Options, output: Output) -> str:
 
 
 def save(
-    made: LoadedPlan | OpenExport, program: Program, options: Options, output: Output
+    compiled: LoadedPlan | OpenExport, program: Program, options: Options, output: Output
 ) -> PlanText:
     """Write a plan of inference into its folder, with its native program."""
     from irc.calls.open_export import OpenExport
     from irc.dialects.task import KernelOp
     from irc.native import Native
 
-    found = Native.parse(output.native)
+    native = Native.parse(output.native)
     PROGRESS.info("machine code and files")
-    if isinstance(made, OpenExport):
-        plan = made.plan
-        found.compile(plan, made.kernels, program.tensors, made.low)
+    if isinstance(compiled, OpenExport):
+        plan = compiled.plan
+        native.compile(plan, compiled.kernels, program.tensors, compiled.low)
     else:
-        plan = made
+        plan = compiled
         kernels = [op for op in program.module.body.block.ops if isinstance(op, KernelOp)]
-        found.compile(plan, kernels, program.tensors)
+        native.compile(plan, kernels, program.tensors)
     place = output.place
-    save_plan(place, plan, tensors=program.tensors, force=output.force, also=found.write)
-    return PlanText(f"{summary(plan, options.cluster, program)}\n{found.summary()}", place)
+    save_plan(place, plan, tensors=program.tensors, force=output.force, also=native.write)
+    return PlanText(f"{summary(plan, options.cluster, program)}\n{native.summary()}", place)
 
 
 def write_step(program: Program, options: Options, files: Mapping[str, str], output: Output) -> str:

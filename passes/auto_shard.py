@@ -147,12 +147,12 @@ class AutoShardPass(ModulePass):
         statements = placed_statements(op, mesh, text, source)
         pad_pinned(op, mesh, statements)
         constraints = resolve(op, mesh, statements)
-        found = self._search(op, cost, statements, constraints)
-        graph, solution, trees = found.graph, found.solution, found.trees
+        plan = self._search(op, cost, statements, constraints)
+        graph, solution, trees = plan.graph, plan.solution, plan.trees
         # Before the types change: it says what the search saw.
         report = None
         if self.report:
-            overlapped = step_seconds(found, within)
+            overlapped = step_seconds(plan, within)
             report = plan_cost(
                 graph,
                 solution,
@@ -161,7 +161,7 @@ class AutoShardPass(ModulePass):
                 trees,
                 overlapped_s=overlapped,
                 runners_up=not self.brief,
-                limit_costs=found.limit_costs,
+                limit_costs=plan.limit_costs,
             )
         write_placements(op, graph, solution.choice, trees, cost.boxing)
         check_samples(op, mesh, globs(self.samples), set(constraints.arguments))

@@ -61,7 +61,7 @@ def parse_sizes(text: str) -> dict[str, int]:
     Raises:
         IrcError: ``option-value``, with the part that is wrong.
     """
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for part in filter(None, (p.strip() for p in text.split(","))):
         name, equals, number = (p.strip() for p in part.partition("="))
         if not (equals and name.isidentifier() and number.isascii() and number.isdigit()):
@@ -71,9 +71,9 @@ def parse_sizes(text: str) -> dict[str, int]:
                 because="a size is name=number",
                 help='write: bind-sizes{sizes="B=4,S=16"}',
             )
-        if found.setdefault(name, int(number)) != int(number):
-            raise IrcError("option-value", f"size '{name}' is given as {found[name]} and {number}")
-    return found
+        if sizes.setdefault(name, int(number)) != int(number):
+            raise IrcError("option-value", f"size '{name}' is given as {sizes[name]} and {number}")
+    return sizes
 
 
 def _check(values: Mapping[str, int], wanted: frozenset[str]) -> None:

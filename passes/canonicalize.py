@@ -128,22 +128,22 @@ def simplify(block: Block, *, keep_detached: bool = True) -> None:
 def _rewritten(op: FlowOp) -> FlowOp | None:
     """Apply identities to an op until none holds; None where an older value took its place."""
     while not _is_pinned(op):
-        found = next(
+        replacement = next(
             (f for f in (i(op) for i in (nothing, *IDENTITIES.get(type(op), ()))) if f is not None),
             None,
         )
-        if found is None:
+        if replacement is None:
             return op
-        if isinstance(found, SSAValue):
-            _replace(op, [found])
+        if isinstance(replacement, SSAValue):
+            _replace(op, [replacement])
             return None
-        carry(found, op)
+        carry(replacement, op)
         for key, attr in op.attributes.items():
-            found.attributes.setdefault(key, attr)
+            replacement.attributes.setdefault(key, attr)
         assert op.parent is not None
-        op.parent.insert_op_before(found, op)
-        _replace(op, list(found.outputs))
-        op = found
+        op.parent.insert_op_before(replacement, op)
+        _replace(op, list(replacement.outputs))
+        op = replacement
     return op
 
 

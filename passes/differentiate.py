@@ -124,8 +124,8 @@ class DifferentiatePass(ModulePass):
         wanted |= choose(func, "input", self.inputs, "", "inputs")
         loss = loss_index(func, self.loss) if self.seeds == "loss" else None
 
-        def insert(made: FuncOp) -> None:
-            op.body.block.insert_op_before(made, func)
+        def insert(function: FuncOp) -> None:
+            op.body.block.insert_op_before(function, func)
 
         blocks = Blocks(functions(op), insert)
         held = [value for role, _, value in arguments(func) if role in HELD]
@@ -174,8 +174,8 @@ class DifferentiatePass(ModulePass):
             if role != "output" or self.outputs == "all" or i == loss:
                 kept.append((value, argument_attrs(role, name)))
         for name, value in wanted.items():
-            if (found := sweep.gradient(value)) is not None:
-                kept.append((found, argument_attrs("gradient", name)))
+            if (gradient := sweep.gradient(value)) is not None:
+                kept.append((gradient, argument_attrs("gradient", name)))
         set_results(func, [value for value, _ in kept], [attrs for _, attrs in kept])
 
 

@@ -135,7 +135,7 @@ def _wishes(statements: Sequence[FusionStatement], module: ModuleOp) -> dict[str
         IrcError: ``fusion-impossible`` for a statement without meaning: a name that only ops have
             which compute nothing, or names that no function has all of.
     """
-    found: dict[str, list[Wish]] = {}
+    wishes: dict[str, list[Wish]] = {}
     for statement in statements:
         sets: dict[str, list[set[Operation]]] = {}
         for place, name in enumerate(statement.names):
@@ -157,8 +157,8 @@ def _wishes(statements: Sequence[FusionStatement], module: ModuleOp) -> dict[str
         for function, parts in whole.items():
             kept = tuple(map(frozenset, parts))
             wish = Wish(statement.verb, kept, str(statement), statement.where)
-            found.setdefault(function, []).append(wish)
-    return found
+            wishes.setdefault(function, []).append(wish)
+    return wishes
 
 
 def _computes_nothing(statement: FusionStatement, name: str, op: FlowOp) -> IrcError:
@@ -234,17 +234,17 @@ class _Rebuild:
         return self.done[value]
 
     def _keep_shape(self, op: FlowOp) -> None:
-        made = op.clone({v: self._value(v) for v in op.inputs})
-        self.block.add_op(made)
-        self.done[op.outputs[0]] = made.results[0]
+        copy = op.clone({v: self._value(v) for v in op.inputs})
+        self.block.add_op(copy)
+        self.done[op.outputs[0]] = copy.results[0]
 
     def _fuse(self, unit: Unit) -> None:
         ops = self.grouping.members(unit.ops)
         self._write(ops, self.grouping.outputs(ops), unit.kind)
 
     def _write(self, ops: list[FlowOp], outputs: list[SSAValue], kind: str) -> None:
-        made = {value for op in ops for value in op.outputs}
-        outside = list(dict.fromkeys(v for op in ops for v in op.inputs if v not in made))
+        inside = {value for op in ops for value in op.outputs}
+        outside = list(dict.fromkeys(v for op in ops for v in op.inputs if v not in inside))
         block = Block(arg_types=[value.type for value in outside])
         values: dict[SSAValue, SSAValue] = dict(zip(outside, block.args, strict=True))
         for op in ops:

@@ -239,17 +239,17 @@ def _called(
     types = [value.type for value in call.results]
     for pair in after:
         types[pair.place] = pair.start.x.type
-    made = CallOp(call.callee, inputs, types)
-    made.attributes = dict(call.attributes)
+    new_call = CallOp(call.callee, inputs, types)
+    new_call.attributes = dict(call.attributes)
     if "sbp" in call.attributes:
         noted = cast("ArrayAttr[Attribute]", call.attributes["sbp"])
         own = list(noted.data)
         for pair, placement in zip(after, placed, strict=True):
             assert placement is not None
             own[pair.place] = placement
-        made.attributes["sbp"] = ArrayAttr(own)
-    block.insert_op_before(made, call)
-    results: list[SSAValue] = list(made.results)
+        new_call.attributes["sbp"] = ArrayAttr(own)
+    block.insert_op_before(new_call, call)
+    results: list[SSAValue] = list(new_call.results)
     for pair in after:
         results[pair.place] = _copied(pair, results[pair.place], call)
     for old, new in zip(call.results, results, strict=True):
@@ -257,7 +257,7 @@ def _called(
         old.replace_all_uses_with(new)
     call.detach()
     call.erase()
-    return made
+    return new_call
 
 
 def _copied(pair: Pair, value: SSAValue, call: CallOp) -> SSAValue:

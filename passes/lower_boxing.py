@@ -177,14 +177,14 @@ class _Function:
             name = id_of(op) if index == len(steps) - 1 else f"{id_of(op)}.{index}"
             common = {"loc": loc_of(op), "axis": step.axis}
             if step.kind == "local_chunk":
-                made: FlowOp = LocalChunkOp.make(
+                lowered: FlowOp = LocalChunkOp.make(
                     [value], [local], id=name, dim=step.split_dim, **common
                 )
             else:
                 start = _start(step, value, PendingType(local), f"{name}.start", common)
                 self._emit(start, step.result)
-                made = WaitOp.make([start.outputs[0]], [local], loc=loc_of(op), id=name)
-            value = self._emit(made, step.result)
+                lowered = WaitOp.make([start.outputs[0]], [local], loc=loc_of(op), id=name)
+            value = self._emit(lowered, step.result)
         return value
 
     def _emit(self, op: FlowOp, placement: Placement) -> SSAValue:

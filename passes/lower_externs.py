@@ -119,9 +119,9 @@ def _lower(func: FuncOp, fixed: Fixed, prefix: str, lowered: frozenset[str]) -> 
             continue
         b, before = FlowBuilder(block, f"{prefix}{number}_", before=op), op.prev_op
         b.loc = loc_of(op)
-        if (found := _lowered(b, op, fixed)) is None:
+        if (replacement := _lowered(b, op, fixed)) is None:
             continue
-        results = found if isinstance(found, list) else [found]
+        results = replacement if isinstance(replacement, list) else [replacement]
         _stamp(before, op)
         _name(results, op)
         for old, new in zip(op.outputs, results, strict=True):
@@ -132,36 +132,36 @@ def _lower(func: FuncOp, fixed: Fixed, prefix: str, lowered: frozenset[str]) -> 
 
 def _name(results: Sequence[SSAValue], op: ExternOp) -> None:
     """Give what makes the first result the name of the call, and the placements of its results."""
-    made = results[0].owner
-    assert isinstance(made, Operation), "an op has just made it"
-    carry(made, op)
+    owner = results[0].owner
+    assert isinstance(owner, Operation), "an op has just made it"
+    carry(owner, op)
     placed = noted_placements(
-        [old for old, new in zip(op.outputs, results, strict=True) if new.owner is made]
+        [old for old, new in zip(op.outputs, results, strict=True) if new.owner is owner]
     )
-    if placed is not None and len(placed) == len(made.results):
-        made.attributes["sbp"] = placed
+    if placed is not None and len(placed) == len(owner.results):
+        owner.attributes["sbp"] = placed
 
 
 def _stamp(before: Operation | None, op: ExternOp) -> None:
     """Mark what stands between two ops as the call is: of the backward pass, of expected rows."""
-    made = op.prev_op
+    earlier = op.prev_op
     expected = _expected(before, op)
-    while made is not None and made is not before:
-        if expected is not None and isinstance(made, BY_ROWS):
-            made.attributes[EXPECTED] = to_attribute(expected)
+    while earlier is not None and earlier is not before:
+        if expected is not None and isinstance(earlier, BY_ROWS):
+            earlier.attributes[EXPECTED] = to_attribute(expected)
         for key in ("phase", "grad"):
             if key in op.attributes:
-                made.attributes[key] = op.attributes[key]
-        made = made.prev_op
+                earlier.attributes[key] = op.attributes[key]
+        earlier = earlier.prev_op
 
 
 def _expected(before: Operation | None, op: ExternOp) -> float | None:
     """Return the part of the rows of experts that is expected, where ops are those of a layer."""
-    made = op.prev_op
-    while made is not None and made is not before:
-        if isinstance(made, GroupedContractOp | GroupedOuterOp) and made.fill is not None:
-            return made.fill
-        made = made.prev_op
+    earlier = op.prev_op
+    while earlier is not None and earlier is not before:
+        if isinstance(earlier, GroupedContractOp | GroupedOuterOp) and earlier.fill is not None:
+            return earlier.fill
+        earlier = earlier.prev_op
     return None
 
 

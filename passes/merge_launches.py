@@ -130,7 +130,11 @@ class MergeLaunchesPass(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         require_target(self.target)
         known = _kernels(op)
-        plain = {name: found for name, k in known.items() if (found := pointwise_of(k)) is not None}
+        plain = {
+            name: pointwise
+            for name, k in known.items()
+            if (pointwise := pointwise_of(k)) is not None
+        }
         _inline_steps(op, plain)
         joiner = _Joiner(op, self.target, known, plain)
         for func in functions(op).values():
@@ -239,10 +243,10 @@ class _Joiner:
         block = before.parent
         assert block is not None
         block.insert_op_before(launch, before)
-        made = iter(launch.outputs)
+        outputs = iter(launch.outputs)
         for op in group:
             for old in op.outputs:
-                old.replace_all_uses_with(next(made))
+                old.replace_all_uses_with(next(outputs))
             op.detach()
             op.erase()
 
@@ -305,5 +309,5 @@ def _kernels(module: ModuleOp) -> dict[str, KernelOp]:
 
 def _names(op: Operation) -> list[str]:
     """Return the flow id of each result of a launch; nothing where they have none."""
-    found = op.attributes.get("results")
-    return [] if found is None else list(to_python(found))
+    ids = op.attributes.get("results")
+    return [] if ids is None else list(to_python(ids))

@@ -122,15 +122,15 @@ class MergeMatmulsPass(ModulePass):
 
 def _groups(func: FuncOp, fixed: Fixed, most: int) -> list[list[Sibling]]:
     """Return the matmuls of a function that may be one, in program order."""
-    found: dict[object, list[Sibling]] = {}
+    by_key: dict[object, list[Sibling]] = {}
     position = {op: i for i, op in enumerate(func.body.block.ops)}
     for op in func.body.block.ops:
         if isinstance(op, ContractOp) and (sibling := _sibling(op, fixed, most)) is not None:
             x, w = op.inputs
             spec, biased = op.spec, sibling.bias is not None
             key = (x, spec, tensor(w).dtype, tensor(op.outputs[0]).dtype, biased)
-            found.setdefault(key, []).append(sibling)
-    groups = [[s for s in group if _is_early(s, group[0], position)] for group in found.values()]
+            by_key.setdefault(key, []).append(sibling)
+    groups = [[s for s in group if _is_early(s, group[0], position)] for group in by_key.values()]
     return [group for group in groups if len(group) > 1 and _bytes(group) <= MOST_BYTES]
 
 
@@ -184,10 +184,10 @@ def _merge(group: Sequence[Sibling]) -> None:
     name, x = id_of(first.contract), first.contract.a
 
     def make(cls: type[FlowOp], inputs: Sequence[SSAValue], suffix: str, **attrs: Any) -> SSAValue:
-        (made,) = b.ops(cls, inputs, id=f"{name}.{suffix}", **attrs)
-        assert isinstance(made.owner, FlowOp)
-        made.owner.attributes["loc"] = first.contract.attributes["loc"]
-        return made
+        (result,) = b.ops(cls, inputs, id=f"{name}.{suffix}", **attrs)
+        assert isinstance(result.owner, FlowOp)
+        result.owner.attributes["loc"] = first.contract.attributes["loc"]
+        return result
 
     weights = [sibling.contract.b for sibling in group]
     joined = make(ConcatOp, weights, "w", dim=first.dim)

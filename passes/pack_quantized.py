@@ -119,14 +119,14 @@ class _Rewrite:
                 continue
             b = FlowBuilder(block, f"{self.prefix}{number}_", before=op)
             b.loc = loc_of(op)
-            found = self._found(b, op)
-            if found is None:
+            replacement = self._found(b, op)
+            if replacement is None:
                 if isinstance(op, ShapeOp) and op.x in self.integers:
                     self.integers.add(op.outputs[0])
                 continue
-            carry(found.owner, op)  # type: ignore[arg-type]  # an op has just made it
-            op.outputs[0].replace_all_uses_with(found)
-            self.integers.add(found)
+            carry(replacement.owner, op)  # type: ignore[arg-type]  # an op has just made it
+            op.outputs[0].replace_all_uses_with(replacement)
+            self.integers.add(replacement)
             op.detach()
             op.erase()
         for op in reversed(list(block.ops)):
@@ -148,10 +148,10 @@ class _Rewrite:
             case PointwiseOp() if any(value in self.integers for value in op.inputs):
                 self._reciprocal(b, op)
                 self._narrowing(b, op)
-                found = self.images.pointwise(b, op)
-                if found is None:
+                replacement = self.images.pointwise(b, op)
+                if replacement is None:
                     self.integers.add(op.outputs[0])
-                return found
+                return replacement
             case _:
                 return None
 

@@ -112,17 +112,17 @@ class SplitReductionPass(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         require_target(self.target, GPUS)
-        found: dict[str, Halves] = {}
+        by_kernel: dict[str, Halves] = {}
         for kernel in [k for k in op.body.block.ops if isinstance(k, KernelOp)]:
             parts = parts_of(kernel, self.target)
             if parts > 1:
-                found[kernel.sym_name.data] = halves = split(kernel, parts, self.target)
+                by_kernel[kernel.sym_name.data] = halves = split(kernel, parts, self.target)
                 op.body.block.insert_ops_before([halves.products, halves.total], kernel)
                 kernel.detach()
                 kernel.erase()
         for launch in [o for o in op.walk() if isinstance(o, LaunchOp)]:
-            if launch.kernel_name in found:
-                _launch_both(launch, found[launch.kernel_name])
+            if launch.kernel_name in by_kernel:
+                _launch_both(launch, by_kernel[launch.kernel_name])
 
 
 def _launch_both(launch: LaunchOp, halves: Halves) -> None:

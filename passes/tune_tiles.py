@@ -73,12 +73,12 @@ class TuneTilesPass(ModulePass):
             if name in chosen:
                 _replace(kernel, with_tile(kernel, {**kernel.tile_sizes, **chosen[name]}))
                 continue
-            found = known_tile(kernel, self.target, self.device, table) if table else None
-            if found is None and self.times:
+            tiled = known_tile(kernel, self.target, self.device, table) if table else None
+            if tiled is None and self.times:
                 timer = timer_of(self.backend)
-                found = best_tile(kernel, self.target, self.device, timer).kernel
-            if found is not None:
-                _replace(kernel, found)
+                tiled = best_tile(kernel, self.target, self.device, timer).kernel
+            if tiled is not None:
+                _replace(kernel, tiled)
 
 
 def _replace(old: KernelOp, new: KernelOp) -> None:
@@ -95,7 +95,7 @@ def parse_tiles(text: str, kernels: dict[str, KernelOp]) -> dict[str, dict[str, 
     Raises:
         IrcError: ``option-value`` for a kernel or a size that is not there, or no number.
     """
-    found: dict[str, dict[str, int]] = {}
+    tiles: dict[str, dict[str, int]] = {}
     for statement in filter(None, map(str.strip, text.split(";"))):
         name, *sizes = statement.split()
         if name not in kernels:
@@ -114,5 +114,5 @@ def parse_tiles(text: str, kernels: dict[str, KernelOp]) -> dict[str, dict[str, 
                     because=f"it has {', '.join(known) or 'none'}, each a positive number",
                     help=did_you_mean(key, known),
                 )
-            found.setdefault(name, {})[key] = int(number)
-    return found
+            tiles.setdefault(name, {})[key] = int(number)
+    return tiles

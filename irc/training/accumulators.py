@@ -32,8 +32,10 @@ def accumulate(module: ModuleOp, count: int) -> None:
     func = entry(module)
     end = func.body.block.last_op
     assert isinstance(end, ReturnOp)
-    found = [(role, name, v) for (role, name), v in zip(results(func), end.operands, strict=True)]
-    gradients = [(name, v) for role, name, v in found if role == "gradient"]
+    entry_results = [
+        (role, name, v) for (role, name), v in zip(results(func), end.operands, strict=True)
+    ]
+    gradients = [(name, v) for role, name, v in entry_results if role == "gradient"]
     end.detach()
     wanted = [(tensor(v), ACCUMULATOR, f"{ACCUMULATED}{name}") for name, v in gradients]
     sums = dict(zip((name for name, _ in gradients), add_arguments(func, wanted), strict=True))
@@ -51,7 +53,7 @@ def accumulate(module: ModuleOp, count: int) -> None:
             totals[name] = b.pointwise("add", sums[name], value)
     renewed = _grow(module, grown, inside)
     kept: list[tuple[SSAValue, DictionaryAttr]] = []
-    for role, name, value in found:
+    for role, name, value in entry_results:
         value = renewed.get(value, value)
         if role == "gradient":
             total = renewed.get(totals[name], totals[name])

@@ -48,43 +48,49 @@ def take_batch_sums(module: ModuleOp, cut: Collection[str], part: float) -> Mapp
         for role, name, value in named
         if role in ("input", "constant", "buffer") and name not in written
     ]
-    found = normalisers(block, same, [v for _, name, v in named if name in cut])
-    if not found.shares:
+    batch_values = normalisers(block, same, [v for _, name, v in named if name in cut])
+    if not batch_values.shares:
         return {}
     attrs = list(func.arg_attrs.data) if func.arg_attrs else []
-    sums, reads = sum_function(found, block, "forward")
+    sums, reads = sum_function(batch_values, block, "forward")
     sums.arg_attrs = ArrayAttr([attrs[i] for i in reads])
-    sums.res_attrs = ArrayAttr([argument_attrs("output", f"{i}") for i in range(len(found.sums))])
+    sums.res_attrs = ArrayAttr(
+        [argument_attrs("output", f"{i}") for i in range(len(batch_values.sums))]
+    )
     whole = [
         (i, value) for i, (_, name, value) in enumerate(named) if value in same and name not in cut
     ]
-    totals = Block(arg_types=[*(v.type for v in found.sums), *(v.type for _, v in whole)])
+    totals = Block(arg_types=[*(v.type for v in batch_values.sums), *(v.type for _, v in whole)])
     b = PhaseBuilder(totals, "forward", prefix="share", loc="micro-batches")
     constants: dict[SSAValue, SSAValue] = dict(
-        zip((v for _, v in whole), totals.args[len(found.sums) :], strict=True)
+        zip((v for _, v in whole), totals.args[len(batch_values.sums) :], strict=True)
     )
-    made = shares_of(found, totals.args[: len(found.sums)], constants, b, totals, part)
-    shares = _shares_function(totals, made, [attrs[i] for i, _ in whole], len(found.sums))
-    take_shares(found, block)
-    more = [argument_attrs("input", f"{SHARE}{i}") for i in range(len(found.shares))]
+    share_values = shares_of(
+        batch_values, totals.args[: len(batch_values.sums)], constants, b, totals, part
+    )
+    shares = _shares_function(
+        totals, share_values, [attrs[i] for i, _ in whole], len(batch_values.sums)
+    )
+    take_shares(batch_values, block)
+    more = [argument_attrs("input", f"{SHARE}{i}") for i in range(len(batch_values.shares))]
     func.arg_attrs = ArrayAttr([*attrs, *more])
     func.update_function_type()
     return {SUMS: ModuleOp([sums]), SHARES: ModuleOp([shares])}
 
 
 def _shares_function(
-    block: Block, made: list[SSAValue], constants: list[DictionaryAttr], count: int
+    block: Block, shares: list[SSAValue], constants: list[DictionaryAttr], count: int
 ) -> FuncOp:
     """Close the function ``shares``; what it does not read is no argument."""
     attrs = [argument_attrs("input", f"sum.{i}") for i in range(count)] + constants
     for i in range(len(block.args) - 1, count - 1, -1):
-        if block.args[i].first_use is None and block.args[i] not in made:
+        if block.args[i].first_use is None and block.args[i] not in shares:
             block.erase_arg(block.args[i])
             del attrs[i]
     return finish_function(
         "forward",
         block,
-        made,
+        shares,
         arg_attrs=attrs,
-        res_attrs=[argument_attrs("output", f"{SHARE}{i}") for i in range(len(made))],
+        res_attrs=[argument_attrs("output", f"{SHARE}{i}") for i in range(len(shares))],
     )

@@ -45,14 +45,14 @@ class Variant:
         saved: types of the saved values.
         reads: what backward takes before the gradients: arguments, results or saved values, each by
             its number ``(kind, index)``.
-        made: per operand of the call, which result of backward is its gradient.
+        gradients: per operand of the call, which result of backward is its gradient.
     """
 
     forward: str
     backward: str
     saved: tuple[Attribute, ...]
     reads: tuple[tuple[str, int], ...]
-    made: tuple[int | None, ...]
+    gradients: tuple[int | None, ...]
 
 
 class Blocks:
@@ -63,16 +63,16 @@ class Blocks:
         self._variants: dict[tuple[object, ...], Variant] = {}
         self.errors = ErrorCollector()
 
-    def sweep_call(self, op: CallOp, given: Gradients, sweep: Sweep) -> Gradients:
+    def sweep_call(self, op: CallOp, incoming: Gradients, sweep: Sweep) -> Gradients:
         """Replace a call by one of the forward variant, append one of backward."""
         callee = op.callee.string_value()
         wanted = tuple(value in sweep.active for value in op.operands)
         fixed = tuple(value in sweep.fixed for value in op.operands)
-        key = (callee, wanted, fixed, tuple(g is not None for g in given))
+        key = (callee, wanted, fixed, tuple(g is not None for g in incoming))
         if key not in self._variants:
-            self._variants[key] = self._make(callee, wanted, fixed, given)
+            self._variants[key] = self._make(callee, wanted, fixed, incoming)
         variant = self._variants[key]
-        if all(index is None for index in variant.made):
+        if all(index is None for index in variant.gradients):
             return [None] * len(op.operands)
         operands, count = list(op.operands), len(op.results)
         forward = CallOp(variant.forward, operands, [*(r.type for r in op.results), *variant.saved])
@@ -85,18 +85,18 @@ class Blocks:
         values = {"argument": operands, "result": forward.results[:count],
                   "saved": forward.results[count:]}  # fmt: skip
         reads = [values[kind][index] for kind, index in variant.reads]
-        reads += [g for g in given if g is not None]
-        found = self._call_backward(sweep, op, variant, reads)
+        reads += [g for g in incoming if g is not None]
+        results = self._call_backward(sweep, op, variant, reads)
         op.detach()
         op.erase()
-        return [None if i is None else found[i] for i in variant.made]
+        return [None if i is None else results[i] for i in variant.gradients]
 
     def _make(
         self,
         callee: str,
         wanted: Sequence[bool],
         fixed: Sequence[bool],
-        given: Gradients,
+        incoming: Gradients,
     ) -> Variant:
         region = self._known[callee].body.clone()
         block = region.detach_block(region.block)
@@ -113,28 +113,28 @@ class Blocks:
         )
         gradients = [
             None if g is None else block.insert_arg(result.type, len(block.args))
-            for result, g in zip(results, given, strict=True)
+            for result, g in zip(results, incoming, strict=True)
         ]
         sweep.run(added_seeds(sweep, results, gradients))
-        made = [
+        outgoing = [
             sweep.gradient(a) if use else None for a, use in zip(arguments, wanted, strict=True)
         ]
         results = list(end.operands)
         end.detach()
         end.erase()
         kept: list[SSAValue] = [g for g in gradients if g is not None]
-        return self._cut(callee, block, (arguments, results, kept), made)
+        return self._cut(callee, block, (arguments, results, kept), outgoing)
 
     def _cut(
         self,
         callee: str,
         block: Block,
         values: tuple[list[SSAValue], list[SSAValue], list[SSAValue]],
-        made: list[SSAValue | None],
+        outgoing: list[SSAValue | None],
     ) -> Variant:
         """Move the backward half to a function of its own."""
         arguments, results, gradients = values
-        returned = list(dict.fromkeys(value for value in made if value is not None))
+        returned = list(dict.fromkeys(value for value in outgoing if value is not None))
         cut = Cut(block, arguments, results, returned)
         back, copies = cut.backward(gradients)
         for argument in reversed(gradients):
@@ -148,7 +148,7 @@ class Blocks:
             backward,
             tuple(value.type for value in cut.saved),
             tuple(cut.reads),
-            tuple(None if value is None else returned.index(value) for value in made),
+            tuple(None if value is None else returned.index(value) for value in outgoing),
         )
 
     def _add(self, name: str, block: Block, results: Sequence[SSAValue]) -> str:

@@ -27,14 +27,14 @@ def is_cheap(op: Operation) -> bool:
 
 def closure(values: Iterable[SSAValue]) -> set[Operation]:
     """Return the ops that some values depend on."""
-    found: set[Operation] = set()
+    ops: set[Operation] = set()
     todo = list(values)
     while todo:
         op = todo.pop().owner
-        if isinstance(op, Operation) and op not in found:
-            found.add(op)
+        if isinstance(op, Operation) and op not in ops:
+            ops.add(op)
             todo += op.operands
-    return found
+    return ops
 
 
 def _part(op: Operation) -> str:
@@ -111,18 +111,18 @@ def _parted(func: FuncOp, module: ModuleOp) -> _Parted | None:
     one = _function(f"{name}_input", [op for op in ops if op in first], [*own[0], *handed], [])
     kept = [op for op in ops if op in again or op not in first]
     two = _function(f"{name}_weight", kept, own[1], handed)
-    for made in (one, two):
-        module.body.block.insert_op_before(made.func, func)
+    for half in (one, two):
+        module.body.block.insert_op_before(half.func, func)
     places = [0, 0]
-    found: list[tuple[int, int]] = []
+    results: list[tuple[int, int]] = []
     for owner in owners:
-        found.append((owner, places[owner]))
+        results.append((owner, places[owner]))
         places[owner] += 1
     return _Parted(
         one.func.sym_name.data,
         two.func.sym_name.data,
         (one.reads, two.reads),
-        tuple(found),
+        tuple(results),
         tuple(map(noted_placement, handed)),
         tuple(v.type for v in handed),
     )
@@ -160,18 +160,18 @@ def _function(
     """Return a function of some ops, which takes arguments of theirs, then what is handed on."""
     inside = {v for op in ops for v in op.results}
     read = [v for op in ops for v in op.operands] + list(outputs)
-    given = [
+    arguments = [
         v
         for v in dict.fromkeys(read)
         if isinstance(v, BlockArgument) and v not in inside and v not in taken
     ]
-    given.sort(key=lambda v: v.index)
-    block = Block(arg_types=[v.type for v in (*given, *taken)])
-    values: dict[SSAValue, SSAValue] = dict(zip([*given, *taken], block.args, strict=True))
+    arguments.sort(key=lambda v: v.index)
+    block = Block(arg_types=[v.type for v in (*arguments, *taken)])
+    values: dict[SSAValue, SSAValue] = dict(zip([*arguments, *taken], block.args, strict=True))
     for op in ops:
         block.add_op(op.clone(values))
     func = finish_function(name, block, [values[v] for v in outputs])
-    return _Made(func, tuple(v.index for v in given))
+    return _Made(func, tuple(v.index for v in arguments))
 
 
 def _replace_call(op: CallOp, parted: _Parted) -> None:
@@ -205,8 +205,8 @@ def _replace_call(op: CallOp, parted: _Parted) -> None:
         ]
         first.attributes["sbp"] = ArrayAttr([*own[0], *(p for p in parted.placed if p is not None)])
         second.attributes["sbp"] = ArrayAttr(own[1])
-    made = [list(first.results), list(second.results)]
+    by_owner = [list(first.results), list(second.results)]
     for value, (owner, place) in zip(op.results, parted.results, strict=True):
-        value.replace_all_uses_with(made[owner][place])
+        value.replace_all_uses_with(by_owner[owner][place])
     op.detach()
     op.erase()

@@ -79,9 +79,9 @@ def projections_in(func: FuncOp) -> Iterator[Projection]:
     """
     for op in func.body.block.ops:
         if isinstance(op, ContractOp) and len(op.inputs) == 2:
-            found = _projection(op)
-            if found is not None:
-                yield found
+            projection = _projection(op)
+            if projection is not None:
+                yield projection
 
 
 def _projection(op: ContractOp) -> Projection | None:

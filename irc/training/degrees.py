@@ -98,19 +98,19 @@ class Degrees:
         )
         if _names(func) != _names(twin):
             return [None] * len(op.results)
-        given = [self.of.get(operand) for operand in op.operands]
-        self.of.update(zip(func.body.block.args, given, strict=True))
+        degrees = [self.of.get(operand) for operand in op.operands]
+        self.of.update(zip(func.body.block.args, degrees, strict=True))
         return self._run(func, twin)
 
     def _degree(self, op: FlowOp, twin: FlowOp) -> Degree:
-        given = [self.of.get(operand) for operand in op.operands]
+        degrees = [self.of.get(operand) for operand in op.operands]
         if isinstance(op, ConstantOp) and isinstance(twin, ConstantOp):
             return self._of_literal(op, twin)
         if _is_bound(op):
-            return given[2]
-        if any(each is None for each in given):
+            return degrees[2]
+        if any(each is None for each in degrees):
             return None
-        known = [each for each in given if each is not None]
+        known = [each for each in degrees if each is not None]
         if isinstance(op, PointwiseOp):
             return _pointwise(fn_of(op), known, op.operands)
         if isinstance(op, ReduceOp):
@@ -171,37 +171,37 @@ def _is_bound(op: FlowOp) -> bool:
     return isinstance(limit.owner, ConstantOp) and (*test.operands,) == (x, limit)
 
 
-def _pointwise(fn: str, given: Sequence[float], operands: Sequence[SSAValue]) -> Degree:
-    if not any(given):
+def _pointwise(fn: str, degrees: Sequence[float], operands: Sequence[SSAValue]) -> Degree:
+    if not any(degrees):
         return 0.0
     if fn in ALIKE:
-        return given[0]
+        return degrees[0]
     if fn in POWERS:
-        return given[0] * POWERS[fn]
+        return degrees[0] * POWERS[fn]
     if fn == "mul":
-        return sum(given)
+        return sum(degrees)
     if fn == "div":
-        return given[0] - given[1]
-    if fn in ("is_nan", "is_inf") or (fn in COMPARED and _is_fixed(given, operands)):
+        return degrees[0] - degrees[1]
+    if fn in ("is_nan", "is_inf") or (fn in COMPARED and _is_fixed(degrees, operands)):
         return 0.0
     if fn == "written":
-        return given[1]
+        return degrees[1]
     if fn == "where":
-        given, operands = given[1:], operands[1:]
+        degrees, operands = degrees[1:], operands[1:]
     if fn in ("where", "maximum", "minimum"):
         # A bound, or what stands for nothing.
         bound = [isinstance(operand.owner, ConstantOp) for operand in operands]
-        kept = {degree for degree, is_bound in zip(given, bound, strict=True) if not is_bound}
+        kept = {degree for degree, is_bound in zip(degrees, bound, strict=True) if not is_bound}
         return kept.pop() if len(kept) == 1 else None
     if fn in ("add", "sub"):
-        return given[0] if len(set(given)) == 1 else None
+        return degrees[0] if len(set(degrees)) == 1 else None
     return None
 
 
-def _is_fixed(given: Sequence[float], operands: Sequence[SSAValue]) -> bool:
+def _is_fixed(degrees: Sequence[float], operands: Sequence[SSAValue]) -> bool:
     """True where a comparison gives the same of more samples: one with zero or infinity does."""
     numbers = [op.value for v in operands if isinstance(op := v.owner, ConstantOp)]
-    return len(set(given)) == 1 or any(abs(n) in (0, inf) for each in numbers for n in each)
+    return len(set(degrees)) == 1 or any(abs(n) in (0, inf) for each in numbers for n in each)
 
 
 def _contracted(op: ContractOp) -> int:

@@ -220,26 +220,26 @@ class _Split:
         needed = {p: self._with_cheap(p, ops, results_of[p]) for p, ops in own.items()}
         reads = {p: self._reads(ops, results_of[p]) for p, ops in needed.items()}
         self._save(reads, results_of)
-        made: dict[Kind, ModuleOp] = {}
+        modules: dict[Kind, ModuleOp] = {}
         for place, kind in enumerate(_kinds(merged=self.merged)):
             if kind and (own[place] or results_of[place]):
-                made[kind] = self._module(place, needed[place], reads[place], results_of[place])
+                modules[kind] = self._module(place, needed[place], reads[place], results_of[place])
         registers = {
             name: self.saved.get(value, name)
             for role, name, value, _ in self.returned
             if role == BOUNDARY
         }
-        return Functions(made, registers)
+        return Functions(modules, registers)
 
     def _results(self) -> dict[int, list[tuple[SSAValue, DictionaryAttr]]]:
         """What each function returns of what the stage does, by its place."""
-        found: dict[int, list[tuple[SSAValue, DictionaryAttr]]] = {
+        by_place: dict[int, list[tuple[SSAValue, DictionaryAttr]]] = {
             place: [] for place in range(len(ORDER))
         }
         for role, _, value, attrs in self.returned:
             if role != BOUNDARY:
-                found[self._place(value)].append((value, attrs))
-        return found
+                by_place[self._place(value)].append((value, attrs))
+        return by_place
 
     def _place(self, value: SSAValue) -> int:
         owner = value.owner

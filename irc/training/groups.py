@@ -63,13 +63,13 @@ def numbered(groups: Sequence[Group]) -> list[NumberedGroup]:
     >>> [group.rate for group in numbered([Group("a"), Group("b", lr=0.1), Group("c", lr=0.2)])]
     [0, 1, 2]
     """
-    found: list[NumberedGroup] = []
+    numbered_groups: list[NumberedGroup] = []
     count = 0
     for group in groups:
         count += group.lr is not None
         rate = 0 if group.lr is None else count
-        found.append(NumberedGroup(tuple(globs(group.params)), group.numbers, rate))
-    return found
+        numbered_groups.append(NumberedGroup(tuple(globs(group.params)), group.numbers, rate))
+    return numbered_groups
 
 
 def check_groups(groups: Sequence[Group], names: Sequence[str]) -> None:
@@ -114,7 +114,7 @@ def parse_groups(text: str) -> list[NumberedGroup]:
     Raises:
         ValueError: for what is no group.
     """
-    found: list[NumberedGroup] = []
+    groups: list[NumberedGroup] = []
     for part in filter(None, (p.strip() for p in text.split(";"))):
         params, colon, said = part.rpartition(":")
         pairs = [word.partition("=") for word in said.split()]
@@ -122,5 +122,5 @@ def parse_groups(text: str) -> list[NumberedGroup]:
         rate = numbers.pop("rate", 0.0)
         if not colon or set(numbers) - set(OWN) or rate != int(rate) or rate < 0:
             raise ValueError(f"'{part}' is no group")
-        found.append(NumberedGroup(tuple(globs(params)), numbers, int(rate)))
-    return found
+        groups.append(NumberedGroup(tuple(globs(params)), numbers, int(rate)))
+    return groups

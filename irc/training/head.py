@@ -71,17 +71,17 @@ def take_head(module: ModuleOp, loss: str, count: int) -> ModuleOp:
     returned = list(zip(results(func), end.operands, strict=True))
     value = next(v for (role, name), v in returned if (role, name) == ("output", loss))
     kept = [((role, name), v) for (role, name), v in returned if role == "state"]
-    given = dict(zip(operand_roles(LOSS, op.arguments), op.inputs, strict=True))
-    _check_size(op, given, count)
-    head = _Head(func.body.block, op, given, value)
+    operands = dict(zip(operand_roles(LOSS, op.arguments), op.inputs, strict=True))
+    _check_size(op, operands, count)
+    head = _Head(func.body.block, op, operands, value)
     head.check({v: (role, name) for role, name, v in arguments(func)}, [v for _, v in kept])
-    made = head.build(func.arg_attrs.data if func.arg_attrs else (), loss)
+    head_module = head.build(func.arg_attrs.data if func.arg_attrs else (), loss)
     attrs = [argument_attrs(*named) for named, _ in kept]
     hidden = argument_attrs(BOUNDARY, HIDDEN)
-    set_results(func, [*(v for _, v in kept), given["h"]], [*attrs, hidden])
+    set_results(func, [*(v for _, v in kept), operands["h"]], [*attrs, hidden])
     drop_unread(func)
     module.attributes.pop(STREAMED, None)
-    return made
+    return head_module
 
 
 def loss_of(block: Block) -> ExternOp:
@@ -100,23 +100,23 @@ def weight_chain(value: SSAValue) -> tuple[SSAValue, tuple[FlowOp, ...]]:
     return value, tuple(ops)
 
 
-def mean_of(block: Block, given: Mapping[str, SSAValue]) -> Mean | None:
+def mean_of(block: Block, operands: Mapping[str, SSAValue]) -> Mean | None:
     """Return the mean of logits that smoothed labels read, as `irc.rewrite.linear_loss` has it."""
     for op in block.ops:
         if not isinstance(op, ContractOp) or op.spec != "nd,d->n":
             continue
         rows, mean = op.inputs
         own = {op, *weight_chain(rows)[1]}
-        inner = _mean_ops(mean, given["w"])
-        if weight_chain(rows)[0] is not weight_chain(given["h"])[0] or inner is None:
+        inner = _mean_ops(mean, operands["w"])
+        if weight_chain(rows)[0] is not weight_chain(operands["h"])[0] or inner is None:
             continue
         own |= inner
-        if "bias" not in given:
+        if "bias" not in operands:
             return Mean(op.outputs[0], frozenset(own))
         (use,) = op.outputs[0].uses
         add = use.operation
         if isinstance(add, PointwiseOp) and add.fn == "add":
-            biases = [_mean_ops(v, given["bias"]) for v in add.inputs if v is not op.outputs[0]]
+            biases = [_mean_ops(v, operands["bias"]) for v in add.inputs if v is not op.outputs[0]]
             if biases and biases[0] is not None:
                 return Mean(add.outputs[0], frozenset({*own, add, *biases[0]}))
     return None
@@ -154,21 +154,21 @@ def _is_loss(op: Operation) -> bool:
 
 
 def _single(module: ModuleOp, block: Block) -> ExternOp:
-    found = [op for op in block.ops if _is_loss(op)]
-    if len(found) == 1 and isinstance(found[0], ExternOp):
-        return found[0]
+    losses = [op for op in block.ops if _is_loss(op)]
+    if len(losses) == 1 and isinstance(losses[0], ExternOp):
+        return losses[0]
     said = module.attributes.get(STREAMED)
     why = [str(line.data) for line in said.data] if said is not None else []  # type: ignore[attr-defined]
     raise _unsupported(
-        f"the model has {len(found) or 'no'} cross-entropies of a linear layer's logits",
+        f"the model has {len(losses) or 'no'} cross-entropies of a linear layer's logits",
         because=why
         or "a vocabulary is cut where logits = hidden @ weight.T (+ bias) go into "
         "cross_entropy, and nothing else reads them",
     )
 
 
-def _check_size(op: ExternOp, given: Mapping[str, SSAValue], count: int) -> None:
-    classes = tensor(given["w"]).static_shape()[0]
+def _check_size(op: ExternOp, operands: Mapping[str, SSAValue], count: int) -> None:
+    classes = tensor(operands["w"]).static_shape()[0]
     if classes < count:
         raise _unsupported(
             f"a vocabulary of {classes} cannot be cut into {count} slices", where=loc_of(op)
@@ -181,16 +181,16 @@ class _Head:
     Args:
         block: of the whole program.
         op: the loss of the linear layer.
-        given: its operands, by role.
+        operands: those of the loss, by role.
         loss: what is trained.
     """
 
     def __init__(
-        self, block: Block, op: ExternOp, given: Mapping[str, SSAValue], loss: SSAValue
+        self, block: Block, op: ExternOp, operands: Mapping[str, SSAValue], loss: SSAValue
     ) -> None:
-        self.block, self.op, self.given, self.loss = block, op, given, loss
-        self.mean = mean_of(block, given)
-        self.weights = {r: weight_chain(given[r]) for r in ("w", "bias") if r in given}
+        self.block, self.op, self.operands, self.loss = block, op, operands, loss
+        self.mean = mean_of(block, operands)
+        self.weights = {r: weight_chain(operands[r]) for r in ("w", "bias") if r in operands}
         self.ops = self._ops()
 
     def _ops(self) -> list[Operation]:
@@ -200,7 +200,7 @@ class _Head:
         while todo:
             value = todo.pop()
             op = value.owner
-            if value is not self.given["h"] and isinstance(op, Operation) and op not in chosen:
+            if value is not self.operands["h"] and isinstance(op, Operation) and op not in chosen:
                 chosen.add(op)
                 todo += op.operands
         return [op for op in self.block.ops if op in chosen]
@@ -243,7 +243,7 @@ class _Head:
         for value in op.operands:
             role, name = named.get(value, ("", ""))
             what = f"'{name}'" if role == "parameter" else ""
-            if value is self.given["h"]:
+            if value is self.operands["h"]:
                 what = "the hidden rows"
             if what:
                 raise _unsupported(
@@ -259,7 +259,7 @@ class _Head:
         inside = {v for op in self.ops for v in op.results}
         read = dict.fromkeys(v for op in self.ops for v in op.operands if v not in inside)
         kept = [v for v in read if isinstance(v, BlockArgument)]
-        hidden = self.given["h"]
+        hidden = self.operands["h"]
         block = Block(arg_types=[hidden.type, *(v.type for v in kept if v is not hidden)])
         values: dict[SSAValue, SSAValue] = dict(
             zip([hidden, *(v for v in kept if v is not hidden)], block.args, strict=True)

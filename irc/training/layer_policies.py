@@ -103,7 +103,7 @@ def split_by_policy(module: ModuleOp, base: str, own: Sequence[LayerPolicy]) -> 
     every = pairs(module)
     # What has no parameters of a list of layers is a layer of its own.
     called = sorted((c[0] for pair in every for c in pair.calls), key=lambda op: order.get(op, 0))
-    found: dict[str, str] = {}
+    policies: dict[str, str] = {}
     for pair in every:
         groups: dict[str, list[tuple[CallOp, CallOp]]] = {}
         for calls in pair.calls:
@@ -112,10 +112,10 @@ def split_by_policy(module: ModuleOp, base: str, own: Sequence[LayerPolicy]) -> 
             place = min(layers, default=called.index(calls[0]) + 1)
             groups.setdefault(policy_of(base, own, place, names), []).append(calls)
         first, *others = groups
-        found[pair.forward.sym_name.data] = first
+        policies[pair.forward.sym_name.data] = first
         for number, policy in enumerate(others, start=1):
-            found[_copied(module, pair, groups[policy], number)] = policy
-    return found
+            policies[_copied(module, pair, groups[policy], number)] = policy
+    return policies
 
 
 def _copied(

@@ -65,18 +65,20 @@ class Normalisers:
     rows: tuple[Operation, ...]
 
 
-def normalisers(block: Block, given: Sequence[SSAValue], cut: Sequence[SSAValue]) -> Normalisers:
+def normalisers(
+    block: Block, arguments: Sequence[SSAValue], cut: Sequence[SSAValue]
+) -> Normalisers:
     """Look for them.
 
     Args:
         block: the body of a micro-batch, forward and backward.
-        given: arguments that the same values come for in each micro-batch, or samples.
+        arguments: that the same values come for in each micro-batch, or samples.
         cut: those that are samples.
 
     Raises:
         IrcError: ``op-unsupported`` for an op whose share in a micro-batch cannot be told.
     """
-    free, samples = set(given), set(cut)
+    free, samples = set(arguments), set(cut)
     # What samples meet a share in is of the micro-batch, as what parameters meet it in.
     shared = set[SSAValue]()
     powers: dict[SSAValue, Fraction] = {}
@@ -132,10 +134,10 @@ def _power(op: FlowOp, powers: Mapping[SSAValue, Fraction]) -> Fraction:
     Raises:
         IrcError: ``op-unsupported``.
     """
-    given = [powers.get(value) for value in op.operands]
-    known = [p for p in given if p is not None]
+    exponents = [powers.get(value) for value in op.operands]
+    known = [p for p in exponents if p is not None]
     fn = op.fn if isinstance(op, PointwiseOp) else op.name
-    numbers = [p or Fraction(0) for p in given]
+    numbers = [p or Fraction(0) for p in exponents]
     if fn in SAME or isinstance(op, MOVES):
         return known[0]
     if fn in ROOTS:
@@ -172,43 +174,45 @@ def _needed(block: Block, values: Sequence[SSAValue]) -> tuple[Operation, ...]:
     return tuple(op for op in block.ops if op in wanted)
 
 
-def sum_function(found: Normalisers, block: Block, name: str) -> tuple[FuncOp, list[int]]:
+def sum_function(batch_values: Normalisers, block: Block, name: str) -> tuple[FuncOp, list[int]]:
     """Return a function that gives the sums of a micro-batch, and which arguments it takes."""
-    used = {v for op in found.rows for v in op.operands if isinstance(v, BlockArgument)}
+    used = {v for op in batch_values.rows for v in op.operands if isinstance(v, BlockArgument)}
     reads = [i for i, argument in enumerate(block.args) if argument in used]
     body = Block(arg_types=[block.args[i].type for i in reads])
     values: dict[SSAValue, SSAValue] = {
         block.args[i]: argument for i, argument in zip(reads, body.args, strict=True)
     }
-    for op in found.rows:
+    for op in batch_values.rows:
         body.add_op(op.clone(values))
-    return finish_function(name, body, [values[v] for v in found.sums]), reads
+    return finish_function(name, body, [values[v] for v in batch_values.sums]), reads
 
 
 def shares_of(
-    found: Normalisers,
+    batch_values: Normalisers,
     totals: Sequence[SSAValue],
     constants: Mapping[SSAValue, SSAValue],
     b: PhaseBuilder,
     block: Block,
     part: float,
 ) -> list[SSAValue]:
-    """Append the shares of a micro-batch, given the totals; one for each of ``found.shares``.
+    """Append the shares of a micro-batch, given the totals: one for each of the body's.
 
     Args:
-        found: in the body.
+        batch_values: in the body.
         totals: the sums of all micro-batches.
         constants: arguments of the body that all micro-batches share, and what stands for them.
         b: where ops go.
         block: the same.
         part: of the batch that a micro-batch is.
     """
-    values = {**constants, **dict(zip(found.sums, totals, strict=True))}
-    for op in found.derived:
+    values = {**constants, **dict(zip(batch_values.sums, totals, strict=True))}
+    for op in batch_values.derived:
         for operand in op.operands:
             _copy(operand, values, block)
         block.add_op(op.clone(values))
-    return [_share(b, values[value], power, part, value) for value, power in found.shares.items()]
+    return [
+        _share(b, values[value], power, part, value) for value, power in batch_values.shares.items()
+    ]
 
 
 def _copy(value: SSAValue, values: dict[SSAValue, SSAValue], block: Block) -> None:
@@ -241,15 +245,15 @@ def _share(
     return b.pointwise("mul", value, b.scalar(part ** float(power), kind.dtype))
 
 
-def take_shares(found: Normalisers, block: Block) -> None:
+def take_shares(batch_values: Normalisers, block: Block) -> None:
     """Let a body read its shares as further arguments, in order, and not compute them."""
-    inside = set(found.derived)
-    for value in found.shares:
+    inside = set(batch_values.derived)
+    for value in batch_values.shares:
         argument = block.insert_arg(value.type, len(block.args))
         for use in list(value.uses):
             if use.operation not in inside:
                 use.operation.operands[use.index] = argument
-    for op in (*reversed(found.derived), *reversed(found.rows)):
+    for op in (*reversed(batch_values.derived), *reversed(batch_values.rows)):
         if all(r.first_use is None for r in op.results):
             op.detach()
             op.erase()

@@ -40,22 +40,22 @@ class Pair:
 def pairs(module: ModuleOp) -> list[Pair]:
     """Return the pairs of a differentiated module whose calls are all matched."""
     known = functions(module)
-    found: dict[str, Pair] = {}
+    by_name: dict[str, Pair] = {}
     for name, func in known.items():
         attr = func.attributes.get(FORWARD)
         if isinstance(attr, StringAttr) and attr.data in known:
-            found[name] = Pair(known[attr.data], func)
+            by_name[name] = Pair(known[attr.data], func)
     times: dict[str, int] = {}
     for func in known.values():
         calls = [op for op in func.body.block.ops if isinstance(op, CallOp)]
         for call in calls:
             name = call.callee.string_value()
             times[name] = times.get(name, 0) + 1
-            pair = found.get(name)
+            pair = by_name.get(name)
             first = None if pair is None else _first_of(call, calls, pair)
             if pair is not None and first is not None:
                 pair.calls.append((first, call))
-    return [p for n, p in found.items() if p.calls and len(p.calls) == times[n]]
+    return [p for n, p in by_name.items() if p.calls and len(p.calls) == times[n]]
 
 
 def _first_of(call: CallOp, calls: Sequence[CallOp], pair: Pair) -> CallOp | None:
@@ -98,9 +98,9 @@ def join(pair: Pair) -> Joint | None:
     if sources is None:
         return None
     first, second = pair.forward.body.block, pair.backward.body.block
-    given = [arg for arg, source in zip(second.args, sources, strict=True) if source is None]
-    block = Block(arg_types=[a.type for a in (*first.args, *given)])
-    values: dict[SSAValue, SSAValue] = dict(zip((*first.args, *given), block.args, strict=True))
+    gradients = [arg for arg, source in zip(second.args, sources, strict=True) if source is None]
+    block = Block(arg_types=[a.type for a in (*first.args, *gradients)])
+    values: dict[SSAValue, SSAValue] = dict(zip((*first.args, *gradients), block.args, strict=True))
     _clone_into(block, first, values)
     end = _end(first)
     for arg, source in zip(second.args, sources, strict=True):
@@ -143,21 +143,21 @@ def _sources(pair: Pair) -> list[tuple[str, int] | None] | None:
 
     None stands for a gradient, which is neither.
     """
-    found: list[list[tuple[str, int] | None]] = []
+    candidates: list[list[tuple[str, int] | None]] = []
     for call, back in pair.calls:
         for place, value in enumerate(back.operands):
             here: list[tuple[str, int] | None] = [
                 ("result", i) for i, result in enumerate(call.results) if result is value
             ]
-            here += [("argument", i) for i, given in enumerate(call.operands) if given is value]
+            here += [("argument", i) for i, operand in enumerate(call.operands) if operand is value]
             here = here or [None]
-            if place == len(found):
-                found.append(here)
+            if place == len(candidates):
+                candidates.append(here)
             else:
-                found[place] = [source for source in found[place] if source in here]
-    if not all(found):
+                candidates[place] = [source for source in candidates[place] if source in here]
+    if not all(candidates):
         return None
-    return [sources[0] for sources in found]
+    return [sources[0] for sources in candidates]
 
 
 def split(joint: Joint) -> None:
@@ -166,8 +166,8 @@ def split(joint: Joint) -> None:
     ops = list(block.ops)
     back = [op for op in ops if not is_forward(op)]
     saved, reads = _frontier(joint, set(back))
-    given = list(block.args[joint.arguments :])
-    taken = [*(value for _, _, value in reads), *given]
+    gradients = list(block.args[joint.arguments :])
+    taken = [*(value for _, _, value in reads), *gradients]
     second = Block(arg_types=[value.type for value in taken])
     values: dict[SSAValue, SSAValue] = dict(zip(taken, second.args, strict=True))
     for op in back:
@@ -176,7 +176,7 @@ def split(joint: Joint) -> None:
     for op in reversed(back):
         op.detach()
         op.erase()
-    for value in reversed(given):
+    for value in reversed(gradients):
         block.erase_arg(value)
     _drop_unread(block, {*joint.results, *saved})
     _replace_body(pair.forward, block, [*joint.results, *saved])
@@ -192,12 +192,12 @@ def _frontier(
     own: Sequence[SSAValue] = joint.block.args[: joint.arguments]
     arguments: dict[SSAValue, int] = {value: i for i, value in enumerate(own)}
     results = {value: i for i, value in reversed(list(enumerate(joint.results)))}
-    given = set(joint.block.args[joint.arguments :])
+    gradients = set(joint.block.args[joint.arguments :])
     saved: list[SSAValue] = []
     reads: list[tuple[str, int, SSAValue]] = []
     read = [v for op in joint.block.ops if op in back for v in op.operands]
     for value in dict.fromkeys([*read, *joint.returned]):
-        if value in given or value.owner in back:
+        if value in gradients or value.owner in back:
             continue
         if value in arguments:
             reads.append(("argument", arguments[value], value))

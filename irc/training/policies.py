@@ -115,24 +115,24 @@ def may_run_again(op: Operation) -> bool:
 
 def core(forward: Sequence[Operation], fixed: AbstractSet[SSAValue]) -> set[Operation]:
     """Return what grows with the square of the sequence, and the masks that only it reads."""
-    found: set[Operation] = set()
+    core_ops: set[Operation] = set()
     for op in forward:
         grows = isinstance(op, ContractOp) and _outgrows(op, fixed)
-        inner = isinstance(op, SPREADS) and any(value.owner in found for value in op.operands)
+        inner = isinstance(op, SPREADS) and any(value.owner in core_ops for value in op.operands)
         if grows or inner:
-            found.add(op)
-    made: set[Operation] = set()
+            core_ops.add(op)
+    masks: set[Operation] = set()
     for op in forward:
-        inner = isinstance(op, SPREADS) and all(value.owner in made for value in op.operands)
+        inner = isinstance(op, SPREADS) and all(value.owner in masks for value in op.operands)
         if inner or isinstance(op, (*LITERALS, RandomOp)):
-            made.add(op)
+            masks.add(op)
     inside = set(forward)
     for op in reversed(forward):
-        if op in made:
+        if op in masks:
             readers = {use.operation for value in op.results for use in value.uses} & inside
-            if readers and readers <= found:
-                found.add(op)
-    return found
+            if readers and readers <= core_ops:
+                core_ops.add(op)
+    return core_ops
 
 
 def all_but_every_second(
@@ -187,12 +187,12 @@ def stretches(forward: Sequence[Operation], fixed: AbstractSet[SSAValue]) -> set
     forward pass makes gives it.
     """
     alive = _alive(forward, fixed)
-    made = [sum(num_bytes(v) for v in op.results if v not in fixed) for op in forward]
+    sizes = [sum(num_bytes(v) for v in op.results if v not in fixed) for op in forward]
     heavy = sum(1 for op in forward if not isinstance(op, (*SPREADS, *LITERALS)))
     count = max(1, isqrt(heavy))
     places: list[int] = []
-    total, running = sum(made), 0
-    for i, size in enumerate(made):
+    total, running = sum(sizes), 0
+    for i, size in enumerate(sizes):
         running += size
         if running * count >= total * (len(places) + 1):
             places.append(i)
@@ -208,13 +208,13 @@ def stretches(forward: Sequence[Operation], fixed: AbstractSet[SSAValue]) -> set
 def _alive(forward: Sequence[Operation], fixed: AbstractSet[SSAValue]) -> list[set[SSAValue]]:
     """Return, after each op, the values that later forward ops read."""
     alive: set[SSAValue] = set()
-    found: list[set[SSAValue]] = []
+    alive_after: list[set[SSAValue]] = []
     for op in reversed(forward):
-        found.append(set(alive))
+        alive_after.append(set(alive))
         alive.difference_update(op.results)
         read = (_shown(value) for value in op.operands)
         alive.update(v for v in read if v not in fixed and not isinstance(v.owner, Block))
-    return found[::-1]
+    return alive_after[::-1]
 
 
 def _shown(value: SSAValue) -> SSAValue:

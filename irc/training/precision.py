@@ -83,12 +83,12 @@ class Precision:
                     help=did_you_mean(value, known),
                 )
             object.__setattr__(self, name, value or None)
-        given = self.scaler
-        is_scaler = hasattr(given, "get_scale") and hasattr(given, "is_enabled")
-        if given is not None and not (is_scaler or isinstance(given, Mapping)):
+        scaler = self.scaler
+        is_scaler = hasattr(scaler, "get_scale") and hasattr(scaler, "is_enabled")
+        if scaler is not None and not (is_scaler or isinstance(scaler, Mapping)):
             raise IrcError(
                 "option-value",
-                f"precision: scaler={given!r} is no torch.amp.GradScaler",
+                f"precision: scaler={scaler!r} is no torch.amp.GradScaler",
                 help='give one, or its arguments: scaler={"init_scale": 2.0**12}',
             )
 
@@ -105,10 +105,12 @@ class Precision:
     @property
     def is_scaled(self) -> bool:
         """Whether the loss is scaled: in float16, and where there is a scaler."""
-        given = self.scaler
-        if given is None:
+        scaler = self.scaler
+        if scaler is None:
             return "float16" in (self.compute, self.parameters)
-        is_enabled = given.is_enabled() if hasattr(given, "is_enabled") else given.get("enabled", 1)
+        is_enabled = (
+            scaler.is_enabled() if hasattr(scaler, "is_enabled") else scaler.get("enabled", 1)
+        )
         return bool(is_enabled)
 
 
@@ -141,8 +143,8 @@ def precision_of(option: PrecisionOption) -> Precision:
     if not isinstance(option, str) or "=" not in option:
         return Precision(compute=option)
     pairs = [part.partition("=") for part in option.split(",")]
-    given = {name.strip(): dtype.strip() for name, _, dtype in pairs}
-    for name, dtype in given.items():
+    dtypes = {name.strip(): dtype.strip() for name, _, dtype in pairs}
+    for name, dtype in dtypes.items():
         if name not in KNOWN or not dtype:
             raise IrcError(
                 "option-value",
@@ -150,6 +152,6 @@ def precision_of(option: PrecisionOption) -> Precision:
                 because=f"it has {', '.join(KNOWN)}",
                 help=did_you_mean(name, KNOWN) if dtype else f"write compute={name}",
             )
-    if len(given) < len(pairs):
+    if len(dtypes) < len(pairs):
         raise IrcError("option-value", f"precision: '{option}' says something twice")
-    return Precision(**given)
+    return Precision(**dtypes)

@@ -54,7 +54,7 @@ def slices_in(func: FuncOp) -> dict[str, Sliced]:
     Args:
         func: the entry.
     """
-    found: dict[str, list[tuple[int, int, str, int]]] = {}
+    slices: dict[str, list[tuple[int, int, str, int]]] = {}
     for (_, name, _), attrs in zip(
         arguments(func), func.arg_attrs.data if func.arg_attrs else (), strict=False
     ):
@@ -62,9 +62,9 @@ def slices_in(func: FuncOp) -> dict[str, Sliced]:
         if isinstance(whole, StringAttr) and isinstance(along, IntegerAttr):
             start, _, stop = name.rpartition(":")[2].partition("-")
             own = int(start), int(stop), name, along.value.data
-            found.setdefault(whole.data, []).append(own)
+            slices.setdefault(whole.data, []).append(own)
     sliced: dict[str, Sliced] = {}
-    for whole, parts in found.items():
+    for whole, parts in slices.items():
         starts, stops, names, dims = zip(*sorted(parts), strict=True)
         sliced[whole] = Sliced(names, dims[0], starts, stops)
     return sliced

@@ -86,19 +86,19 @@ def recipe_of(
     Raises:
         IrcError: ``option-unknown`` or ``option-value``.
     """
-    given: dict[str, object] = (
+    options: dict[str, object] = (
         {"kind": optimizer} if isinstance(optimizer, str) else dict(optimizer)
     )
-    kind = given.pop("kind", "adamw")
+    kind = options.pop("kind", "adamw")
     if not isinstance(kind, str) or kind not in KINDS:
         raise IrcError(
             "option-value", f"no optimiser '{kind}'", help=did_you_mean(f"{kind}", KINDS)
         )
-    lr = _number("lr", given.pop("lr", DEFAULT_LR))
-    no_decay = _globs("no_decay", given.pop("no_decay", ""))
-    groups = tuple(_group(group) for group in _mappings(given.pop("groups", ())))
-    keeps_most = _number("amsgrad", given.pop("amsgrad", 0.0))
-    numbers = _numbers(given, NUMBERS, ("kind", "lr", "betas", "no_decay", "groups", "amsgrad"))
+    lr = _number("lr", options.pop("lr", DEFAULT_LR))
+    no_decay = _globs("no_decay", options.pop("no_decay", ""))
+    groups = tuple(_group(group) for group in _mappings(options.pop("groups", ())))
+    keeps_most = _number("amsgrad", options.pop("amsgrad", 0.0))
+    numbers = _numbers(options, NUMBERS, ("kind", "lr", "betas", "no_decay", "groups", "amsgrad"))
     _check_eps(kind, [numbers, *(group.numbers for group in groups)])
     every = (numbers, *(group.numbers for group in groups))
     used = {option for each in every for option, number in each.items() if number}
@@ -118,8 +118,8 @@ def recipe_of(
     return Recipe(kind, numbers, no_decay, lr, loss, frozen, micro_batches, (), recompute, groups)
 
 
-def _group(given: Mapping[str, object]) -> Group:
-    rest = dict(given)
+def _group(options: Mapping[str, object]) -> Group:
+    rest = dict(options)
     params = _globs("params", rest.pop("params", ""))
     if not params:
         raise IrcError(
@@ -133,21 +133,21 @@ def _group(given: Mapping[str, object]) -> Group:
 
 
 def _mappings(value: object) -> list[Mapping[str, object]]:
-    given = list(cast("Sequence[object]", value)) if isinstance(value, tuple | list) else [value]
-    if not all(isinstance(each, Mapping) for each in given):
+    groups = list(cast("Sequence[object]", value)) if isinstance(value, tuple | list) else [value]
+    if not all(isinstance(each, Mapping) for each in groups):
         raise IrcError(
             "option-value",
             f"groups={value!r}: give a list of groups",
             help="[{'params': 'head.*', 'lr': 1e-4}]",
         )
-    return cast("list[Mapping[str, object]]", given)
+    return cast("list[Mapping[str, object]]", groups)
 
 
 def _numbers(
-    given: Mapping[str, object], names: Sequence[str], others: Sequence[str]
+    options: Mapping[str, object], names: Sequence[str], others: Sequence[str]
 ) -> dict[str, float]:
     """Return numbers by name, ``betas`` as two."""
-    rest = dict(given)
+    rest = dict(options)
     if "betas" in rest:
         rest["beta1"], rest["beta2"] = _pair("betas", rest.pop("betas"))
     if isinstance(rest.get("eps"), tuple | list):
@@ -198,7 +198,7 @@ def _globs(name: str, value: object) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, tuple | list):
-        given = list(cast("Sequence[object]", value))
-        if all(isinstance(glob, str) for glob in given):
-            return ",".join(map(str, given))
+        patterns = list(cast("Sequence[object]", value))
+        if all(isinstance(glob, str) for glob in patterns):
+            return ",".join(map(str, patterns))
     raise IrcError("option-value", f"{name}={value!r}: give globs of parameter names")

@@ -67,7 +67,7 @@ def apply_policies(
         IrcError: ``option-value``, for a glob that chooses nothing.
     """
     policy, layers = parse_policies(policy)
-    chosen, made = dict(own or {}), list[Decision]()
+    chosen, decisions = dict(own or {}), list[Decision]()
     _check_layers(layers)
     if layers:
         chosen = {**split_by_policy(module, policy, layers), **chosen}
@@ -78,12 +78,14 @@ def apply_policies(
         own_policy = chosen.get(pair.forward.sym_name.data, policy)
         decision = _pair(module, pair, own_policy, hits)
         if decision is not None:
-            made.append(decision)
+            decisions.append(decision)
     has_blocks = bool(names)
-    made += [_entry(module, chosen.get("forward", policy), layers, hits, has_blocks=has_blocks)]
+    decisions += [
+        _entry(module, chosen.get("forward", policy), layers, hits, has_blocks=has_blocks)
+    ]
     _check_globs(policy, hits)
     drop_uncalled(module)
-    return made
+    return decisions
 
 
 def _pair(
@@ -141,22 +143,22 @@ def _again(
     """Return the ops that a policy lets run again."""
     match policy:
         case "none" | "cheap":
-            found: set[Operation] = set()
+            again: set[Operation] = set()
         case "selective":
-            found = core(forward, fixed)
+            again = core(forward, fixed)
         case "every-second-matmul":
-            found = all_but_every_second(forward, fixed)
+            again = all_but_every_second(forward, fixed)
         case "full":
-            found = stretches(forward, fixed) if is_flat else set(forward)
+            again = stretches(forward, fixed) if is_flat else set(forward)
         case _ if (choose := find_policy(policy)) is not None:
-            found = set(choose(forward, fixed))
+            again = set(choose(forward, fixed))
         case _:
-            found = set()
+            again = set()
             for glob in globs(policy):
                 matched = matching(forward, name, [glob])
                 hits.setdefault(glob, set()).update(matched)
-                found |= matched
-    return {op for op in found if may_run_again(op)}
+                again |= matched
+    return {op for op in again if may_run_again(op)}
 
 
 def _check_layers(layers: Sequence[LayerPolicy]) -> None:
@@ -186,27 +188,27 @@ def _check_globs(policy: str, hits: Mapping[str, set[Operation]]) -> None:
 def held_arguments(module: ModuleOp) -> dict[str, set[int]]:
     """Return for each function which arguments are weights, or made of weights, in every call."""
     known = functions(module)
-    found: dict[str, set[int]] = {}
+    indices: dict[str, set[int]] = {}
     pending = ["forward"]
     roles = arguments(entry(module))
-    found["forward"] = {i for i, (role, _, _) in enumerate(roles) if role in HELD}
+    indices["forward"] = {i for i, (role, _, _) in enumerate(roles) if role in HELD}
     while pending:
         name = pending.pop()
         block = known[name].body.block
-        held: set[SSAValue] = {block.args[i] for i in found[name]}
+        held: set[SSAValue] = {block.args[i] for i in indices[name]}
         for op in block.ops:
             if isinstance(op, CallOp):
                 callee = op.callee.string_value()
                 here = {i for i, value in enumerate(op.operands) if value in held}
-                before = found.get(callee)
-                found[callee] = here if before is None else before & here
-                if found[callee] != before:
+                before = indices.get(callee)
+                indices[callee] = here if before is None else before & here
+                if indices[callee] != before:
                     pending.append(callee)
             elif not isinstance(op, RandomOp) and all(value in held for value in op.operands):
                 held.update(op.results)
     for name in known:
-        found.setdefault(name, set())
-    return found
+        indices.setdefault(name, set())
+    return indices
 
 
 def _note(func: FuncOp, policy: str, saved: AbstractSet[SSAValue]) -> Decision:

@@ -205,17 +205,17 @@ class Saving:
         copies: dict[SSAValue, SSAValue],
     ) -> list[Operation]:
         """Return the forward ops that must run again before some values can be read, in order."""
-        found: set[Operation] = set()
+        missing: set[Operation] = set()
         pending = list(values)
         while pending:
             value = pending.pop()
             op = value.owner
-            if value in there or value in copies or op not in self._place or op in found:
+            if value in there or value in copies or op not in self._place or op in missing:
                 continue
             assert not isinstance(op, Block)
-            found.add(op)
+            missing.add(op)
             pending += op.operands
-        return sorted(found, key=lambda op: self._place[op])
+        return sorted(missing, key=lambda op: self._place[op])
 
 
 def _sink_side(graph: Graph) -> set[object]:
@@ -223,15 +223,15 @@ def _sink_side(graph: Graph) -> set[object]:
     from networkx.algorithms import flow as flows
 
     residual: Graph = cast("Any", flows).preflow_push(graph, "source", "sink")
-    found: set[object] = {"sink"}
+    reaching: set[object] = {"sink"}
     pending: list[object] = ["sink"]
     while pending:
         node = pending.pop()
         for before in _open_into(residual, node):
-            if before not in found:
-                found.add(before)
+            if before not in reaching:
+                reaching.add(before)
                 pending.append(before)
-    return found
+    return reaching
 
 
 def _open_into(residual: Graph, node: object) -> Iterator[object]:

@@ -41,16 +41,16 @@ class Cutter:
         self.func = entry(head)
         self.op = loss_of(self.func.body.block)
         roles = operand_roles(LOSS, self.op.arguments)
-        self.given = dict(zip(roles, self.op.inputs, strict=True))
-        self.classes = tensor(self.given["w"]).static_shape()[0]
-        self.mean: Mean | None = mean_of(self.func.body.block, self.given)
+        self.operands = dict(zip(roles, self.op.inputs, strict=True))
+        self.classes = tensor(self.operands["w"]).static_shape()[0]
+        self.mean: Mean | None = mean_of(self.func.body.block, self.operands)
         self.names = {value: (role, name) for role, name, value in arguments(self.func)}
         self.bounds = bounds_of(self.classes, count)
-        self.weights = dict(self._weight(r) for r in ("w", "bias") if r in self.given)
+        self.weights = dict(self._weight(r) for r in ("w", "bias") if r in self.operands)
 
     def _weight(self, role: str) -> tuple[str, Sliced]:
         """Return a weight's name, and how it is cut."""
-        value, chain = weight_chain(self.given[role])
+        value, chain = weight_chain(self.operands[role])
         dim, name = 0, self.names[value][1]
         for op in chain:
             dim = op.perm[dim] if isinstance(op, TransposeOp) else dim
@@ -77,16 +77,16 @@ class Cutter:
             own if i == number else at.argument(tensor(own), BOUNDARY, read[i])
             for i in range(self.count)
         ]
-        made = {**dict.fromkeys(sent, own), **({products: at.products()} if products else {})}
+        outputs = {**dict.fromkeys(sent, own), **({products: at.products()} if products else {})}
         loss = at.loss(sums)
-        return at.finish([loss, *made.values()], [self._loss, *map(_boundary, made)])
+        return at.finish([loss, *outputs.values()], [self._loss, *map(_boundary, outputs)])
 
     def alone(self, number: int, hidden: str, sent: Sequence[str], products: str = "") -> ModuleOp:
         """Return a slice's program from hidden rows to sums, and products; see :meth:`part`."""
         at = Program(self)
         own = at.slice(number, hidden)
-        made = {**dict.fromkeys(sent, own), **({products: at.products()} if products else {})}
-        return at.finish(list(made.values()), list(map(_boundary, made)))
+        outputs = {**dict.fromkeys(sent, own), **({products: at.products()} if products else {})}
+        return at.finish(list(outputs.values()), list(map(_boundary, outputs)))
 
     def tail(self, names: Sequence[str] = (), products: Sequence[str] = ()) -> ModuleOp:
         """Return the program from the sums of all slices to the loss.
@@ -100,11 +100,11 @@ class Cutter:
         kind = TensorType.of((2 if self.mean is None else 3, *rows.shape), rows.dtype)
         names = names or [f"sums.{i}" for i in range(self.count)]
         sums = [at.argument(kind, BOUNDARY, name) for name in names]
-        count, width = tensor(self.given["h"]).static_shape()
+        count, width = tensor(self.operands["h"]).static_shape()
         height = 2 * count + (self.mean is not None)
         for name in products:
             at.argument(
-                TensorType.of((height, width), tensor(self.given["h"]).dtype), BOUNDARY, name
+                TensorType.of((height, width), tensor(self.operands["h"]).dtype), BOUNDARY, name
             )
         return at.finish([at.loss(sums)], [self._loss])
 
@@ -133,10 +133,12 @@ class Program:
         """Append what makes the sums of a slice, [2 or 3, rows]: see the module."""
         cut, b = self.cut, self.b
         start, stop = cut.bounds[number]
-        h = self.values[cut.given["h"]] = self.argument(tensor(cut.given["h"]), BOUNDARY, hidden)
+        h = self.values[cut.operands["h"]] = self.argument(
+            tensor(cut.operands["h"]), BOUNDARY, hidden
+        )
         weight = self._sliced("w", number)
         x = b.op(ContractOp, [h, weight], spec="nd,vd->nv")
-        if "bias" in cut.given:
+        if "bias" in cut.operands:
             bias = b.reshape(self._sliced("bias", number), (1, stop - start))
             x = b.pointwise("add", x, bias)
         wide = accumulating(tensor(h).dtype)
@@ -148,7 +150,7 @@ class Program:
             "maximum", b.reduce("sum", powers, [1], keep_dims=True), b.scalar(LEAST, wide)
         )
         log = b.pointwise("add", b.pointwise("log", total), near)
-        index = self.copy(cut.given["index"])
+        index = self.copy(cut.operands["index"])
         kind = tensor(index).dtype
         place = b.op(IotaOp, [], result=TensorType.of((1, stop - start), kind), dim=1)
         place = b.pointwise("add", place, b.scalar(start, kind))
@@ -158,11 +160,11 @@ class Program:
         picked = b.reduce(
             "sum", b.pointwise("where", mine, x, b.scalar(0, wide)), [1], keep_dims=True
         )
-        found = [log, picked]
+        sums = [log, picked]
         if cut.mean is not None:
             share = b.scalar(cut.classes, wide)
-            found.append(b.pointwise("div", b.reduce("sum", x, [1], keep_dims=True), share))
-        return b.op(ConcatOp, [b.reshape(each, (1, rows)) for each in found], dim=0)
+            sums.append(b.pointwise("div", b.reduce("sum", x, [1], keep_dims=True), share))
+        return b.op(ConcatOp, [b.reshape(each, (1, rows)) for each in sums], dim=0)
 
     def products(self) -> SSAValue:
         """Append what the gradient of the hidden rows is made of, [2 rows (+ 1), d], after a slice.
@@ -176,25 +178,25 @@ class Program:
         kind, dtype = tensor(index).dtype, tensor(weight).dtype
         (rows,), (_, width) = tensor(index).static_shape(), tensor(weight).static_shape()
         chances = b.cast(b.pointwise("div", powers, total), dtype)
-        found = [b.op(ContractOp, [chances, weight], spec="nv,vd->nd")]
+        products = [b.op(ContractOp, [chances, weight], spec="nv,vd->nd")]
         moved = b.pointwise("sub", index, b.scalar(start, kind))
         zero, last = b.scalar(0, kind), b.scalar(stop - start - 1, kind)
         inside = b.pointwise("minimum", b.pointwise("maximum", moved, zero), last)
         mine = b.reshape(b.pointwise("eq", moved, inside), (rows, 1))
         taken = b.op(TakeOp, [weight, inside], dim=0)
-        found.append(b.pointwise("where", mine, taken, b.scalar(0, dtype)))
+        products.append(b.pointwise("where", mine, taken, b.scalar(0, dtype)))
         if cut.mean is not None:
             wide = tensor(powers).dtype
             mean = b.reduce("sum", b.cast(weight, wide), [0], keep_dims=True)
             mean = b.pointwise("div", mean, b.scalar(cut.classes, wide))
-            found.append(b.reshape(b.cast(mean, dtype), (1, width)))
-        return b.op(ConcatOp, found, dim=0)
+            products.append(b.reshape(b.cast(mean, dtype), (1, width)))
+        return b.op(ConcatOp, products, dim=0)
 
     def _sliced(self, role: str, number: int) -> SSAValue:
         """Append a slice of a weight as the layer reads it: an argument, cast and transposed."""
         cut, b = self.cut, self.b
         start, stop = cut.bounds[number]
-        weight, chain = weight_chain(cut.given[role])
+        weight, chain = weight_chain(cut.operands[role])
         where, name = cut.names[weight]
         own, shape = cut.weights[name], list(tensor(weight).static_shape())
         shape[own.dim] = stop - start

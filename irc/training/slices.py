@@ -48,7 +48,7 @@ def of_states(weights: Mapping[str, Sliced], held: Iterable[str]) -> dict[str, S
     {'sum.w': ('sum.w:0-2', 'sum.w:2-3'), 'w': ('w:0-2', 'w:2-3')}
     """
     wholes = {own.names[0]: whole for whole, own in weights.items()}
-    found: dict[str, Sliced] = {}
+    sliced: dict[str, Sliced] = {}
     for name in held:
         # The longest name: ``encoder.qkv`` has a weight of its own, though ``qkv`` has one, too.
         starts = (0, *(place.end() for place in re.finditer(r"\.", name)))
@@ -57,14 +57,14 @@ def of_states(weights: Mapping[str, Sliced], held: Iterable[str]) -> dict[str, S
             head, whole = name[:start], wholes[name[start:]]
             own = weights[whole]
             names = tuple(f"{head}{each}" for each in own.names)
-            found[f"{head}{whole}"] = Sliced(names, own.dim, own.starts, own.stops)
-    return found
+            sliced[f"{head}{whole}"] = Sliced(names, own.dim, own.starts, own.stops)
+    return sliced
 
 
 def cut(sliced: Mapping[str, Sliced], tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Return tensors by name, with those that are held in slices also by the names of these."""
-    found = dict(tensors)
+    with_slices = dict(tensors)
     for name, own in sliced.items():
         if name in tensors:
-            found |= {each: own.slice(i, tensors[name]) for i, each in enumerate(own.names)}
-    return found
+            with_slices |= {each: own.slice(i, tensors[name]) for i, each in enumerate(own.names)}
+    return with_slices

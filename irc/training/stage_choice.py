@@ -234,9 +234,9 @@ def balanced(
                     break
                 if own <= 0 or best[a][0] == inf or others[a] != others[b]:
                     continue
-                found = (max(best[a][0], stage(k, a, b)), best[a][1] + price[a])
-                if found < row[b]:
-                    row[b], origin[b] = found, a
+                candidate = (max(best[a][0], stage(k, a, b)), best[a][1] + price[a])
+                if candidate < row[b]:
+                    row[b], origin[b] = candidate, a
         best = row
         origins.append(origin)
     if best[last][0] == inf:
@@ -308,20 +308,20 @@ def pinned(func: FuncOp, costs: Costs, text: str, count: int) -> dict[Operation,
             for name in chosen:
                 owners.setdefault(name, []).append(stage)
     line = _line(func)
-    found: dict[Operation, int] = {}
+    stage_of: dict[Operation, int] = {}
     read: dict[str, set[int]] = {}
     for op in line.ops:
         own = {n: owners[n] for v in op.operands if (n := named.get(v, "")) in owners}
         # What reads a tied weight again is where the values that it works on are, or where the
         # weight is named again.
-        start = max(_stages_read(op, found), default=0)
+        start = max(_stages_read(op, stage_of), default=0)
         again = (next((s for s in at if s >= start), at[-1]) for at in own.values())
-        found[op] = max((start, *again))
+        stage_of[op] = max((start, *again))
         for name in own:
-            read.setdefault(name, set()).add(found[op])
-    _check_used(found, count, stages)
+            read.setdefault(name, set()).add(stage_of[op])
+    _check_used(stage_of, count, stages)
     _check_read(owners, read)
-    return found
+    return stage_of
 
 
 def _check_read(owners: Mapping[str, Sequence[int]], read: Mapping[str, Collection[int]]) -> None:
@@ -348,19 +348,19 @@ def _check_read(owners: Mapping[str, Sequence[int]], read: Mapping[str, Collecti
         )
 
 
-def _stages_read(op: Operation, found: Mapping[Operation, int]) -> list[int]:
+def _stages_read(op: Operation, stage_of: Mapping[Operation, int]) -> list[int]:
     return [
-        found[value.owner]
+        stage_of[value.owner]
         for value in op.operands
-        if not isinstance(value.owner, Block) and value.owner in found
+        if not isinstance(value.owner, Block) and value.owner in stage_of
     ]
 
 
-def _check_used(found: Mapping[Operation, int], count: int, stages: Sequence[str]) -> None:
-    used = set(found.values())
+def _check_used(stage_of: Mapping[Operation, int], count: int, stages: Sequence[str]) -> None:
+    used = set(stage_of.values())
     for stage in range(count):
         if stage not in used:
-            first = next(iter(found), None)
+            first = next(iter(stage_of), None)
             raise IrcError(
                 "pipeline-stages",
                 f"stage {stage} ('{stages[stage]}') would compute nothing",

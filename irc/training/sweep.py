@@ -47,7 +47,7 @@ class Sweep:
     ) -> None:
         self.block, self.errors, self._on_call = block, errors, on_call
         self.active, self.fixed = set(wanted), set(fixed)
-        self._found: dict[SSAValue, SSAValue] = {}
+        self._gradients: dict[SSAValue, SSAValue] = {}
         self.forward = [op for op in block.ops if not isinstance(op, ReturnOp)]
         for op in self.forward:
             op.attributes["phase"] = StringAttr("forward")
@@ -64,16 +64,16 @@ class Sweep:
 
     def run(self, seeds: Mapping[SSAValue, SSAValue]) -> None:
         """Sweep backwards from the gradients of some values."""
-        self._found.update({v: g for v, g in seeds.items() if v in self.active})
+        self._gradients.update({v: g for v, g in seeds.items() if v in self.active})
         for op in reversed(self.forward):
-            given = [self._found.get(value) for value in op.results]
+            incoming = [self._gradients.get(value) for value in op.results]
             wanted = [i for i, value in enumerate(op.operands) if value in self.active]
-            if wanted and any(g is not None for g in given):
-                self._op(op, given, wanted)
+            if wanted and any(g is not None for g in incoming):
+                self._op(op, incoming, wanted)
 
     def gradient(self, value: SSAValue) -> SSAValue | None:
         """Return the gradient of a value, or None where the seeds do not depend on it."""
-        return self._found.get(value)
+        return self._gradients.get(value)
 
     def builder(self, op: Operation, prefix: str = "g") -> PhaseBuilder:
         """Return a builder of backward ops that have an op's line, and ids made of its id."""
@@ -83,42 +83,46 @@ class Sweep:
         """Say whether a gradient is of a weight, or leads to earlier layers."""
         return "weight" if value in self.fixed else "input"
 
-    def _op(self, op: Operation, given: Gradients, wanted: Sequence[int]) -> None:
+    def _op(self, op: Operation, incoming: Gradients, wanted: Sequence[int]) -> None:
         b = self.builder(op)
         if isinstance(op, CallOp):
             operands = list(op.operands)
-            for value, found in zip(operands, self._on_call(op, given, self), strict=True):
-                self._add(b, value, found)
+            for value, contribution in zip(
+                operands, self._on_call(op, incoming, self), strict=True
+            ):
+                self._add(b, value, contribution)
             return
         assert isinstance(op, FlowOp), op.name
         softmax = find_softmax(op)
         if softmax is not None:
             b.part = "input"
-            assert given[0] is not None
-            self._add(b, softmax.x, softmax.gradient(b, given[0]))
+            assert incoming[0] is not None
+            self._add(b, softmax.x, softmax.gradient(b, incoming[0]))
             return
         # A derivative may put another op in the place of its own, which keeps more for it.
-        at, operands = Adjoint(op, b, given, wanted), list(op.inputs)
+        at, operands = Adjoint(op, b, incoming, wanted), list(op.inputs)
         for operand in wanted:
             b.part = self.part(operands[operand])
             try:
-                found = gradient(at, operand)
+                contribution = gradient(at, operand)
             except NotDifferentiable as reason:
                 self._refuse(op, str(reason))
                 # Go on past it, so that all such ops are reported at once.
-                found = at.zeros(at.kind(operand)) if is_smooth(operands[operand]) else None
-            self._add(b, operands[operand], found)
+                contribution = at.zeros(at.kind(operand)) if is_smooth(operands[operand]) else None
+            self._add(b, operands[operand], contribution)
 
-    def _add(self, b: PhaseBuilder, value: SSAValue, found: SSAValue | None) -> None:
-        if found is None or value not in self.active:
+    def _add(self, b: PhaseBuilder, value: SSAValue, contribution: SSAValue | None) -> None:
+        if contribution is None or value not in self.active:
             return
-        if found.type != value.type:
-            raise InternalError(f"the gradient of {value.type} in {b.loc} is {tensor(found)}")
-        before = self._found.get(value)
+        if contribution.type != value.type:
+            raise InternalError(
+                f"the gradient of {value.type} in {b.loc} is {tensor(contribution)}"
+            )
+        before = self._gradients.get(value)
         if before is not None:
             b.part = self.part(value)
-            found = b.pointwise("add", before, found)
-        self._found[value] = found
+            contribution = b.pointwise("add", before, contribution)
+        self._gradients[value] = contribution
 
     def _refuse(self, op: FlowOp, reason: str) -> None:
         self.errors.add(

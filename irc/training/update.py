@@ -123,13 +123,13 @@ class Update:
         if self.options.optimizer.counts:
             steps = add_argument(self.func, TensorType.of((), "i64"), "state", "optimizer.step")
             count = b.pointwise("add", steps, b.scalar(1, "i64"))
-            made = count if skips is None else b.pointwise("where", skips, steps, count)
-            self.new.append((made, argument_attrs("state", "optimizer.step")))
-        found: dict[Settings, Shared] = {}
+            new_steps = count if skips is None else b.pointwise("where", skips, steps, count)
+            self.new.append((new_steps, argument_attrs("state", "optimizer.step")))
+        by_settings: dict[Settings, Shared] = {}
         for settings in dict.fromkeys(_of_many(self.options.settings(name)) for name in names):
             rate = _rate(b, lr, settings.rate)
-            found[settings] = shared(b, settings, rate, count, kind=self.options.optimizer)
-        return found
+            by_settings[settings] = shared(b, settings, rate, count, kind=self.options.optimizer)
+        return by_settings
 
     def _moments(
         self, held: Mapping[str, SSAValue], gradients: Mapping[str, SSAValue]
@@ -145,12 +145,12 @@ class Update:
             wanted += [(TensorType.of(shape, wide), "state", f"optimizer.{moment}.{name}")
                        for moment, shape in own.items()]  # fmt: skip
             owners += [name] * len(own)
-        found: dict[str, dict[str, SSAValue]] = {name: {} for name in gradients}
+        moments: dict[str, dict[str, SSAValue]] = {name: {} for name in gradients}
         rows = names_of_padded(self.func)
         added = add_arguments(self.func, wanted, [rows.get(owner, 0) for owner in owners])
         for owner, (_, _, name), value in zip(owners, wanted, added, strict=True):
-            found[owner][name] = value
-        return found
+            moments[owner][name] = value
+        return moments
 
     def _has_master(self, kind: TensorType) -> bool:
         return self.options.masters and widened(kind.dtype) != kind.dtype
@@ -172,12 +172,12 @@ class Update:
         narrow = wide if self.options.scaled else tensor(gradient).dtype
         numbers = [(by.lr, wide), (by.scale, wide), (by.root, wide), (common.clip, narrow)]
         numbers += [(common.inverse, wide), (common.skips, "i1")]
-        given = [n and self._cast(n, dtype) for n, dtype in numbers]
+        scalars = [n and self._cast(n, dtype) for n, dtype in numbers]
 
         def formula(b: PhaseBuilder, values: list[SSAValue]) -> list[SSAValue]:
             p, g, *rest = values
             state, known = rest[: len(moments)], iter(rest[len(moments) :])
-            lr, first, root, clip, inverse, skips = (n and next(known) for n in given)
+            lr, first, root, clip, inverse, skips = (n and next(known) for n in scalars)
             assert lr is not None
             before = [p, *state]
             if inverse is not None:
@@ -204,7 +204,7 @@ class Update:
             pairs = zip(before, after, strict=True)
             return [b.pointwise("where", skips, old, new) for old, new in pairs]
 
-        operands = [parameter, gradient, *moments.values(), *(n for n in given if n is not None)]
+        operands = [parameter, gradient, *moments.values(), *(n for n in scalars if n is not None)]
         moved = self._written("step", number, name, gradient, operands, formula)
         if self.options.optimizer.moves:
             self.new.append((moved.pop(0), argument_attrs("state", name)))
@@ -281,9 +281,9 @@ class Update:
             return formula(self._builder(prefix, loc), operands)
         if (what, *origin) not in self._outlined:
             free = self._free(f"{what}_{number}")
-            made = _outline(free, f"step{prefix}.", loc, operands, formula)
-            self._outlined[what, *origin] = made
-            self.module.body.block.insert_op_before(made.func, self.func)
+            outlined = _outline(free, f"step{prefix}.", loc, operands, formula)
+            self._outlined[what, *origin] = outlined
+            self.module.body.block.insert_op_before(outlined.func, self.func)
         known = self._outlined[what, *origin]
         outputs = list(known.func.function_type.outputs)
         call = CallOp(known.func.sym_name.data, [operands[i] for i in known.reads], outputs)
@@ -330,9 +330,9 @@ def _outline(
     name: str, prefix: str, loc: str, operands: Sequence[SSAValue], formula: Formula
 ) -> _Outlined:
     block = Block(arg_types=[value.type for value in operands])
-    made = formula(PhaseBuilder(block, "step", prefix=prefix, loc=loc), list(block.args))
+    outputs = formula(PhaseBuilder(block, "step", prefix=prefix, loc=loc), list(block.args))
     reads = [i for i, value in enumerate(block.args) if value.first_use is not None]
     for argument in reversed(block.args):
-        if argument.first_use is None and argument not in made:
+        if argument.first_use is None and argument not in outputs:
             block.erase_arg(argument)
-    return _Outlined(finish_function(name, block, made), tuple(reads))
+    return _Outlined(finish_function(name, block, outputs), tuple(reads))

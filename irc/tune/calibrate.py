@@ -94,9 +94,9 @@ class Calibration:
         rows.append(f"memory bandwidth {device.bytes_per_s / 1e9:.1f} GB/s")
         rows.append(f"small op         {device.launch_s * 1e6:.2f} us")
         rows.append(f"scratch file     {device.disk_bytes_per_s / 1e9:.1f} GB/s")
-        for level, found in enumerate(self.curves):
+        for level, curves in enumerate(self.curves):
             rows += ["", f"{f'collectives, level {level}':<34}{'measured':>14}{'fitted':>14}"]
-            rows += self._fitted(level, found)
+            rows += self._fitted(level, curves)
         return "\n".join(rows)
 
     def facts(self) -> dict[str, Any]:
@@ -114,16 +114,16 @@ class Calibration:
             ],
             "collectives": [
                 {"level": level, "kind": kind, **point._asdict()}
-                for level, found in enumerate(self.curves)
-                for kind, points in found.items()
+                for level, curves in enumerate(self.curves)
+                for kind, points in curves.items()
                 for point in points
             ],
             "others_cores": self.others.cores,
         }
 
-    def _fitted(self, level: int, found: Curves) -> Iterator[str]:
+    def _fitted(self, level: int, curves: Curves) -> Iterator[str]:
         link = self.cluster.links[level]
-        for kind, points in found.items():
+        for kind, points in curves.items():
             for point in points:
                 alone = Cluster("fit", self.cluster.device, (replace(link, devices=point.ranks),))
                 axis = alone.axis_link(Mesh.of({"all": point.ranks}), "all")
@@ -149,21 +149,21 @@ def calibrate_host(effort: Effort = Effort(), compile_: Compile | None = None) -
         IrcError: ``run-failed`` where the processes did not talk to each other.
     """
     others = others_since()
-    found: dict[Collective, list[Point]] = {kind: [] for kind in COLLECTIVES}
+    curves: dict[Collective, list[Point]] = {kind: [] for kind in COLLECTIVES}
     for ranks in effort.ranks:
         PROGRESS.info("collectives between %d processes", ranks)
         for kind, points in _exchange(effort, ranks).items():
-            found[kind] += points
+            curves[kind] += points
     fits: dict[Collective, Fit] = {
-        kind: fit_collective(kind, found[kind], num_cores()) for kind in COLLECTIVES
+        kind: fit_collective(kind, curves[kind], num_cores()) for kind in COLLECTIVES
     }
     device, generated, library = measure_device(effort, compile_)
     # Messages of stages, and permutes, are priced as steps of an all-reduce.
-    summed = fit_collective("all_reduce", found["all_reduce"])
+    summed = fit_collective("all_reduce", curves["all_reduce"])
     devices = max(2, num_cores())
     link = Link(devices, summed.latency_s, summed.bytes_per_s, summed.launch_s, fits=fits)
     cluster = Cluster("this-host", device, (link,))
-    return Calibration(cluster, generated, library, (found,), others())
+    return Calibration(cluster, generated, library, (curves,), others())
 
 
 def measure_device(

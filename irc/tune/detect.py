@@ -135,13 +135,13 @@ def _names() -> list[str]:
 
 
 def _gpus() -> list[str]:
-    found: list[str] = []
+    gpus: list[str] = []
     for index, name in enumerate(_names()):
         known = torch.cuda.get_device_properties(index)
         others = range(torch.cuda.device_count())
         peers = [i for i in others if i != index and torch.cuda.can_device_access_peer(index, i)]
-        found.append(
+        gpus.append(
             f"{index}: {name}, {known.total_memory / 1e9:.0f} GB, sm_{known.major}{known.minor},"
             f" reaches {len(peers)} others directly"
         )
-    return found
+    return gpus

@@ -149,11 +149,11 @@ def _timed(run: Callable[[], object]) -> float:
 
 
 def _slowest(seconds: float, group: Any) -> float:
-    found = torch.tensor([seconds], dtype=torch.float64)
+    slowest = torch.tensor([seconds], dtype=torch.float64)
     if dist.get_backend(group) == "nccl":
-        found = found.cuda()
-    dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
-    return float(found)
+        slowest = slowest.cuda()
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
+    return float(slowest)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -53,11 +53,11 @@ def fit_collective(kind: Collective, points: Sequence[Point], cores: int = 0) ->
     rows = np.stack([np.ones_like(steps), steps, sent], axis=1)
     seconds = np.array([point.seconds for point in points])
     weights = 1 / seconds
-    found = np.zeros(3)
+    coefficients = np.zeros(3)
     for _ in range(REWEIGHTED):
-        found = non_negative(rows * weights[:, None], seconds * weights)
-        weights = 1 / np.sqrt(seconds * np.maximum(rows @ found, 1e-9))
-    launch, latency, per_byte = map(float, found)
+        coefficients = non_negative(rows * weights[:, None], seconds * weights)
+        weights = 1 / np.sqrt(seconds * np.maximum(rows @ coefficients, 1e-9))
+    launch, latency, per_byte = map(float, coefficients)
     return Fit(launch, latency, 1 / per_byte if per_byte > 1 / FASTEST else FASTEST, cores)
 
 
@@ -73,14 +73,14 @@ def non_negative(rows: NDArray[np.float64], wanted: NDArray[np.float64]) -> NDAr
             columns = rows[:, chosen]
             # Columns of other units by ten orders of magnitude would look dependent.
             scale = np.maximum(np.abs(columns).max(axis=0), 1e-300)
-            found, rank = _least_squares(columns / scale, wanted)
-            if rank < size or bool((found < 0).any()):
+            solution, rank = _least_squares(columns / scale, wanted)
+            if rank < size or bool((solution < 0).any()):
                 continue
-            left = float(np.sum((columns / scale @ found - wanted) ** 2))
+            left = float(np.sum((columns / scale @ solution - wanted) ** 2))
             if left < error * (1 - 1e-9):
                 error = left
                 best = np.zeros(count)
-                best[list(chosen)] = found / scale
+                best[list(chosen)] = solution / scale
     return best
 
 

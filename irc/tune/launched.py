@@ -30,15 +30,16 @@ PORT = 29511
 def launch_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return what torchrun sets, also where srun started the processes; empty where nobody did.
 
-    >>> found = launch_environment({"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_NODEID": "1",
-    ...     "SLURM_STEP_NUM_NODES": "2", "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1"})
-    >>> found["RANK"], found["LOCAL_WORLD_SIZE"], found["MASTER_ADDR"]
+    >>> variables = launch_environment({"SLURM_PROCID": "3", "SLURM_NTASKS": "4",
+    ...     "SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2",
+    ...     "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1"})
+    >>> variables["RANK"], variables["LOCAL_WORLD_SIZE"], variables["MASTER_ADDR"]
     ('3', '2', '10.0.0.1')
     """
     if environment.get("WORLD_SIZE", "1") != "1":
         names = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-        found = {name: environment[name] for name in names if name in environment}
-        return {"LOCAL_WORLD_SIZE": found["WORLD_SIZE"], **found}
+        variables = {name: environment[name] for name in names if name in environment}
+        return {"LOCAL_WORLD_SIZE": variables["WORLD_SIZE"], **variables}
     tasks = environment.get("SLURM_NTASKS", "1")
     if tasks == "1" or "SLURM_PROCID" not in environment or not tasks.isdigit():
         return {}
@@ -60,10 +61,10 @@ def calibrate_launched(effort: Effort, compile_: Compile | None = None) -> Calib
     Raises:
         IrcError: ``world-size`` where nodes have unequal numbers of processes.
     """
-    found = launch_environment(os.environ)
-    os.environ.update(found)
-    rank, world = place_of(found)
-    local = int(found["LOCAL_WORLD_SIZE"])
+    variables = launch_environment(os.environ)
+    os.environ.update(variables)
+    rank, world = place_of(variables)
+    local = int(variables["LOCAL_WORLD_SIZE"])
     if world % local:
         raise IrcError(
             "world-size",
@@ -78,27 +79,29 @@ def calibrate_launched(effort: Effort, compile_: Compile | None = None) -> Calib
         beside = _busiest(others())
     if rank:
         return None
-    links = tuple(_link(size, found) for size, found in levels)
+    links = tuple(_link(size, level_curves) for size, level_curves in levels)
     cluster = Cluster(f"calibrated-{world}", device, links)
-    return Calibration(cluster, generated, library, tuple(found for _, found in levels), beside)
+    return Calibration(
+        cluster, generated, library, tuple(level_curves for _, level_curves in levels), beside
+    )
 
 
 def _levels(rank: int, world: int, local: int, effort: Effort) -> list[tuple[int, Curves]]:
     """Return the devices of each level with the curves that this rank's group found."""
     nodes = world // local
-    found: list[tuple[int, Curves]] = []
+    levels: list[tuple[int, Curves]] = []
     if local > 1:
         inside = [dist.new_group([*range(n * local, (n + 1) * local)]) for n in range(nodes)]
-        found.append((local, curves(inside[rank // local], local, effort.sizes)))
+        levels.append((local, curves(inside[rank // local], local, effort.sizes)))
     if nodes > 1:
         across = [dist.new_group([*range(place, world, local)]) for place in range(local)]
         dist.barrier()
-        found.append((world, curves(across[rank % local], nodes, effort.sizes)))
-    return found
+        levels.append((world, curves(across[rank % local], nodes, effort.sizes)))
+    return levels
 
 
-def _link(devices: int, found: Curves) -> Link:
-    fits: dict[Any, Fit] = {kind: fit_collective(kind, found[kind]) for kind in COLLECTIVES}
+def _link(devices: int, level_curves: Curves) -> Link:
+    fits: dict[Any, Fit] = {kind: fit_collective(kind, level_curves[kind]) for kind in COLLECTIVES}
     summed = fits["all_reduce"]
     return Link(devices, summed.latency_s, summed.bytes_per_s, summed.launch_s, fits=fits)
 

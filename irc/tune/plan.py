@@ -114,14 +114,14 @@ def tune_plan(
     for key, seconds in zip(keys, samples, strict=True):
         if key is not None:
             by_key[key].append(seconds)
-    found = {key: median(seconds) for key, seconds in by_key.items()}
-    path = save_times(load_times().with_(found)) if anyway or not others.busy else None
+    medians = {key: median(seconds) for key, seconds in by_key.items()}
+    path = save_times(load_times().with_(medians)) if anyway or not others.busy else None
     steps = _timed_steps(plan)
     return Tuned(
-        _rows(plan, steps, keys, found),
+        _rows(plan, steps, keys, medians),
         path,
         _predicted(plan, stated_seconds, threads),
-        _predicted(plan, _with_measured(steps, keys, found), threads),
+        _predicted(plan, _with_measured(steps, keys, medians), threads),
         others,
     )
 
@@ -131,21 +131,23 @@ def _predicted(plan: Plan, seconds: Callable[[Step], float], threads: int) -> fl
 
 
 def _with_measured(
-    steps: Sequence[Step], keys: Sequence[str | None], found: Mapping[str, float]
+    steps: Sequence[Step], keys: Sequence[str | None], medians: Mapping[str, float]
 ) -> Callable[[Step], float]:
-    known = {id(step): found[key] for step, key in zip(steps, keys, strict=True) if key is not None}
+    known = {
+        id(step): medians[key] for step, key in zip(steps, keys, strict=True) if key is not None
+    }
     return lambda step: known.get(id(step), stated_seconds(step))
 
 
 def _rows(
-    plan: Plan, steps: Sequence[Step], keys: Sequence[str | None], found: Mapping[str, float]
+    plan: Plan, steps: Sequence[Step], keys: Sequence[str | None], medians: Mapping[str, float]
 ) -> tuple[Measured, ...]:
     of_key: dict[str, list[Step]] = defaultdict(list)
     for step, key in zip(steps, keys, strict=True):
         if key is not None:
             of_key[key].append(step)
     rows = [
-        Measured(_name(plan, same[0]), len(same), found[key], getattr(same[0], "seconds", None))
+        Measured(_name(plan, same[0]), len(same), medians[key], getattr(same[0], "seconds", None))
         for key, same in of_key.items()
     ]
     return tuple(sorted(rows, key=lambda row: -row.calls * row.seconds))

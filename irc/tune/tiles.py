@@ -49,16 +49,16 @@ def best_tile(kernel: KernelOp, target: str, device: str, seconds: Seconds) -> C
     """
     table, key = load_tiles(), tile_key(kernel, device)
     if key in table:
-        made = with_tile(kernel, table[key])
-        return Choice(made, table[key], seconds(made), 0)
+        tiled = with_tile(kernel, table[key])
+        return Choice(tiled, table[key], seconds(tiled), 0)
     tiles = alternatives(kernel, target)
-    made = [with_tile(kernel, tile) for tile in tiles]
-    times = [seconds(one) for one in made]
+    candidates = [with_tile(kernel, tile) for tile in tiles]
+    times = [seconds(candidate) for candidate in candidates]
     best = min(range(len(times)), key=times.__getitem__)
     if times[best] > GAIN * times[0]:
         best = 0
     save_tiles({**load_tiles(), key: tiles[best]})
-    return Choice(made[best], tiles[best], times[best], len(tiles))
+    return Choice(candidates[best], tiles[best], times[best], len(tiles))
 
 
 def known_tile(kernel: KernelOp, target: str, device: str, table: Table) -> KernelOp | None:
