@@ -154,10 +154,10 @@ def _linked(
     Raises:
         InternalError: it calls what no library here has. MCJIT would make that address 0.
     """
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-    # LLVM looks through the process once there is an engine.
+    # Before there is an engine, which would take the machine along where this is refused.
     if unknown := [n for n in undefined_symbols(data) if llvm.address_of_symbol(n) is None]:
         raise InternalError(f"generated code needs {unknown}, which nothing in this process has")
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(data))
     engine.finalize_object()
     _engines.append(engine)
@@ -233,6 +233,9 @@ def _target_machine(features: Features) -> llvm.TargetMachine:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         _initialised = True
+        # LLVM looks for names in the process once there is an engine.
+        first = llvm.Target.from_default_triple().create_target_machine(jit=True)
+        _engines.append(llvm.create_mcjit_compiler(llvm.parse_assembly(""), first))
     target = llvm.Target.from_default_triple()
     return target.create_target_machine(
         cpu=features.cpu, features=features.flags, opt=3, codemodel="jitdefault", jit=True

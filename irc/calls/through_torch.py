@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from irc.calls.by_torch import ByTorch
-from irc.calls.direct import Direct, handing
+from irc.calls.direct import handing
+from irc.calls.handed import Handed, compiles, modes_of
 from irc.calls.noted import call_kind, note_left
 from irc.calls.recompiles import MAX_VERSIONS, Recompiles
 from irc.calls.tracing import TRACING
@@ -51,8 +52,10 @@ class ThroughTorch:
     ) -> None:
         self._original, self._run, self._options = original, run, options
         self._record, self._recompiles, self._torchs = record, recompiles, torchs
-        self.handed: list[Direct] = []
-        self._entry = Entry()
+        self.handed: list[Handed] = []
+        is_module = isinstance(original, nn.Module)
+        self._parts = tuple(original.modules()) if is_module else ()
+        self._entries: dict[tuple[bool, ...], Entry] = {}
         self._by_torch: ByTorch | None = None
 
     def __call__(
@@ -76,23 +79,29 @@ class ThroughTorch:
                 if self._by_torch is None:
                     self._check_dynamic(args, kwargs)
                     self._by_torch = ByTorch(self._run, self._options)
-        if self._torchs is None or kwargs or len(self.handed) == MAX_VERSIONS:
+        if self._torchs is None or kwargs or not compiles():
             results = self._by_torch(args, kwargs, failed)
         else:
-            with self._entry.watched() as notes:
+            entry = self._entries.setdefault(modes_of(self._parts), Entry())
+            with entry.watched() as notes:
                 results = self._by_torch(args, kwargs, failed)
-            if self._entry.has_no_graph():
-                self._hand(args, self._torchs, NO_GRAPH)
-            elif self._entry.is_behind(notes):
-                self._hand(args, self._torchs, ENTRY_BEHIND)
+            why = NO_GRAPH if entry.has_no_graph() else ENTRY_BEHIND
+            self._hand(args, self._torchs, why if why is NO_GRAPH or entry.is_behind(notes) else "")
         if self._record.pending or not self._record.kinds:
             self._record.close(call_kind(self._original, args, kwargs))
         return results
 
     def _hand(self, args: Sequence[Any], torchs: Callable[..., Any], why: str) -> None:
-        """Let calls like one go straight to torch."""
-        if (handed := handing(torchs, args, self._held())) is not None:
-            self.handed.append(handed)
+        """Let calls like one go straight to torch, for a reason; no more where there is none."""
+        looked = [each for each in self.handed if each.looks]
+        for each in looked:
+            each.looks = False
+            if not why:
+                self.handed.remove(each)
+        if not why or looked or len(self.handed) == MAX_VERSIONS:
+            return
+        if (direct := handing(torchs, args, self._held())) is not None:
+            self.handed.append(Handed(direct, self._parts))
             self._record.note(FallBack("timing", "calls of this kind", why, ""))
 
     def _held(self) -> list[torch.Tensor]:

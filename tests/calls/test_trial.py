@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import irc
-from irc.calls import trial
+from irc.calls import handed, trial
 from irc.calls.compiled import statistics
 from irc.calls.trial import is_behind
 from irc.errors import IrcError
+from irc.torch_backend.counts import counters
 
 Way = Callable[[Any], Any]
 
@@ -221,10 +222,12 @@ class Recurrent(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lstm, self.more, self.has_more = nn.LSTM(4, 4), Doubled(), False
+        self.lstm, self.more = nn.LSTM(4, 4), Doubled()
+        self.has_more = self.in_training = False
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.lstm(self.more(x) if self.has_more else x)[0]
+        has_more = self.has_more or (self.in_training and self.training)
+        return self.lstm(self.more(x) if has_more else x)[0]
 
 
 @pytest.mark.filterwarnings("ignore::irc.calls.left.LeftToTorchWarning")
@@ -246,6 +249,32 @@ def test_what_has_no_graph_is_called_without_dynamo(has_more: bool) -> None:
     assert run(torch.randn(5, 2, 4)).shape == (5, 2, 4)  # calls of other kinds have their own way
     module.has_more = True
     assert torch.allclose(run(x), module(x))
+
+
+@pytest.mark.filterwarnings("ignore::irc.calls.left.LeftToTorchWarning")
+@pytest.mark.parametrize("change", ["mode", "attribute", "stance"])
+def test_calls_that_have_a_graph_by_now_are_compiled(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handed, "FIRST_LOOK", 2)
+    torch._dynamo.reset()
+    counters.clear()
+    module = Recurrent()
+    run, x = irc.compile(module), torch.randn(3, 2, 4)
+    module.eval()
+    module.in_training = change == "mode"
+    module.has_more = change == "stance"
+    stance = "force_eager" if change == "stance" else "default"
+    with torch.compiler.set_stance(stance):
+        for _ in range(trial.LEAST_CALLS + 1):
+            run(x).sum().backward()
+    assert not counters["graphs"]
+    if change == "mode":
+        module.train()
+    module.has_more |= change == "attribute"
+    for _ in range(4):
+        torch.testing.assert_close(run(x), module(x))
+    assert counters["graphs"] == 1
 
 
 def test_dynamos_way_in_counts() -> None:

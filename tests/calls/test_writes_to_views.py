@@ -383,3 +383,51 @@ def test_a_copy_of_an_argument_or_itself_beside_a_write() -> None:
         is_itself = fast(x)[0].data_ptr() == x.data_ptr()
         assert is_itself is x.is_contiguous()
         assert torch.equal(fast(x)[0], x)
+
+
+def negated(v: Tensor) -> Tensor:
+    return v.logical_not_()
+
+
+def parted(v: Tensor) -> Tensor:
+    return v.logical_xor_(torch.ones(1))
+
+
+def drawn(v: Tensor) -> Tensor:
+    return v.bernoulli_(0.5) * 0
+
+
+def masked_and_turned(v: Tensor) -> Tensor:
+    # A trace knows how `v` lies after the last line, and not before it.
+    w = v * 1
+    w.masked_fill_(torch.ones(1, v.shape[1]) > 0, 2.0)
+    return w.t_()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("write", [negated, parted, drawn, masked_and_turned])
+def test_the_derivative_is_that_of_the_write(
+    write: Callable[[Tensor], Tensor], way: Callable[[Any], Any]
+) -> None:
+    """Of some writes the op that returns a new value has none, or another."""
+
+    def call(x: Tensor) -> Tensor:
+        return write((x * 2).t()).sum() + (x * 3).sum()
+
+    torch._dynamo.reset()
+    one, other = (torch.ones(3, 5, requires_grad=True) for _ in range(2))
+    mine, theirs = way(call)(one), call(other)
+    torch.testing.assert_close(mine, theirs)
+    mine.backward()
+    theirs.backward()
+    torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_a_write_before_a_turn_is_compiled_whole() -> None:
+    def call(x: Tensor) -> Tensor:
+        return masked_and_turned(x.t().contiguous().t())
+
+    torch._dynamo.reset()
+    x = torch.rand(4, 6)
+    run = torch.compile(call, backend="irc", fullgraph=True, options={"strict": True})
+    torch.testing.assert_close(run(x), call(x))

@@ -40,13 +40,13 @@ def copy_into_strided_calls(graph: Graph) -> None:
     """Do as :func:`copy_into_strided` where torch's own way to make a graph functional loses them.
 
     Args:
-        graph: of Dynamo, with its writes; it is changed. Of its methods only those become copies
-            whose new value lies otherwise than what they write to: ``masked_fill_``,
-            ``index_add_``, ``tril_`` and the like.
+        graph: of Dynamo, with its writes; it is changed. Of its methods only those of
+            :data:`TURNING` become copies whose new value lies otherwise than what they write to.
     """
+    moved = _moved(graph)
     for node in list(graph.nodes):
         target = node.args[0] if node.op == "call_method" and node.args else None
-        if isinstance(target, Node) and _is_turned_by(node, target):
+        if isinstance(target, Node) and _is_turned_by(node, target, moved):
             with graph.inserting_before(node):
                 # Backward may read what the operand was, which is written over here.
                 before = graph.call_method("clone", (target,))
@@ -58,24 +58,40 @@ def copy_into_strided_calls(graph: Graph) -> None:
             graph.erase_node(node)
 
 
-def _is_turned_by(node: Node, target: Node) -> bool:
+def _is_turned_by(node: Node, target: Node, moved: frozenset[int]) -> bool:
     """True where the value that a method returns lies otherwise than what its twin writes to."""
     name, known = name_of(node), target.meta.get("example_value")
-    packet = getattr(torch.ops.aten, name, None)
-    if not name.endswith("_") or name.endswith("__") or packet is None or name in RESIZING:
-        return False
-    ops = [getattr(packet, overload) for overload in packet.overloads()]
-    moves = any(torch.Tag.inplace_view in op.tags for op in ops)
-    value_of = getattr(torch.Tensor, name[:-1], None)
-    if moves or not callable(value_of) or not isinstance(known, FakeTensor):
+    if name not in TURNING or not isinstance(known, FakeTensor):
         return False
     if known.layout is not torch.strided or _is_row_major(known):
+        return False
+    values = [each.meta.get("example_value") for each in (target, *node.all_input_nodes)]
+    if not moved.isdisjoint(map(id, values)):
         return False
     args, kwargs = torch.fx.map_arg(
         (node.args, node.kwargs), lambda operand: operand.meta.get("example_value")
     )
     with known.fake_mode, torch.no_grad():
-        return _hints(value_of(*args, **kwargs)) != _hints(known)
+        return _hints(getattr(torch.Tensor, name[:-1])(*args, **kwargs)) != _hints(known)
+
+
+def _moved(graph: Graph) -> frozenset[int]:
+    """Return the identities of traced values that another form is given to somewhere (``t_``).
+
+    A trace knows how they lie after all of it, and not at each node.
+    """
+    methods = (node for node in graph.nodes if node.op == "call_method" and node.args)
+    targets = (node.args[0] for node in methods if _moves(name_of(node)))
+    values = (each.meta.get("example_value") for each in targets if isinstance(each, Node))
+    return frozenset(id(value) for value in values)
+
+
+def _moves(name: str) -> bool:
+    packet = getattr(torch.ops.aten, name, None) if name.endswith("_") else None
+    if packet is None or name.endswith("__"):
+        return False
+    ops = [getattr(packet, overload) for overload in packet.overloads()]
+    return name in RESIZING or any(torch.Tag.inplace_view in op.tags for op in ops)
 
 
 def _hints(value: torch.Tensor) -> list[tuple[int | None, int | None]]:
@@ -101,6 +117,16 @@ def _out_of_place(node: Node) -> OpOverload | None:
     packet = getattr(torch.ops.aten, name[:-1], None)
     return getattr(packet, op._overloadname, None)
 
+
+TURNING = frozenset({
+    "addbmm_", "addmm_", "addr_", "baddbmm_", "cumprod_", "cumsum_", "index_add_", "index_copy_",
+    "index_fill_", "index_put_", "index_reduce_", "masked_fill_", "masked_scatter_", "mvlgamma_",
+    "put_", "renorm_", "scatter_", "scatter_add_", "scatter_reduce_", "tril_", "triu_",
+})  # fmt: skip
+"""Methods whose twins give rows, whatever their operand, and have the same derivative.
+
+Others keep how a dense operand lies; some (``logical_not_``, ``bernoulli_``) have a derivative that
+their twin has not."""
 
 RESIZING = ("resize_", "resize_as_")
 """Methods that leave what they write to with another shape."""
