@@ -85,10 +85,10 @@ def part(op: FlowOp, parts: int) -> Parted:
     joined = b.pointwise("mul", b.reshape(weights, (*shape_of(sums), 1)), y)
     total = b.reduce("sum", joined, (len(shape) - 1,), keep_dims=False)
     dtype = tensor(op.outputs[0]).dtype
-    found = b.cast(total, dtype) if dtype != "f32" else total
+    result = b.cast(total, dtype) if dtype != "f32" else total
     join = _after(block, weigh[-1])
     carry(join[-1], op)
-    return Parted(partial, weigh, join, weights, whole, found)
+    return Parted(partial, weigh, join, weights, whole, result)
 
 
 def _weights(b: FlowBuilder, sums: SSAValue) -> tuple[SSAValue, SSAValue]:
@@ -111,5 +111,5 @@ def _after(block: Block, first: Operation) -> tuple[FlowOp, ...]:
 
 def parts_attribute(op: Operation) -> int:
     """Return into how many parts the keys of an attention op are divided."""
-    found = op.attributes.get(PARTS)
-    return found.value.data if isinstance(found, IntegerAttr) else 1
+    attribute = op.attributes.get(PARTS)
+    return attribute.value.data if isinstance(attribute, IntegerAttr) else 1

@@ -41,15 +41,15 @@ def axes_of(size: int) -> Axes:
 
 def leaves(axes: Iterable[Axis]) -> list[Axis]:
     """Return the axes that are left after all unification."""
-    found: list[Axis] = []
+    final: list[Axis] = []
     for axis in axes:
         if axis.parts is None:
-            found.append(axis)
+            final.append(axis)
         else:
             # Path compression keeps chains of aliases short.
             axis.parts = tuple(leaves(axis.parts))
-            found.extend(axis.parts)
-    return found
+            final.extend(axis.parts)
+    return final
 
 
 def unify(left: Sequence[Axis], right: Sequence[Axis]) -> bool:

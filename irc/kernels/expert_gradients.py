@@ -58,8 +58,8 @@ def grouped_outer(
 
 def expert_derivative(b: FlowBuilder, op: ExternOp, fixed: IsFixed) -> list[SSAValue] | None:
     """Append the derivative of a call; None for one of another op."""
-    name, attrs, count, given, wanted = json.loads(op.arguments)
-    if name != ExternOp.name or given != [0] or not fits(op):
+    name, attrs, count, reached, wanted = json.loads(op.arguments)
+    if name != ExternOp.name or reached != [0] or not fits(op):
         return None
     positional, keywords = json.loads(attrs["arguments"])
     if attrs["target"] in GROUPED_MM and not keywords and count == 3:
@@ -76,11 +76,11 @@ def _of_product(
     if [tensor(value).ndim for value in (x, w, ends)] != [2, 3, 1] or not pays(x, w, fixed):
         return None
     group = group_of(b, shape_of(x)[0], ends)
-    found = {
+    gradients = {
         0: lambda: grouped_product(b, g, w, group),
         1: lambda: grouped_outer(b, x, g, group, shape_of(w)[0]),
     }
-    return [found[operand]() for operand in wanted] if set(wanted) <= {0, 1} else None
+    return [gradients[operand]() for operand in wanted] if set(wanted) <= {0, 1} else None
 
 
 def _of_layer(
@@ -98,22 +98,22 @@ def _of_layer(
     scales = b.reshape(b.cast(operands[2], wide), (tokens, choices, 1))
     weighed = b.pointwise("mul", b.cast(spread, wide), scales)
     dy = b.reshape(b.cast(weighed, dtype), (tokens * choices, width))
-    dmade = layer.product(dy, turned(b, operands[DOWN]))
-    parts = [slope(b, call[ACT], layer.gate, dmade if layer.up is None else
-                   b.pointwise("mul", dmade, layer.up))]  # fmt: skip
+    dgated = layer.product(dy, turned(b, operands[DOWN]))
+    parts = [slope(b, call[ACT], layer.gate, dgated if layer.up is None else
+                   b.pointwise("mul", dgated, layer.up))]  # fmt: skip
     if layer.up is not None:
-        parts.append(b.pointwise("mul", dmade, layer.activated))
+        parts.append(b.pointwise("mul", dgated, layer.activated))
     both = parts[0] if len(parts) == 1 else b.op(ConcatOp, parts, dim=1)
-    found: dict[int, Any] = {
+    gradients: dict[int, Any] = {
         0: lambda: layer.summed(layer.product(both, turned(b, layer.matrices))),
         2: lambda: _of_weights(b, layer, spread, operands),
         GATE_UP: lambda: b.reshape(
             grouped_outer(b, both, layer.rows, layer.chosen, layer.count, layer.fill),
             shape_of(operands[GATE_UP]),
         ),
-        DOWN: lambda: grouped_outer(b, dy, layer.made, layer.chosen, layer.count, layer.fill),
+        DOWN: lambda: grouped_outer(b, dy, layer.gated, layer.chosen, layer.count, layer.fill),
     }
-    return [found[operand]() for operand in wanted]
+    return [gradients[operand]() for operand in wanted]
 
 
 def _of_weights(
@@ -121,7 +121,7 @@ def _of_weights(
 ) -> SSAValue:
     """The gradient of how much each chosen expert counts: its result times the gradient."""
     shape = shape_of(spread)
-    y = b.reshape(layer.product(layer.made, operands[DOWN]), shape)
+    y = b.reshape(layer.product(layer.gated, operands[DOWN]), shape)
     dtype = tensor(operands[2]).dtype
     wide = "f32" if tensor(y).dtype in ("f16", "bf16") else tensor(y).dtype
     both = b.pointwise("mul", b.cast(y, wide), b.cast(spread, wide))

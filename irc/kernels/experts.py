@@ -44,7 +44,7 @@ class Layer:
         chosen: the expert of each row.
         matrices: the first matrices, gate above up, [count, parts * f, i].
         gate, up: what they give, [rows, f]; up is None without a gate.
-        activated, made: the activation of the gate, and that times up.
+        activated, gated: the activation of the gate, and that times up.
     """
 
     b: FlowBuilder
@@ -58,7 +58,7 @@ class Layer:
     gate: SSAValue
     up: SSAValue | None
     activated: SSAValue
-    made: SSAValue
+    gated: SSAValue
 
     @staticmethod
     def of(
@@ -83,9 +83,9 @@ class Layer:
         gate = _columns(b, both, 0, inner)
         activated = b.pointwise(act, gate)
         up = _columns(b, both, inner, 2 * inner) if parts == 2 else None
-        made = activated if up is None else b.pointwise("mul", activated, up)
+        gated = activated if up is None else b.pointwise("mul", activated, up)
         return Layer(
-            b, tokens, choices, count, fill, x, chosen, matrices, gate, up, activated, made
+            b, tokens, choices, count, fill, x, chosen, matrices, gate, up, activated, gated
         )
 
     def product(self, x: SSAValue, w: SSAValue) -> SSAValue:
@@ -113,7 +113,7 @@ def layer_of_experts(b: FlowBuilder, op: ExternOp, fixed: IsFixed) -> SSAValue |
     layer = Layer.of(b, op.inputs, _call(op)[0], fixed)
     if layer is None:
         return None
-    return layer.summed(layer.product(layer.made, down), weights)
+    return layer.summed(layer.product(layer.gated, down), weights)
 
 
 def grouped_matmul(b: FlowBuilder, op: ExternOp, fixed: IsFixed) -> SSAValue | None:
@@ -170,8 +170,8 @@ def _call(op: ExternOp) -> Any:
 def plain(op: ExternOp) -> bool:
     """True where a call has operands alone, in order, and options that say nothing."""
     positional, keywords = _call(op)
-    given = [*positional, *keywords.values()]
-    operands = [value for value in given if value is not None]
+    arguments = [*positional, *keywords.values()]
+    operands = [value for value in arguments if value is not None]
     return operands == [{"operand": i} for i in range(len(op.inputs))]
 
 

@@ -147,8 +147,8 @@ def join(kernels: Sequence[KernelOp], name: str, target: str) -> KernelOp:
         name: of the result.
         target: what it is divided for.
     """
-    found = [pointwise_of(kernel) for kernel in kernels]
-    plain = [one for one in found if one is not None]
+    pointwise = [pointwise_of(kernel) for kernel in kernels]
+    plain = [one for one in pointwise if one is not None]
     assert len(plain) == len(kernels)
     # Of one point, it does not show which of its buffers has an element for each.
     like = max(range(len(kernels)), key=lambda i: plain[i].length > 1)

@@ -148,14 +148,14 @@ class Form:
 
     def behind(self, values: Iterable[int], keep: Callable[[Step], bool]) -> set[int]:
         """Return the values among ``values`` and behind them whose steps pass ``keep``."""
-        found: set[int] = set()
+        kept: set[int] = set()
         queue = list(values)
         while queue:
             value = queue.pop()
-            if value not in found and keep(self.makers[value]):
-                found.add(value)
+            if value not in kept and keep(self.makers[value]):
+                kept.add(value)
                 queue.extend(self.makers[value].operands)
-        return found
+        return kept
 
 
 def number(size: Dim) -> int:
@@ -333,13 +333,13 @@ def _step(
 
 
 def _note(op: Operation) -> str:
-    found = op.attributes.get("id")
-    return "" if found is None else str(to_python(found))
+    attribute = op.attributes.get("id")
+    return "" if attribute is None else str(to_python(attribute))
 
 
 def _literal(value: float | Sequence[float], sizes: Read) -> float | int:
-    found = value if isinstance(value, int | float) else value[0]
-    return sizes(found) if isinstance(found, Size) else found
+    scalar = value if isinstance(value, int | float) else value[0]
+    return sizes(scalar) if isinstance(scalar, Size) else scalar
 
 
 def _value(kind: object) -> ValueType:

@@ -49,11 +49,11 @@ def _moved(op: GatherOp) -> SSAValue | None:
     operands: list[SSAValue] = []
     for number, (value, kind) in enumerate(zip(source.inputs, kinds, strict=True)):
         operands.append(_gathered(op, value, number) if kind == "whole" else value)
-    made = PointwiseOp.make(operands, [op.outputs[0].type], fn=source.fn)
-    _place(made, op, source, id_of(op))
+    moved = PointwiseOp.make(operands, [op.outputs[0].type], fn=source.fn)
+    _place(moved, op, source, id_of(op))
     if "sbp" in op.attributes:
-        made.attributes["sbp"] = op.attributes["sbp"]
-    return made.outputs[0]
+        moved.attributes["sbp"] = op.attributes["sbp"]
+    return moved.outputs[0]
 
 
 def _part(value: SSAValue, shape: tuple[int, ...], dim: int) -> str | None:
@@ -79,8 +79,8 @@ def _gathered(op: GatherOp, value: SSAValue, number: int) -> SSAValue:
     return moved
 
 
-def _place(made: FlowOp, before: FlowOp, origin: FlowOp, name: str) -> None:
+def _place(op: FlowOp, before: FlowOp, origin: FlowOp, name: str) -> None:
     assert before.parent is not None
-    carry(made, origin)
-    made.attributes["id"] = StringAttr(name)
-    before.parent.insert_op_before(made, before)
+    carry(op, origin)
+    op.attributes["id"] = StringAttr(name)
+    before.parent.insert_op_before(op, before)

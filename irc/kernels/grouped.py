@@ -33,9 +33,9 @@ def grouped_contract(walk: Trace, op: GroupedContractOp) -> Term:
         raise GroupError("rows of a grouped product that do not lie in runs", [(x, ())])
     rows = walk.load(x, stored)
     walk.unify(rows.dims[1], (*step, *pair), op.name)
-    found = walk.term(index)
-    walk.unify(rows.dims[0], found.dims[0], op.name)
-    inside, chosen = _within(walk, found.node, matrices)
+    index_term = walk.term(index)
+    walk.unify(rows.dims[0], index_term.dims[0], op.name)
+    inside, chosen = _within(walk, index_term.node, matrices)
     weight = _matrix(walk, w, chosen, (*panel, *step, *lane, *pair))
     dims = (rows.dims[0], (*panel, *lane))
     product = walk.node(
@@ -59,15 +59,15 @@ def grouped_outer(walk: Trace, op: GroupedOuterOp) -> Term:
             raise GroupError("rows of a grouped sum that lie apart", [(value, ())])
         factors.append(walk.load(value, stored))
     left, right = factors
-    found = walk.term(index)
+    index_term = walk.term(index)
     walk.unify(left.dims[0], right.dims[0], op.name)
-    walk.unify(left.dims[0], found.dims[0], op.name)
+    walk.unify(left.dims[0], index_term.dims[0], op.name)
     group = axes_of(op.count)
     number = walk.node("constant", "i64", (), attrs={"value": 0})
     if group:
         number = walk.node("index", "i64", group, attrs={"strides": (1,)})
     zero = walk.node("constant", left.node.dtype, (), attrs={"value": 0})
-    own = _apply(walk, "eq", "i1", found.node, number)
+    own = _apply(walk, "eq", "i1", index_term.node, number)
     taken = _apply(walk, "where", left.node.dtype, own, left.node, zero)
     dims = (group, left.dims[1], right.dims[1])
     # A row is of one group at most.

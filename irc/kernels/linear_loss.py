@@ -49,19 +49,19 @@ def join(block: Block) -> None:
     """Make one op of each loss and its gradients, where those do not wait for the loss."""
     for op in list(block.ops):
         if isinstance(op, ExternOp) and op.target == BACKWARD:
-            loss = _given(op)["sums"].owner
+            loss = _roles(op)["sums"].owner
             if isinstance(loss, ExternOp) and loss.target == LOSS and loss.parent is block:
                 _join(block, loss, op)
 
 
-def _given(op: ExternOp) -> dict[str, SSAValue]:
+def _roles(op: ExternOp) -> dict[str, SSAValue]:
     """Return the operands of one of the three by role."""
     roles = operand_roles(op.target, op.arguments)
     return dict(zip(roles, op.inputs, strict=True))
 
 
 def _join(block: Block, loss: ExternOp, back: ExternOp) -> None:
-    ours, theirs = _given(loss), _given(back)
+    ours, theirs = _roles(loss), _roles(back)
     starts = [theirs[role] for role in ("g", "gs") if role in theirs]
     before = _between(block, loss, starts)
     if before is None or not all(_equal(value, theirs[role]) for role, value in ours.items()):
@@ -69,14 +69,14 @@ def _join(block: Block, loss: ExternOp, back: ExternOp) -> None:
     for op in before:
         op.detach()
         block.insert_op_before(op, loss)
-    given = {"g": theirs["g"], **ours}
+    roles = {"g": theirs["g"], **ours}
     if "gs" in theirs:
-        given["gs"] = theirs["gs"]
+        roles["gs"] = theirs["gs"]
     both = ExternOp.make(
-        list(given.values()),
+        list(roles.values()),
         [value.type for value in (*loss.outputs, *back.outputs)],
         target=BOTH,
-        arguments=arguments(BOTH, given),
+        arguments=arguments(BOTH, roles),
     )
     both.attributes.update(loss.attributes)
     both.attributes.pop("sbp", None)
@@ -136,7 +136,7 @@ def lower_linear_losses(module: ModuleOp, func: FuncOp) -> None:
 
 def _is_held(op: ExternOp) -> bool:
     whole = all(0 not in shape_of(value) for value in op.inputs)
-    return is_float(tensor(_given(op)["h"]).dtype) and whole
+    return is_float(tensor(_roles(op)["h"]).dtype) and whole
 
 
 class _Streamed:
@@ -144,12 +144,12 @@ class _Streamed:
 
     def __init__(self, module: ModuleOp, func: FuncOp, op: ExternOp) -> None:
         self.op = op
-        self.given: Roles = _given(op)
-        made = result_roles(op.target, self.given)
+        self.roles: Roles = _roles(op)
+        names = result_roles(op.target, self.roles)
         # A weight that is not trained has no gradient to be computed.
         self.wanted = {
             role: value
-            for role, value in zip(made, op.outputs, strict=True)
+            for role, value in zip(names, op.outputs, strict=True)
             if value.first_use is not None
         }
         parent = op.parent
@@ -160,28 +160,28 @@ class _Streamed:
 
     def run(self) -> None:
         """Call a function for each block of rows, and join what they give."""
-        rows, width = shape_of(self.given["h"])
+        rows, width = shape_of(self.roles["h"])
         step = block_rows(rows, width)
         parts: dict[str, list[SSAValue]] = {role: [] for role in self.wanted}
         for first in range(0, rows, step):
-            given = self._block(first, min(first + step, rows))
-            given |= {ADDED[role]: parts[role][-1] for role in ADDED if parts.get(role)}
-            for role, value in self.functions.call(self.b, given, tuple(self.wanted)).items():
+            roles = self._block(first, min(first + step, rows))
+            roles |= {ADDED[role]: parts[role][-1] for role in ADDED if parts.get(role)}
+            for role, value in self.functions.call(self.b, roles, tuple(self.wanted)).items():
                 parts[role].append(value)
         for number, (role, old) in enumerate(self.wanted.items()):
-            found = self._joined(role, parts[role])
-            if number == 0 and isinstance(found.owner, FlowOp):
-                carry(found.owner, self.op)
+            joined = self._joined(role, parts[role])
+            if number == 0 and isinstance(joined.owner, FlowOp):
+                carry(joined.owner, self.op)
                 if (placed := noted_placements([old])) is not None:
-                    found.owner.attributes["sbp"] = placed
-            old.replace_all_uses_with(found)
+                    joined.owner.attributes["sbp"] = placed
+            old.replace_all_uses_with(joined)
         self.op.detach()
         self.op.erase()
 
     def _block(self, first: int, last: int) -> dict[str, SSAValue]:
         return {
             role: self._rows(value, first, last) if role in BY_ROWS else value
-            for role, value in self.given.items()
+            for role, value in self.roles.items()
         }
 
     def _rows(self, value: SSAValue, first: int, last: int) -> SSAValue:
@@ -200,12 +200,12 @@ class _Streamed:
         """Join the rows of all blocks, a few at a time, which kernels do; the last sum is all."""
         if role not in BY_ROWS:
             return self.b.cast(parts[-1], tensor(self.wanted[role]).dtype)
-        found = list(parts)
-        while len(found) > 1:
-            found = [
-                self._concat(found[i : i + FEW_PIECES]) for i in range(0, len(found), FEW_PIECES)
+        pieces = list(parts)
+        while len(pieces) > 1:
+            pieces = [
+                self._concat(pieces[i : i + FEW_PIECES]) for i in range(0, len(pieces), FEW_PIECES)
             ]
-        return found[0]
+        return pieces[0]
 
     def _concat(self, pieces: list[SSAValue]) -> SSAValue:
         return pieces[0] if len(pieces) == 1 else self.b.op(ConcatOp, pieces, dim=0)

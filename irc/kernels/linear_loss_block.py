@@ -36,27 +36,29 @@ class BlockFunctions:
         self._known: dict[tuple[object, ...], FuncOp] = {}
 
     def call(
-        self, b: FlowBuilder, given: dict[str, SSAValue], wanted: tuple[str, ...]
+        self, b: FlowBuilder, roles: dict[str, SSAValue], wanted: tuple[str, ...]
     ) -> dict[str, SSAValue]:
         """Append a call for one block and return what it gives by role."""
-        key = tuple((role, shape_of(value)) for role, value in given.items())
+        key = tuple((role, shape_of(value)) for role, value in roles.items())
         if key not in self._known:
-            self._known[key] = self._make(given, wanted)
+            self._known[key] = self._make(roles, wanted)
         func = self._known[key]
         values = b.call(
-            func.sym_name.data, list(given.values()), list(func.function_type.outputs.data)
+            func.sym_name.data, list(roles.values()), list(func.function_type.outputs.data)
         )
         return dict(zip(wanted, values, strict=True))
 
-    def _make(self, given: Roles, wanted: Sequence[str]) -> FuncOp:
+    def _make(self, roles: Roles, wanted: Sequence[str]) -> FuncOp:
         known, number = functions(self.module), 0
         while f"{NAME}_{number}" in known:
             number += 1
-        block = Block(arg_types=[value.type for value in given.values()])
+        block = Block(arg_types=[value.type for value in roles.values()])
         b = FlowBuilder(block)
         b.loc = self.loc
-        made = RowBlock(b, dict(zip(given, block.args, strict=True)))
-        func = finish_function(f"{NAME}_{number}", block, [made.value(role) for role in wanted])
+        row_block = RowBlock(b, dict(zip(roles, block.args, strict=True)))
+        func = finish_function(
+            f"{NAME}_{number}", block, [row_block.value(role) for role in wanted]
+        )
         self.module.body.block.insert_op_before(func, self.before)
         return func
 
@@ -66,29 +68,29 @@ class RowBlock:
 
     Args:
         b: appends to the function.
-        given: by role: ``h`` [n, d], ``w`` [v, d], ``index`` [n], perhaps ``bias`` [v], ``g``,
+        roles: by role: ``h`` [n, d], ``w`` [v, d], ``index`` [n], perhaps ``bias`` [v], ``g``,
             ``gs`` and ``sums`` [n], and the sums of earlier blocks ``dw0`` [v, d] and ``db0`` [v].
     """
 
-    def __init__(self, b: FlowBuilder, given: Roles) -> None:
-        self.b, self.given = b, given
-        self.rows, _ = shape_of(given["h"])
-        self.classes, _ = shape_of(given["w"])
-        self.dtype = tensor(given["h"]).dtype
+    def __init__(self, b: FlowBuilder, roles: Roles) -> None:
+        self.b, self.roles = b, roles
+        self.rows, _ = shape_of(roles["h"])
+        self.classes, _ = shape_of(roles["w"])
+        self.dtype = tensor(roles["h"]).dtype
         self.wide = accumulating(self.dtype)
-        self._made: dict[str, SSAValue] = {}
+        self._values: dict[str, SSAValue] = {}
 
     def value(self, role: str) -> SSAValue:
         """Return a value by its role: a method of the same name appends it."""
-        if role not in self._made:
-            self._made[role] = getattr(self, f"_{role}")()
-        return self._made[role]
+        if role not in self._values:
+            self._values[role] = getattr(self, f"_{role}")()
+        return self._values[role]
 
     def _logits(self) -> SSAValue:
         b = self.b
-        x = b.op(ContractOp, [self.given["h"], self.given["w"]], spec="nd,vd->nv")
-        if "bias" in self.given:
-            x = b.pointwise("add", x, self.given["bias"])
+        x = b.op(ContractOp, [self.roles["h"], self.roles["w"]], spec="nd,vd->nv")
+        if "bias" in self.roles:
+            x = b.pointwise("add", x, self.roles["bias"])
         return b.cast(x, self.wide)
 
     def _top(self) -> SSAValue:
@@ -107,27 +109,27 @@ class RowBlock:
     def _loss(self) -> SSAValue:
         """``log(total) - (x[index] - top)``: differences of logits, which lose no digits."""
         b = self.b
-        column = b.reshape(self.given["index"], (self.rows, 1))
+        column = b.reshape(self.roles["index"], (self.rows, 1))
         picked = b.op(GatherOp, [self.value("logits"), column], dim=1)
         off = b.pointwise("sub", picked, self.value("top"))
         return b.reshape(b.pointwise("sub", self.value("log"), off), (self.rows,))
 
     def _sums(self) -> SSAValue:
-        found = self.b.pointwise("add", self.value("top"), self.value("log"))
-        return self.b.reshape(found, (self.rows,))
+        sums = self.b.pointwise("add", self.value("top"), self.value("log"))
+        return self.b.reshape(sums, (self.rows,))
 
     def _column(self, role: str) -> SSAValue:
-        return self.b.reshape(self.given[role], (self.rows, 1))
+        return self.b.reshape(self.roles[role], (self.rows, 1))
 
     def _start(self) -> SSAValue:
         """What the softmax is multiplied by in the gradient of the logits, [n, 1]."""
         g = self._column("g")
-        return self.b.pointwise("add", g, self._column("gs")) if "gs" in self.given else g
+        return self.b.pointwise("add", g, self._column("gs")) if "gs" in self.roles else g
 
     def _chances(self) -> SSAValue:
         """The softmax times ``g + gs``."""
         b, g = self.b, self.value("start")
-        if "sums" not in self.given:
+        if "sums" not in self.roles:
             share = b.pointwise("div", g, self.value("total"))
             return b.pointwise("mul", self.value("powers"), share)
         off = b.pointwise("sub", self.value("logits"), self._column("sums"))
@@ -142,11 +144,11 @@ class RowBlock:
         return b.cast(b.pointwise("sub", self.value("chances"), once), self.dtype)
 
     def _dh(self) -> SSAValue:
-        return self.b.op(ContractOp, [self.value("slopes"), self.given["w"]], spec="nv,vd->nd")
+        return self.b.op(ContractOp, [self.value("slopes"), self.roles["w"]], spec="nv,vd->nd")
 
     def _dw(self) -> SSAValue:
-        made = self.b.op(ContractOp, [self.value("slopes"), self.given["h"]], spec="nv,nd->vd")
-        return self._added("dw0", made)
+        product = self.b.op(ContractOp, [self.value("slopes"), self.roles["h"]], spec="nv,nd->vd")
+        return self._added("dw0", product)
 
     def _db(self) -> SSAValue:
         slopes = self.b.cast(self.value("slopes"), self.wide)
@@ -155,4 +157,4 @@ class RowBlock:
     def _added(self, role: str, value: SSAValue) -> SSAValue:
         """Add the sum of earlier blocks, in the wide dtype."""
         wide = self.b.cast(value, self.wide)
-        return self.b.pointwise("add", wide, self.given[role]) if role in self.given else wide
+        return self.b.pointwise("add", wide, self.roles[role]) if role in self.roles else wide

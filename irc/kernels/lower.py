@@ -143,29 +143,29 @@ class _Body:
     ) -> SSAValue:
         """Append an op that gives a value."""
         kind = ValueType.of(dtype, full=node in self.nest.full)
-        made = op.make(inputs, [kind], loc=node.loc, id=node.id, **attrs)
-        self.block.add_op(made)
-        return made.outputs[0]
+        body_op = op.make(inputs, [kind], loc=node.loc, id=node.id, **attrs)
+        self.block.add_op(body_op)
+        return body_op.outputs[0]
 
     def emit(self, node: Node) -> None:
         """Append the ops of one node."""
-        given = [self.values[operand] for operand in node.operands]
+        operands = [self.values[operand] for operand in node.operands]
         match node.kind:
             case "load":
-                value = self._load(node, given)
+                value = self._load(node, operands)
             case "constant":
                 value = self._constant(node, node.attrs["value"], node.dtype)
             case "index":
                 value = self._index(node)
             case "pointwise":
-                value = self.add(KernelPointwiseOp, given, node.dtype, node, fn=node.attrs["fn"])
+                value = self.add(KernelPointwiseOp, operands, node.dtype, node, fn=node.attrs["fn"])
             case "reduce":
-                value = self.add(KernelReduceOp, given, node.dtype, node, fn=node.attrs["fn"])
+                value = self.add(KernelReduceOp, operands, node.dtype, node, fn=node.attrs["fn"])
             case "contract":
                 if not self.nest.is_packed:
-                    given = [self.values[operand] for operand in contract_operands(self.nest)]
+                    operands = [self.values[operand] for operand in contract_operands(self.nest)]
                 fill = node.attrs.get("fill")
-                value = self.add(KernelContractOp, given, node.dtype, node, fill=fill)
+                value = self.add(KernelContractOp, operands, node.dtype, node, fill=fill)
         self.values[node] = value
 
     def _load(self, node: Node, index: Sequence[SSAValue]) -> SSAValue:

@@ -39,9 +39,9 @@ def hint(nest: Nest) -> str:
         words = ["norm"]
     elif reductions == ["max", "sum"] and "exp" in functions:
         words = ["softmax"]
-    elif found := [f"arg_{node.attrs['finds']}" for node in nest.nodes if "finds" in node.attrs]:
+    elif searches := [f"arg_{node.attrs['finds']}" for node in nest.nodes if "finds" in node.attrs]:
         others = [fn for fn in functions if fn not in (*reductions, *SEARCH)]
-        words = [*_distinct(others)[:2], found[0]]
+        words = [*_distinct(others)[:2], searches[0]]
     elif reductions:
         words = [*_distinct([f for f in functions if f not in reductions])[:2]]
         words += [f"reduce_{fn}" for fn in _distinct(reductions)]

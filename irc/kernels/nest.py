@@ -66,8 +66,8 @@ class Nest:
     @property
     def positions(self) -> list[Access]:
         """All linear functions of the point: addresses, indices, and positions within bounds."""
-        found = [*self.accesses.values(), *(store for _, _, store in self.outputs)]
-        return found + [at for rows in self.bounds.values() for _, at in rows]
+        accesses = [*self.accesses.values(), *(store for _, _, store in self.outputs)]
+        return accesses + [at for rows in self.bounds.values() for _, at in rows]
 
     @property
     def is_packed(self) -> bool:
@@ -117,7 +117,7 @@ def nest_of(
         for value, term, span in zip(outputs, terms, spans, strict=True)
     )
     accesses = {n: _access(n) for n in nodes if n.kind in ("load", "index")}
-    bounds = {n: found for n in nodes if (found := _bounds(n))}
+    bounds = {n: rows for n in nodes if (rows := _bounds(n))}
     template = "matmul" if contracts else "rows"
     if contracts and (len(contracts) > 1 or any(node.kind == "reduce" for node in nodes)):
         raise GroupError("a matmul with another reduction")
@@ -142,13 +142,13 @@ def _live(walk: Trace, terms: Sequence[Term]) -> tuple[Node, ...]:
 def _reduced(walk: Trace, nodes: Sequence[Node]) -> tuple[Axis, ...]:
     """The axes that all reductions share, in the order in which the first one reads memory."""
     live = set(nodes)
-    found = [(node, leaves(axes)) for node, axes in walk.reductions if node in live]
-    if not found:
+    reductions = [(node, leaves(axes)) for node, axes in walk.reductions if node in live]
+    if not reductions:
         return ()
-    node, first = found[0]
+    node, first = reductions[0]
     if len(set(first)) != len(first):
         raise GroupError("a reduction over a diagonal")
-    if any(set(axes) != set(first) for _, axes in found):
+    if any(set(axes) != set(first) for _, axes in reductions):
         raise GroupError("reductions over different dims")
     if node.attrs.get("windows"):
         return tuple(first)  # taps, then channels, whatever the weight's order

@@ -47,10 +47,10 @@ def stored_order(name: str) -> tuple[str, tuple[int, ...] | None]:
     >>> stored_order("n7.stored_0_2_3_1"), stored_order("n7")
     (('n7', (0, 2, 3, 1)), ('n7', None))
     """
-    found = _STORED.fullmatch(name)
-    if found is None:
+    match = _STORED.fullmatch(name)
+    if match is None:
         return name, None
-    return found[1], tuple(int(d) for d in found[2].split("_")[1:])
+    return match[1], tuple(int(d) for d in match[2].split("_")[1:])
 
 
 def channels_last(ndim: int) -> tuple[int, ...]:
@@ -103,13 +103,13 @@ def reads_lines(op: ConvolutionOp) -> bool:
 
 def margins_of(op: ConvolutionOp) -> tuple[tuple[int, int], ...]:
     """Return how far the windows of a convolution reach beyond each dim of its image."""
-    found = [(0, 0), (0, 0)]
+    margins = [(0, 0), (0, 0)]
     sizes, places = shape_of(op.x)[2:], shape_of(op.outputs[0])[2:]
     for i, taps in enumerate(shape_of(op.weight)[2:]):
         low = op.low[i]
         last = (places[i] - 1) * op.strides[i] + (taps - 1) * op.dilations[i] - low
-        found.append((low, max(0, last - sizes[i] + 1)))
-    return tuple(found)
+        margins.append((low, max(0, last - sizes[i] + 1)))
+    return tuple(margins)
 
 
 def ordered_view(shape: Sequence[int], order: Sequence[int]) -> View:
@@ -154,14 +154,14 @@ def orders_of(
     for op in ops:
         if _joins_channels(op) and any(shape_of(value)[:2] in lead for value in op.inputs):
             lead.add(shape_of(op.outputs[0])[:2])
-    found: dict[SSAValue, tuple[int, ...]] = {}
+    orders: dict[SSAValue, tuple[int, ...]] = {}
     for value in outputs:
         shape = shape_of(value)
         if value in gradients:
-            found[value] = outer_order(shape)
+            orders[value] = outer_order(shape)
         elif _is_image(shape) and (shape in shapes or shape[:2] in lead):
-            found[value] = channels_last(len(shape))
-    return found
+            orders[value] = channels_last(len(shape))
+    return orders
 
 
 def returned_order(value: SSAValue) -> tuple[int, ...] | None:

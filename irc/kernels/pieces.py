@@ -98,11 +98,11 @@ def _only(walk: Trace, value: SSAValue, axes: Axes) -> Axis | None:
     Raises:
         GroupError: where the dim runs over several, which a copy of a value in memory mends.
     """
-    found = leaves(axes)
-    if len(found) > 1:
+    final = leaves(axes)
+    if len(final) > 1:
         copies = [] if walk.stored(value) is None else [(value, ())]
         raise GroupError("a piece whose dim runs over several loops", copies)
-    return found[0] if found else None
+    return final[0] if final else None
 
 
 def _position(walk: Trace, axis: Axis) -> Node:
@@ -203,7 +203,7 @@ class _Move:
 
     def _along(self, axes: Axes, strides: Sequence[int]) -> tuple[list[tuple[Axis, int]], int]:
         """Return final axes and strides with the new axis for the old, and what that shifts."""
-        found: list[tuple[Axis, int]] = []
+        strided: list[tuple[Axis, int]] = []
         shift = 0
         for axis, stride in zip(axes, strides, strict=True):
             parts = leaves((axis,))
@@ -212,10 +212,10 @@ class _Move:
                 if part is self.old:
                     shift -= self.start * stride * step
                     if self.new is not None:
-                        found.append((self.new, stride * step))
+                        strided.append((self.new, stride * step))
                 else:
-                    found.append((part, stride * step))
-        return found, shift
+                    strided.append((part, stride * step))
+        return strided, shift
 
     def _load(self, node: Node) -> Node:
         own, shift = self._along(node.attrs.get("own", node.axes), node.attrs["strides"])

@@ -86,17 +86,17 @@ def pool_call(b: FlowBuilder, op: ExternOp) -> list[SSAValue] | None:
     one = len(shape_of(x)) == ndim + 1  # image, a batch without its dim
     values = [b.reshape(v, (1, *shape_of(v))) if one else v for v in op.inputs]
     if not is_gradient:
-        found = max_places(b, values[0], at)
+        results = max_places(b, values[0], at)
     elif dilated:
-        found = (max_gradient(b, values[0], values[2], at),)
+        results = (max_gradient(b, values[0], values[2], at),)
     else:
         counts, divisor = ([*positional[6:8], True, None][i] for i in (0, 1))
-        found = (avg_gradient(b, values[0], at, counts=bool(counts), divisor=divisor),)
-    return [b.reshape(v, shape_of(o)) for v, o in zip(found, op.outputs, strict=True)]
+        results = (avg_gradient(b, values[0], at, counts=bool(counts), divisor=divisor),)
+    return [b.reshape(v, shape_of(o)) for v, o in zip(results, op.outputs, strict=True)]
 
 
 def _pool(
-    given: Sequence[Any],
+    positional: Sequence[Any],
     first: int,
     sizes: tuple[int, ...],
     places: tuple[int, ...],
@@ -104,8 +104,8 @@ def _pool(
     dilated: bool,
 ) -> Pool | None:
     """Read window, stride, padding (and dilation) of a call of torch from position ``first`` on."""
-    window, ndim = given[first], len(sizes)
-    rest = [*given[first + 1 :], *[None] * 4]
+    window, ndim = positional[first], len(sizes)
+    rest = [*positional[first + 1 :], *[None] * 4]
     stride, padding, dilation = rest[0] or window, rest[1] or 0, rest[2] if dilated else 1
     numbers = [
         (n,) * ndim if isinstance(n, int) else tuple(n) * ndim if len(n) == 1 else tuple(n)
@@ -128,8 +128,8 @@ def _is_plain(op: ExternOp) -> bool:
 
 def pool_derivative(b: FlowBuilder, op: ExternOp) -> list[SSAValue] | None:
     """Append the derivative of ``flow.pool`` (`irc.ops.derivatives_extern`); None for others."""
-    name, attrs, count, given, wanted = json.loads(op.arguments)
-    if name != PoolOp.name or (count, given, wanted) != (1, [0], [0]) or not _is_plain(op):
+    name, attrs, count, reached, wanted = json.loads(op.arguments)
+    if name != PoolOp.name or (count, reached, wanted) != (1, [0], [0]) or not _is_plain(op):
         return None
     x, g = op.inputs
     ndim = len(attrs["window"])
@@ -215,11 +215,11 @@ def max_gradient(b: FlowBuilder, g: SSAValue, index: SSAValue, at: Pool) -> SSAV
         moves = tuple(s * n for s, n in zip(at.strides, steps, strict=True))
         own = _linear(b, counts, moves, start)
 
-        def given(found: Sequence[SSAValue]) -> SSAValue:
-            value, place = found
+        def tap(slices: Sequence[SSAValue]) -> SSAValue:
+            value, place = slices
             return b.pointwise("where", b.pointwise("eq", place, own), value, zero)
 
-        return given
+        return tap
 
     return _gathered(b, (g, index), (0.0, -1), at, part)
 
@@ -244,7 +244,7 @@ def avg_gradient(
         high: the padding after the image, where it is not that before it.
     """
     share = b.pointwise("div", g, _counts(b, at, counts, divisor, high or at.low, tensor(g).dtype))
-    return _gathered(b, (share,), (0.0,), at, lambda _, __: lambda found: found[0])
+    return _gathered(b, (share,), (0.0,), at, lambda _, __: lambda slices: slices[0])
 
 
 def _counts(
@@ -261,7 +261,7 @@ def _counts(
     total = b.scalar(1, dtype)
     for dim, size in enumerate(at.places):
         low, end = (at.low[dim], at.sizes[dim] + high[dim]) if padded else (0, at.sizes[dim])
-        found = [
+        covered = [
             sum(
                 -low <= y * at.strides[dim] - at.low[dim] + k * at.dilations[dim] < end
                 for k in range(at.window[dim])
@@ -270,7 +270,9 @@ def _counts(
         ]
         shape = tuple(size if d == dim else 1 for d in range(len(at.places)))
         part = (
-            b.scalar(found[0], dtype) if len(set(found)) == 1 else b.constant(found, shape, dtype)
+            b.scalar(covered[0], dtype)
+            if len(set(covered)) == 1
+            else b.constant(covered, shape, dtype)
         )
         total = b.pointwise("mul", total, part)
     return total
@@ -293,24 +295,24 @@ def _gathered(
     ]
     low, high = _margins(per_dim, at.places, counts)
     wide = [_padded(b, v, low, high, fill) for v, fill in zip(values, fills, strict=True)]
-    made: list[SSAValue] = []
+    totals: list[SSAValue] = []
     for numbers in product(*map(range, at.strides)):
         phases = [dim[p] for dim, p in zip(per_dim, numbers, strict=True)]
         total: SSAValue | None = None
-        given = part(numbers, counts) if all(p.taps for p in phases) else None
+        tap = part(numbers, counts) if all(p.taps for p in phases) else None
         for which in product(*(range(len(p.taps)) for p in phases)):
-            assert given is not None
+            assert tap is not None
             start = tuple(
                 p.first + j * p.step + lo for p, j, lo in zip(phases, which, low, strict=True)
             )
-            found = [_slice(b, value, start, counts, (1,) * len(counts)) for value in wide]
-            value = given(found)
+            slices = [_slice(b, value, start, counts, (1,) * len(counts)) for value in wide]
+            value = tap(slices)
             total = value if total is None else b.pointwise("add", total, value)
         if total is None:
             zero = b.scalar(0, tensor(values[0]).dtype)
             total = b.broadcast(zero, (*shape_of(values[0])[:2], *counts))
-        made.append(total)
-    return cut(b, interleaved(b, made, at.strides), at.sizes)
+        totals.append(total)
+    return cut(b, interleaved(b, totals, at.strides), at.sizes)
 
 
 def _margins(

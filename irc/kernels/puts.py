@@ -26,10 +26,10 @@ PUTS = frozenset({"aten::index_put", "aten::_unsafe_index_put"})
 
 def put(b: FlowBuilder, op: ExternOp) -> SSAValue | None:
     """Append a write by index tensors; None where it stays in the library: masks, nothing to do."""
-    (_, given, _, *more), keywords = json.loads(op.arguments)
+    (_, subscripts, _, *more), keywords = json.loads(op.arguments)
     accumulate = more[0] if more else keywords.get("accumulate", False)
     table, *indices, values = op.inputs
-    dims = [dim for dim, each in enumerate(given) if each is not None]
+    dims = [dim for dim, each in enumerate(subscripts) if each is not None]
     if len(dims) != len(indices) or not _suits(table, indices, values, accumulate=accumulate):
         return None
     ndim = len(shape_of(table))
@@ -64,12 +64,12 @@ def _written(
     """Write values at dims ``first`` and on of x, as many as there are index tensors."""
     shape, last = shape_of(x), first + len(indices)
     sizes = shape[first:last]
-    found = cast("tuple[int, ...]", broadcast_shapes([shape_of(index) for index in indices]))
-    places, size = prod(found), prod(sizes)
+    index_shape = cast("tuple[int, ...]", broadcast_shapes([shape_of(index) for index in indices]))
+    places, size = prod(index_shape), prod(sizes)
     ahead, behind = shape[:first], shape[last:]
-    flat = b.reshape(b.broadcast(_joined(b, indices, sizes), found), (places,))
+    flat = b.reshape(b.broadcast(_joined(b, indices, sizes), index_shape), (places,))
     index = b.reshape(flat, (*[1] * len(ahead), places, *[1] * len(behind)))
-    source = b.broadcast(values, (*ahead, *found, *behind))
+    source = b.broadcast(values, (*ahead, *index_shape, *behind))
     wide = (*ahead, places, *behind)
     operands = [
         b.reshape(x, (*ahead, size, *behind)),
@@ -98,6 +98,6 @@ def _from_front(b: FlowBuilder, index: SSAValue, size: int) -> tuple[SSAValue, S
     """Return an index counted from the front, and where it lies outside."""
     index, zero, end = b.cast(index, "i64"), b.scalar(0, "i64"), b.scalar(size, "i64")
     wrapped = b.pointwise("add", index, end)
-    found = b.pointwise("where", b.pointwise("lt", index, zero), wrapped, index)
-    low, high = b.pointwise("lt", found, zero), b.pointwise("ge", found, end)
-    return found, b.pointwise("logical_or", low, high)
+    position = b.pointwise("where", b.pointwise("lt", index, zero), wrapped, index)
+    low, high = b.pointwise("lt", position, zero), b.pointwise("ge", position, end)
+    return position, b.pointwise("logical_or", low, high)

@@ -171,25 +171,25 @@ def packed_cell(op: ExternOp) -> PackedCell:
     first = op.prev_op
     b = FlowBuilder(block, prefix=f"{id_of(op)}_", before=op)
     b.loc = loc_of(op)
-    given = {"x": cell.operands["x"], **_weights(b, cell)}
-    given |= {role: v for role in ("lengths", "h", "c") if (v := cell.operands.get(role))}
+    operands = {"x": cell.operands["x"], **_weights(b, cell)}
+    operands |= {role: v for role in ("lengths", "h", "c") if (v := cell.operands.get(role))}
     arguments: dict[str, Any] = {
         "kind": cell.kind, "hidden": cell.hidden, "backwards": cell.backwards,
-        "activations": cell.activations, "roles": list(given),
+        "activations": cell.activations, "roles": list(operands),
     }  # fmt: skip
-    made = ExternOp.make(
-        list(given.values()), [value.type for value in op.outputs],
+    packed = ExternOp.make(
+        list(operands.values()), [value.type for value in op.outputs],
         target=TARGET, arguments=json.dumps(arguments, sort_keys=True), loc=loc_of(op),
     )  # fmt: skip
-    made.attributes["id"] = StringAttr(id_of(op))
+    packed.attributes["id"] = StringAttr(id_of(op))
     packs: list[FlowOp] = []
     each = op.prev_op
     while each is not first:
         assert isinstance(each, FlowOp)
         packs.insert(0, each)
         each = each.prev_op
-    block.insert_op_before(made, op)
-    return PackedCell(tuple(packs), made)
+    block.insert_op_before(packed, op)
+    return PackedCell(tuple(packs), packed)
 
 
 def _weights(b: FlowBuilder, cell: _Cell) -> dict[str, SSAValue]:
@@ -263,8 +263,8 @@ def recurrent_kernel(op: ExternOp, source: Callable[[SSAValue], Stored]) -> Lowe
     Raises:
         GroupError: with the operands that must be copied first.
     """
-    given = json.loads(op.arguments)
-    roles: list[str] = given["roles"]
+    arguments = json.loads(op.arguments)
+    roles: list[str] = arguments["roles"]
     operands = dict(zip(roles, op.inputs, strict=True))
     stored = {role: source(value) for role, value in operands.items()}
     copies = [
@@ -281,24 +281,24 @@ def recurrent_kernel(op: ExternOp, source: Callable[[SSAValue], Stored]) -> Lowe
     sizes = {place[0]: place[1].size for place in stored.values()}
     roots = list(sizes)
     kinds = [BufferType.of(size, tensor(value).dtype) for value, size in sizes.items()]
-    made = [tensor(value) for value in op.outputs]
-    kinds += [BufferType.of(prod(kind.static_shape()), kind.dtype) for kind in made]
+    result_kinds = [tensor(value) for value in op.outputs]
+    kinds += [BufferType.of(prod(kind.static_shape()), kind.dtype) for kind in result_kinds]
     block = Block(arg_types=kinds)
     buffers = [block.args[roots.index(stored[role][0])] for role in roles]
     buffers += block.args[len(roots) :]
     outputs = ("y", "last", "last_cell")[: len(op.outputs)]
     block.add_op(
         KernelRecurrentOp.make(
-            buffers, [], loc=loc_of(op), id=id_of(op), kind=given["kind"],
-            activations=tuple(given["activations"]), backwards=given["backwards"],
+            buffers, [], loc=loc_of(op), id=id_of(op), kind=arguments["kind"],
+            activations=tuple(arguments["activations"]), backwards=arguments["backwards"],
             roles=(*roles, *outputs), offset=view.offset, strides=tuple(view.strides[:2]),
         )
     )  # fmt: skip
-    hidden, gates = given["hidden"], GATES[given["kind"]]
+    hidden, gates = arguments["hidden"], GATES[arguments["kind"]]
     directions = shape_of(op.outputs[1])[0]
     space = (directions, batch, steps, hidden, gates, inputs + hidden)
     kernel = KernelOp.make(
-        given["kind"].lower().replace(" ", "_") + ("_bytes" if "w_scale" in roles else ""),
+        arguments["kind"].lower().replace(" ", "_") + ("_bytes" if "w_scale" in roles else ""),
         block,
         template="recurrent",
         space=space,

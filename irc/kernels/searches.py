@@ -55,19 +55,19 @@ def searched(b: FlowBuilder, op: ExternOp) -> SSAValue | None:
     That is empty or of odd dtypes, or what the library looks at and may refuse: a table of rows for
     ``bucketize``, a side that there is not, positions to sort by.
     """
-    found = _search_of(b, op)
-    if found is None:
+    search = _search_of(b, op)
+    if search is None:
         return None
-    kinds = [tensor(value) for value in (found.table, found.values, op.outputs[0])]
+    kinds = [tensor(value) for value in (search.table, search.values, op.outputs[0])]
     if any(0 in kind.shape or kind.dtype in (*LIBRARY_DTYPES, "i1") for kind in kinds):
         return None
-    if kinds[0].dtype != kinds[1].dtype or (kinds[0].ndim > 1 and not _rows_agree(found)):
+    if kinds[0].dtype != kinds[1].dtype or (kinds[0].ndim > 1 and not _rows_agree(search)):
         return None
-    return b.cast(bisection(b, found), kinds[2].dtype)
+    return b.cast(bisection(b, search), kinds[2].dtype)
 
 
-def _rows_agree(found: Search) -> bool:
-    return shape_of(found.table)[:-1] == shape_of(found.values)[:-1]
+def _rows_agree(search: Search) -> bool:
+    return shape_of(search.table)[:-1] == shape_of(search.values)[:-1]
 
 
 def _search_of(b: FlowBuilder, op: ExternOp) -> Search | None:
@@ -78,18 +78,22 @@ def _search_of(b: FlowBuilder, op: ExternOp) -> Search | None:
         if not isinstance(value, dict):
             return b.scalar(value, dtype)
         said = cast("dict[str, str | int]", value)
-        found = said.get("operand")
-        return b.scalar(float(said["float"]), dtype) if found is None else op.operands[int(found)]
+        position = said.get("operand")
+        return (
+            b.scalar(float(said["float"]), dtype)
+            if position is None
+            else op.operands[int(position)]
+        )
 
     bucketize = op.target.startswith("aten::bucketize")
-    given = positional[::-1] if bucketize else positional
-    table = operand(given[0], "")
+    arguments = positional[::-1] if bucketize else positional
+    table = operand(arguments[0], "")
     if keywords.get("sorter") is not None or keywords.get("side", "left") not in SIDES:
         return None
     if bucketize and tensor(table).ndim != 1:
         return None
     right = keywords.get("right", False) or keywords.get("side") == "right"
-    return Search(table, operand(given[1], tensor(table).dtype), right)
+    return Search(table, operand(arguments[1], tensor(table).dtype), right)
 
 
 SIDES = ("left", "right")

@@ -83,26 +83,26 @@ class Trace:
     def node(self, kind: Kind, dtype: str, axes: Axes, **rest: Any) -> Node:
         """Add a node, named after the op that is being walked."""
         op = self.op
-        made = Node(kind, dtype, axes, **rest)
+        node = Node(kind, dtype, axes, **rest)
         if op is not None:
-            made.loc, made.id = loc_of(op), id_of(op)
-        self.nodes.append(made)
-        return made
+            node.loc, node.id = loc_of(op), id_of(op)
+        self.nodes.append(node)
+        return node
 
     def stored(self, value: SSAValue) -> Stored | None:
         """Return where a value lies, None for one that the group computes."""
         if value not in self.values:
             self.values[value] = self.source(value)
-        found = self.values[value]
-        return None if isinstance(found, Term) else found
+        known = self.values[value]
+        return None if isinstance(known, Term) else known
 
     def term(self, value: SSAValue) -> Term:
         """Return a value as a term; one in memory is loaded, once."""
         if (stored := self.stored(value)) is not None:
             self.values[value] = self.load(value, stored)
-        found = self.values[value]
-        assert isinstance(found, Term)
-        return found
+        term = self.values[value]
+        assert isinstance(term, Term)
+        return term
 
     def load(self, value: SSAValue, stored: Stored) -> Term:
         """Load a value over new axes."""

@@ -104,9 +104,11 @@ def phase_of(number: int, low: int, stride: int, dilation: int, taps: int) -> Ph
     >>> phase_of(1, low=1, stride=2, dilation=1, taps=4)
     Phase(taps=(2, 0), first=0, step=1)
     """
-    found = tuple(k for k in reversed(range(taps)) if (number + low - k * dilation) % stride == 0)
-    first = (number + low - found[0] * dilation) // stride if found else 0
-    return Phase(found, first, dilation // gcd(stride, dilation))
+    own_taps = tuple(
+        k for k in reversed(range(taps)) if (number + low - k * dilation) % stride == 0
+    )
+    first = (number + low - own_taps[0] * dilation) // stride if own_taps else 0
+    return Phase(own_taps, first, dilation // gcd(stride, dilation))
 
 
 def by_phases(
@@ -127,14 +129,14 @@ def by_phases(
     ]
     phases = list(product(*per_dim))
     added = bias if all(p.taps for dim in phases for p in dim) else None
-    made = _Phases(b, op, x, w, added, flips)
+    convolutions = _Phases(b, op, x, w, added, flips)
     shapes = dict.fromkeys(tuple((len(p.taps), p.first, p.step) for p in dims) for dims in phases)
     if len(shapes) == 1 < len(phases):
-        y = made.together(phases, counts)
+        y = convolutions.together(phases, counts)
     else:
-        y = interleaved(b, [made.alone(dims, counts) for dims in phases], op.strides)
+        y = interleaved(b, [convolutions.alone(dims, counts) for dims in phases], op.strides)
     y = cut(b, y, op.sizes)
-    if bias is not None and made.bias is None:
+    if bias is not None and convolutions.bias is None:
         y = b.pointwise("add", y, b.reshape(bias, (*shape_of(bias), *[1] * len(kernel))))
     return y
 
@@ -206,10 +208,10 @@ class _Phases:
             count - 1 + p.first + p.step * (len(p.taps) - 1) - (size - 1)
             for count, p, size in zip(counts, dims, sizes, strict=True)
         )
-        given = [self.x, weight] if bias is None else [self.x, weight, bias]
+        operands = [self.x, weight] if bias is None else [self.x, weight, bias]
         return self.b.op(
             ConvolutionOp,
-            given,
+            operands,
             strides=(1,) * len(dims),
             low=low,
             high=high,

@@ -29,8 +29,8 @@ STRIDES, PADDING, DILATIONS, TRANSPOSED, GROUPS, MASK = 4, 5, 6, 7, 9, 10
 def weight_gradient(b: FlowBuilder, op: ExternOp) -> SSAValue | None:
     """Append what a library call computes, where it asks for the kernel's gradient alone."""
     call: tuple[list[Any], dict[str, Any]] = json.loads(op.arguments)
-    given, options = call
-    if options or given[TRANSPOSED] or given[MASK] != [False, True, False]:
+    positional, options = call
+    if options or positional[TRANSPOSED] or positional[MASK] != [False, True, False]:
         return None
     g, x, w = op.inputs
     ndim = len(shape_of(w)) - 2
@@ -40,15 +40,15 @@ def weight_gradient(b: FlowBuilder, op: ExternOp) -> SSAValue | None:
         return None
     strides, low, dilations = (
         tuple(n) * ndim if len(n) == 1 else tuple(n)
-        for n in (given[STRIDES], given[PADDING], given[DILATIONS])
+        for n in (positional[STRIDES], positional[PADDING], positional[DILATIONS])
     )
-    groups = given[GROUPS]
+    groups = positional[GROUPS]
     sizes, places, taps = (shape_of(value)[2:] for value in (x, g, w))
     high = tuple(
         (k - 1) * d + s * (p - 1) + 1 - n - lo
         for k, d, s, p, n, lo in zip(taps, dilations, strides, places, sizes, low, strict=True)
     )
-    made = b.op(
+    gradient = b.op(
         ConvolutionOp,
         [_image(b, x, groups), _swapped(b, g)],
         strides=dilations,
@@ -58,7 +58,7 @@ def weight_gradient(b: FlowBuilder, op: ExternOp) -> SSAValue | None:
         groups=groups,
         of_kernel=True,
     )
-    return _swapped(b, made)
+    return _swapped(b, gradient)
 
 
 def _swapped(b: FlowBuilder, value: SSAValue) -> SSAValue:

@@ -27,20 +27,20 @@ def wide_sums(op: FlowOp) -> list[FlowOp] | None:
     if attrs["fn"] not in ("sum", "prod"):
         return None
     x, index, source = op.inputs
-    made: list[FlowOp] = []
+    ops: list[FlowOp] = []
 
     def add(
         kind: type[FlowOp], inputs: Sequence[SSAValue], like: SSAValue, to: str, **attrs: Any
     ) -> SSAValue:
         part = kind.make(inputs, [TensorType.of(shape_of(like), to)], **attrs)
         carry(part, op)
-        part.attributes["id"] = StringAttr(f"{id_of(op)}.{len(made)}")
-        made.append(part)
+        part.attributes["id"] = StringAttr(f"{id_of(op)}.{len(ops)}")
+        ops.append(part)
         return part.outputs[0]
 
     wide = x if literal_of(x) is not None else add(PointwiseOp, [x], x, "f32", fn="cast")
     more = add(PointwiseOp, [source], source, "f32", fn="cast")
     total = add(ScatterOp, [wide, index, more], x, "f32", **attrs)
     add(PointwiseOp, [total], x, dtype, fn="cast")
-    made[-1].attributes.update(op.attributes)
-    return made
+    ops[-1].attributes.update(op.attributes)
+    return ops

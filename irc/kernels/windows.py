@@ -57,15 +57,15 @@ class Window:
         self, sizes: Sequence[int], margins: Sequence[tuple[int, int]] = ()
     ) -> tuple[Bound, ...]:
         """Return the bounds that some window crosses; margins of zeros may be read."""
-        found: list[Bound] = []
+        bounds: list[Bound] = []
         for i, size in enumerate(sizes):
             along = [(axis, self.strides[i]) for axis in self.places[i]]
             along += [(axis, self.step(i)) for axis in self.taps[i]]
             last = sum(abs(stride) * (axis.size - 1) for axis, stride in along) - self.low[i]
             before, after = margins[i] if margins else (0, 0)
             if self.low[i] > before or last >= size + after:
-                found.append(Bound(size, self.first(i), tuple(along)))
-        return tuple(found)
+                bounds.append(Bound(size, self.first(i), tuple(along)))
+        return tuple(bounds)
 
     def load(self, walk: Trace, value: SSAValue, lead: Sequence[Axes], fill: float) -> Node:
         """Load a value whose last dims the windows slide over, and its others over ``lead``."""
@@ -118,11 +118,11 @@ def _strides_over(own: Axes, factors: Sequence[Factor], value: SSAValue) -> list
         if [axis.size for axis in own] != [size for size, _ in factors]:
             raise GroupError("windows over a dim of two strides", [(value, ())])
         return [stride for _, stride in reversed(factors)]
-    found, stride = list[int](), factors[0][1] if factors else 0
+    strides, stride = list[int](), factors[0][1] if factors else 0
     for axis in reversed(own):
-        found.append(stride)
+        strides.append(stride)
         stride *= axis.size
-    return found
+    return strides
 
 
 def window_of(op: ConvolutionOp | PoolOp, taps: Sequence[int]) -> Window:
@@ -147,19 +147,19 @@ def convolution(walk: Trace, op: ConvolutionOp) -> Term:
     groups, (out, each, *taps) = op.groups, shape_of(w)
     window = window_of(op, taps)
     batch, group = axes_of(shape_of(x)[0]), axes_of(groups)
-    made, channel = axes_of(out // groups), axes_of(each)
+    out_channel, channel = axes_of(out // groups), axes_of(each)
     left = window.load(walk, x, (batch, (*group, *channel)), 0.0)
     if (stored := walk.stored(w)) is None:
         raise GroupError("a convolution with weights that the kernel computes")
     right = walk.load(w, stored)
-    wanted = ((*group, *made), channel, *window.taps)
+    wanted = ((*group, *out_channel), channel, *window.taps)
     for axes, own in zip(right.dims, wanted, strict=True):
         walk.unify(axes, own, op.name)
-    kept = (*batch, *group, *made, *(a for axes in window.places for a in axes))
+    kept = (*batch, *group, *out_channel, *(a for axes in window.places for a in axes))
     slid = (*(a for axes in window.taps for a in axes),)
     reduced = (*channel, *slid) if op.of_kernel else (*slid, *channel)
     node = _contraction(walk, op, (left, right.node), kept, reduced)
-    dims = (batch, (*group, *made), *window.places)
+    dims = (batch, (*group, *out_channel), *window.places)
     if op.bias is None:
         return Term(node, dims)
     bias = walk.term(op.bias)

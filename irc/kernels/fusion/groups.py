@@ -124,16 +124,16 @@ class Grouping:
     def members(self, compute: Iterable[Operation]) -> list[FlowOp]:
         """Return the ops of a kernel: compute ops, the shape ops between them, their literals."""
         inside = set(compute)
-        found: set[Operation] = set(inside)
+        members: set[Operation] = set(inside)
         for op in inside:
             for value in op.operands:
                 if self._is_inner(op, value, inside):
                     while value.owner not in inside and isinstance(value.owner, FlowOp):
-                        found.add(value.owner)
+                        members.add(value.owner)
                         if not isinstance(value.owner, ShapeOp):
                             break
                         value = value.owner.x
-        ordered = sorted(found, key=lambda op: self.position[op])
+        ordered = sorted(members, key=lambda op: self.position[op])
         return [op for op in ordered if isinstance(op, FlowOp)]
 
     def _is_inner(self, op: Operation, value: SSAValue, inside: set[Operation]) -> bool:
@@ -152,8 +152,8 @@ class Grouping:
     def outputs(self, ops: Sequence[FlowOp]) -> list[SSAValue]:
         """Return the values of a group that others read."""
         inside = set(ops)
-        made = [v for op in ops if op.name in COMPUTE_OPS for v in op.outputs]
-        return [value for value in made if self._escapes(value, inside)]
+        values = [v for op in ops if op.name in COMPUTE_OPS for v in op.outputs]
+        return [value for value in values if self._escapes(value, inside)]
 
     def _escapes(self, value: SSAValue, inside: set[FlowOp]) -> bool:
         for use in value.uses:
@@ -255,13 +255,13 @@ class Grouping:
         if unit.kind != "rows" or not all(isinstance(each, PointwiseOp) for each in unit.ops):
             return False
         inside = {*unit.ops, op}
-        made = [each.results[0] for each in unit.ops]
-        if any(user not in inside for value in made for user in users_of(value)):
+        results = [each.results[0] for each in unit.ops]
+        if any(user not in inside for value in results for user in users_of(value)):
             return False
         read = dict.fromkeys(anchor(v) for each in unit.ops for v in each.operands)
-        given = [v for v in read if v.owner not in inside and not is_literal(v)]
-        largest = max(map(tensor_bytes, made))
-        return not any(map(self.fixed, made)) and sum(map(tensor_bytes, given)) < largest
+        operands = [v for v in read if v.owner not in inside and not is_literal(v)]
+        largest = max(map(tensor_bytes, results))
+        return not any(map(self.fixed, results)) and sum(map(tensor_bytes, operands)) < largest
 
     def _join_siblings(self) -> None:
         """Let kernels of one level that read the same tensor read it once.

@@ -61,8 +61,8 @@ def candidates(rows: int, keys: int, features: int, dtype: str) -> list[Attentio
     else:
         shapes = [(64, 32, 4, 2), (64, 32, 8, 2), (32, 32, 4, 2)]
     most = (power_of_two(max(rows, LEAST_TILE)), power_of_two(max(keys, LEAST_TILE)))
-    found = [AttentionTile(min(m, most[0]), min(n, most[1]), w, s) for m, n, w, s in shapes]
-    return list(dict.fromkeys(found))
+    tiles = [AttentionTile(min(m, most[0]), min(n, most[1]), w, s) for m, n, w, s in shapes]
+    return list(dict.fromkeys(tiles))
 
 
 def backward_candidates(rows: int, keys: int, features: int, dtype: str) -> list[AttentionTile]:
@@ -98,8 +98,8 @@ def backward_candidates(rows: int, keys: int, features: int, dtype: str) -> list
     else:
         shapes = [(32, 32, 8, 2), (32, 32, 4, 2), (16, 32, 8, 2)]
     most = (power_of_two(max(rows, LEAST_TILE)), power_of_two(max(keys, LEAST_TILE)))
-    found = [AttentionTile(min(m, most[0]), min(n, most[1]), w, s) for m, n, w, s in shapes]
-    return list(dict.fromkeys(found))
+    tiles = [AttentionTile(min(m, most[0]), min(n, most[1]), w, s) for m, n, w, s in shapes]
+    return list(dict.fromkeys(tiles))
 
 
 def with_sizes(form: AttentionForm, sizes: Callable[[Dim], int]) -> AttentionForm:

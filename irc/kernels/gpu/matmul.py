@@ -102,8 +102,8 @@ def candidates(problem: Problem, gpu: Gpu, *, parts: bool = False) -> list[Tile]
     >>> candidates(Problem(1, 4096, 4096, 4096, "f16"), gpu("sm_90"))[0].m
     128
     """
-    found = [t for t in _space(problem, parts=parts) if refusal(t, problem, gpu) is None]
-    return sorted(found, key=lambda t: (seconds(t, problem, gpu), _order(t)))
+    tiles = [t for t in _space(problem, parts=parts) if refusal(t, problem, gpu) is None]
+    return sorted(tiles, key=lambda t: (seconds(t, problem, gpu), _order(t)))
 
 
 def _order(tile: Tile) -> tuple[int, ...]:
@@ -212,11 +212,11 @@ def seconds(tile: Tile, problem: Problem, gpu: Gpu) -> float:
         * (problem.m * problem.k + problem.k * problem.n + problem.m * problem.n)
     )
     # What is hidden is not free: of two tiles that are as fast, the one that reads less.
-    found = max(whole, cached, moved / gpu.bytes_per_s) + 0.2 * cached
+    time_s = max(whole, cached, moved / gpu.bytes_per_s) + 0.2 * cached
     if tile.parts > 1:
         partial = 4 * problem.batch * problem.m * problem.n * tile.parts
-        found += LAUNCH_S + 2 * partial / gpu.cache_bytes_per_s
-    return found
+        time_s += LAUNCH_S + 2 * partial / gpu.cache_bytes_per_s
+    return time_s
 
 
 def _shared_reads(tile: Tile, problem: Problem, gpu: Gpu) -> float:

@@ -74,15 +74,15 @@ class RunTimeSizes:
         """
         if isinstance(dim, int):
             return str(dim)
-        found = ""
+        text = ""
         for monomial, coefficient in terms_of(dim):
             factors = [self.texts[name] for name, power in monomial for _ in range(power)]
             if abs(coefficient) != 1 or not factors:
                 factors.append(str(abs(coefficient)))
-            sign = "-" if coefficient < 0 else "+" if found else ""
+            sign = "-" if coefficient < 0 else "+" if text else ""
             term = " * ".join(factors)
-            found = f"{found} {sign} {term}" if found else f"{sign}{term}"
-        return found if found.isidentifier() or _is_wrapped(found) else f"({found})"
+            text = f"{text} {sign} {term}" if text else f"{sign}{term}"
+        return text if text.isidentifier() or _is_wrapped(text) else f"({text})"
 
 
 def _is_wrapped(text: str) -> bool:
@@ -108,9 +108,9 @@ class RunTimeSize(int):
 
     def __new__(cls, sizes: RunTimeSizes, dim: Size) -> Self:
         """Make one that decides by the sizes' stand-ins."""
-        made = super().__new__(cls, value_of(dim, sizes.numbers))
-        made.sizes, made.dim = sizes, dim
-        return made
+        size = super().__new__(cls, value_of(dim, sizes.numbers))
+        size.sizes, size.dim = sizes, dim
+        return size
 
     def __str__(self) -> str:
         return self.sizes.text(self.dim)

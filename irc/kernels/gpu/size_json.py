@@ -10,7 +10,7 @@ from irc.dialects.size import Dim
 from irc.kernels.gpu.run_time import RunTimeSize, RunTimeSizes
 
 
-def encoded(found: Any) -> Any:
+def encoded(data: Any) -> Any:
     """Return JSON of data that holds sizes: a polynomial is ``{"+": [[factor, ..], ..]}``.
 
     A factor is a number, the position of a size among the kernel's, or ``{"/": [dim, by]}``.
@@ -20,15 +20,15 @@ def encoded(found: Any) -> Any:
     >>> encoded([-(-S // 64) * 3]), evaluated(encoded([-(-S // 64) * 3]), [65])
     ([{'+': [[3, {'/': [{'+': [[1, {'N': 0}], [63]]}, 64]}]]}], [6])
     """
-    match found:
+    match data:
         case RunTimeSize():
-            return _encoded(found.dim, found.sizes)
+            return _encoded(data.dim, data.sizes)
         case dict():
-            return {key: encoded(value) for key, value in cast("dict[str, Any]", found).items()}
+            return {key: encoded(value) for key, value in cast("dict[str, Any]", data).items()}
         case list() | tuple():
-            return [encoded(value) for value in cast("Sequence[Any]", found)]
+            return [encoded(value) for value in cast("Sequence[Any]", data)]
         case _:
-            return found
+            return data
 
 
 def _encoded(dim: Dim, sizes: RunTimeSizes) -> Any:
@@ -50,9 +50,9 @@ def _encoded(dim: Dim, sizes: RunTimeSizes) -> Any:
     }
 
 
-def evaluated(found: Any, sizes: Sequence[int]) -> Any:
+def evaluated(data: Any, sizes: Sequence[int]) -> Any:
     """Return data that :func:`encoded` gave, with numbers for its sizes."""
-    match found:
+    match data:
         case {"N": int() as position, **rest} if not rest:
             return sizes[position]
         case {"/": [dim, by], **rest} if not rest:
@@ -60,9 +60,9 @@ def evaluated(found: Any, sizes: Sequence[int]) -> Any:
         case {"+": [*terms], **rest} if not rest:
             return sum(prod(evaluated(factor, sizes) for factor in term) for term in terms)
         case dict():
-            pairs = cast("dict[str, Any]", found).items()
+            pairs = cast("dict[str, Any]", data).items()
             return {key: evaluated(value, sizes) for key, value in pairs}
         case list():
-            return [evaluated(value, sizes) for value in cast("list[Any]", found)]
+            return [evaluated(value, sizes) for value in cast("list[Any]", data)]
         case _:
-            return found
+            return data

@@ -66,12 +66,12 @@ def _contract(kernel: KernelOp) -> KernelContractOp | None:
     space = kernel.space_extents
     if kernel.template.data != "matmul" or kernel.num_parallel != len(space) - 1 or 0 in space:
         return None
-    found = [op for op in kernel.body.block.ops if isinstance(op, KernelContractOp)]
-    if len(found) != 1 or _dtype(found[0]) not in ACCUMULATORS:
+    contracts = [op for op in kernel.body.block.ops if isinstance(op, KernelContractOp)]
+    if len(contracts) != 1 or _dtype(contracts[0]) not in ACCUMULATORS:
         return None
-    loads = [value.owner for value in found[0].inputs]
+    loads = [value.owner for value in contracts[0].inputs]
     plain = all(isinstance(load, LoadOp) and not load.indices for load in loads)
-    return found[0] if plain else None
+    return contracts[0] if plain else None
 
 
 def _dtype(contract: KernelContractOp) -> str:
@@ -112,9 +112,9 @@ def _products(
     for load in dict.fromkeys(loads):
         assert isinstance(load, LoadOp)
         *outer, inner = load.strides
-        made = load.clone(values)
-        made.properties["strides"] = to_attribute((inner * (k // parts), *outer, inner))
-        block.add_op(made)
+        copy = load.clone(values)
+        copy.properties["strides"] = to_attribute((inner * (k // parts), *outer, inner))
+        block.add_op(copy)
     product = KernelContractOp.make(
         [values[v] for v in contract.inputs], [ValueType.of(dtype, full=False)]
     )
@@ -153,8 +153,8 @@ def _sum(block: Block, strides: Sequence[int], dtype: str, origin: KernelContrac
     load = LoadOp.make(
         [block.args[0]], [ValueType.of(dtype, full=True)], offset=0, strides=tuple(strides)
     )
-    made = ValueType.of(origin.value.dtype, full=False)
-    total = KernelReduceOp.make([load.outputs[0]], [made], fn="sum")
+    kind = ValueType.of(origin.value.dtype, full=False)
+    total = KernelReduceOp.make([load.outputs[0]], [kind], fn="sum")
     for op in (load, total):
         _note(op, origin)
         block.add_op(op)

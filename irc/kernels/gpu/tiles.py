@@ -56,8 +56,8 @@ def alternatives(kernel: KernelOp, target: str) -> list[dict[str, int]]:
     *batch, m, n = kernel.space_extents[: kernel.num_parallel]
     k = prod(kernel.space_extents[kernel.num_parallel :])
     problem = Problem(prod(batch), m, n, k, kind.dtype, epilogue=_beside(kernel, contract))
-    found = candidates(problem, gpu(target))
-    return [{**tile.options(), "arch": gpu(target).arch} for tile in found[:MOST]]
+    tiles = candidates(problem, gpu(target))
+    return [{**tile.options(), "arch": gpu(target).arch} for tile in tiles[:MOST]]
 
 
 def _beside(kernel: KernelOp, contract: KernelContractOp) -> int:
@@ -70,15 +70,15 @@ def _beside(kernel: KernelOp, contract: KernelContractOp) -> int:
 
 def with_tile(kernel: KernelOp, tile: Mapping[str, int]) -> KernelOp:
     """Return a copy of a kernel with another tile, and the mapping that goes with it."""
-    made = kernel.clone()
-    made.properties["tile"] = DictionaryAttr({k: to_attribute(v) for k, v in tile.items()})
+    copy = kernel.clone()
+    copy.properties["tile"] = DictionaryAttr({k: to_attribute(v) for k, v in tile.items()})
     if kernel.template.data == "matmul":
         *batch, m, n = [max(size, 1) for size in kernel.space_extents[: kernel.num_parallel]]
         block_m, block_n = tile["block_m"], tile["block_n"]
         grid = spatial(*batch, -(-m // block_m), -(-n // block_n))
         inner = repeat(*[1] * len(batch), block_m, block_n)
-        made.properties["mapping"] = MappingAttr(TaskMapping((*grid.atoms, *inner.atoms)))
-    return made
+        copy.properties["mapping"] = MappingAttr(TaskMapping((*grid.atoms, *inner.atoms)))
+    return copy
 
 
 def tile_key(kernel: KernelOp, device: str) -> str:

@@ -125,10 +125,10 @@ class _Walk:
     def _along(self, op: Operation) -> None:
         """Launch the kernel of an op along a dim; its results lie as the program says."""
         assert isinstance(op, FlowOp)
-        made, results = wide_sums(op) or [op], list[SSAValue]()
-        for each in made:
+        ops, results = wide_sums(op) or [op], list[SSAValue]()
+        for each in ops:
             results = self.launcher.launch([each], list(each.outputs), {}, each, free=False)
-        for each in reversed(made):
+        for each in reversed(ops):
             if each is not op:
                 each.erase()
         self._replace(op, results)
@@ -149,29 +149,29 @@ class _Walk:
 
     def _in_parts(self, op: FlowOp, parts: int) -> list[SSAValue]:
         """Launch attention with its keys in parts, and what joins them."""
-        made = part(op, parts)
-        self.launcher.launch([made.partial], list(made.partial.outputs), {}, made.partial)
-        named = dict(zip((made.y, made.sums), op.outputs, strict=False))
-        wanted = [made.weights, made.sums][: len(op.outputs)]
-        _, *sums = self.launcher.launch(made.weigh, wanted, {}, made.partial, named=named)
-        results = [*self.launcher.launch(made.join, [made.y], {}, op, named=named), *sums]
-        made.erase()
+        parted = part(op, parts)
+        self.launcher.launch([parted.partial], list(parted.partial.outputs), {}, parted.partial)
+        named = dict(zip((parted.y, parted.sums), op.outputs, strict=False))
+        wanted = [parted.weights, parted.sums][: len(op.outputs)]
+        _, *sums = self.launcher.launch(parted.weigh, wanted, {}, parted.partial, named=named)
+        results = [*self.launcher.launch(parted.join, [parted.y], {}, op, named=named), *sums]
+        parted.erase()
         return results
 
     def _gradients(self, op: FlowOp) -> None:
         """Launch the kernels of attention's derivative."""
-        made = gradients(op, self.table.target)
-        for old, new in zip(op.outputs, made.results, strict=True):
+        derivative = gradients(op, self.table.target)
+        for old, new in zip(op.outputs, derivative.results, strict=True):
             old.replace_all_uses_with(new)
-        found: dict[SSAValue, SSAValue] = {}
-        named = dict(zip(made.results, op.outputs, strict=True))
-        for ops, outputs in made.kernels:
-            origin = op if made.results[0] in outputs else ops[-1]
+        launched: dict[SSAValue, SSAValue] = {}
+        named = dict(zip(derivative.results, op.outputs, strict=True))
+        for ops, outputs in derivative.kernels:
+            origin = op if derivative.results[0] in outputs else ops[-1]
             results = self.launcher.launch(ops, outputs, {}, origin, named=named)
-            found.update(zip(outputs, results, strict=True))
-        for value in made.results:
-            value.replace_all_uses_with(found[value])
-        made.erase()
+            launched.update(zip(outputs, results, strict=True))
+        for value in derivative.results:
+            value.replace_all_uses_with(launched[value])
+        derivative.erase()
         self.gone.append(op)
 
     def _shape_op(self, op: ShapeOp) -> None:
@@ -179,9 +179,9 @@ class _Walk:
         shape = shape_of(op.outputs[0])
         for _ in range(2):
             root, view = self.launcher.stored(op.x)
-            found = view.apply(op.name, op.plain, shape)
-            if found is not None and not (found.strides is None and _is_library(op.x)):
-                self.places.views[op.outputs[0]] = (root, found)
+            result_view = view.apply(op.name, op.plain, shape)
+            if result_view is not None and not (result_view.strides is None and _is_library(op.x)):
+                self.places.views[op.outputs[0]] = (root, result_view)
                 return
             self.launcher.copy(op.x, ())
         raise AssertionError(f"{op.name} of a contiguous value is a view")

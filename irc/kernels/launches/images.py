@@ -60,9 +60,9 @@ def _turn_factors(
         launcher.copy(origin, channels_last(len(shape_of(origin))))
         for each in reversed(moved):
             root, view = launcher.stored(each.x)
-            found = view.apply(each.name, each.plain, shape_of(each.outputs[0]))
-            assert found is not None, "dims that change places are a view"
-            launcher.places.views[each.outputs[0]] = (root, found)
+            result_view = view.apply(each.name, each.plain, shape_of(each.outputs[0]))
+            assert result_view is not None, "dims that change places are a view"
+            launcher.places.views[each.outputs[0]] = (root, result_view)
 
 
 def _surround(image: SSAValue, margins: tuple[tuple[int, int], ...], launcher: Launcher) -> None:

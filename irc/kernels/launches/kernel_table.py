@@ -63,26 +63,26 @@ class KernelTable:
             return recurrent_kernel(op, source)
         nest = nest_of(ops, outputs, source, orders)
         sources = [id_of(op) for op in ops if op.name in COMPUTE_OPS | FREE_OPS]
-        made = lower(
+        lowered = lower(
             nest, name=hint(nest), target=self.target, loc=loc, sources=sources,
             any_rows=self.any_rows,
         )  # fmt: skip
         parts = {op.attributes.get(EXPECTED) for op in ops if op.name in COMPUTE_OPS}
         if len(parts) == 1 and (part := parts.pop()) is not None:
-            made.kernel.attributes[EXPECTED] = part
-        return made
+            lowered.kernel.attributes[EXPECTED] = part
+        return lowered
 
-    def packed(self, made: Lowered) -> Packed | None:
+    def packed(self, lowered: Lowered) -> Packed | None:
         """Return a matmul as it reads a packed weight, where packing pays: the weight stays.
 
         A convolution always does: packing costs less than what it saves in one call.
         """
-        if self.target == "cpu" and (found := packed_windows(made.kernel)) is not None:
-            return found
-        argument = weight_of(made.kernel, self.any_rows) if self.target == "cpu" else None
-        if argument is None or not self.fixed(made.operands[argument]):
+        if self.target == "cpu" and (windows := packed_windows(lowered.kernel)) is not None:
+            return windows
+        argument = weight_of(lowered.kernel, self.any_rows) if self.target == "cpu" else None
+        if argument is None or not self.fixed(lowered.operands[argument]):
             return None
-        return packed(made.kernel, argument, any_rows=self.any_rows)
+        return packed(lowered.kernel, argument, any_rows=self.any_rows)
 
     def add(self, kernel: KernelOp) -> KernelOp:
         """Return an equal kernel that is known, or name and keep this one."""

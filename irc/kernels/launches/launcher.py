@@ -88,7 +88,7 @@ class Launcher:
             orders: Orders = self._orders(ops, outputs, source) if free else {}
             orders = {**(turned or {}), **orders}
             try:
-                made = self.table.lower(ops, outputs, source, loc_of(origin), orders)
+                lowered = self.table.lower(ops, outputs, source, loc_of(origin), orders)
                 break
             except GroupError as error:
                 wanted = [(outside(value), order) for value, order in error.copies]
@@ -97,11 +97,11 @@ class Launcher:
                     raise _illegal(origin, str(error)) from error
         else:
             raise _illegal(origin, "it needs more copies than it has operands")
-        made = self._packed(made)
+        lowered = self._packed(lowered)
         launch = LaunchOp.make(
-            made.operands,
+            lowered.operands,
             [_stored_type(v, orders.get(v)) for v in outputs],
-            kernel=SymbolRefAttr(self.table.add(made.kernel).sym_name.data),
+            kernel=SymbolRefAttr(self.table.add(lowered.kernel).sym_name.data),
         )
         carry(launch, origin)
         known = [named.get(v, v) for v in outputs] if named else outputs
@@ -138,26 +138,26 @@ class Launcher:
         self.places.views[shown], self.places.written[shown] = (stored, view), shown
         return shown
 
-    def _packed(self, made: Lowered) -> Lowered:
+    def _packed(self, lowered: Lowered) -> Lowered:
         """Let a matmul read its weight in panels, after the launch that packs it."""
-        found = self.table.packed(made)
-        if found is None:
-            return made
-        weight = made.operands[found.source]
-        kernel = self.table.add(found.pack)
+        packed = self.table.packed(lowered)
+        if packed is None:
+            return lowered
+        weight = lowered.operands[packed.source]
+        kernel = self.table.add(packed.pack)
         place = (weight, kernel.sym_name.data)
         if place not in self._panels:
-            kind = TensorType.of([found.elements], tensor(weight).dtype)
+            kind = TensorType.of([packed.elements], tensor(weight).dtype)
             launch = LaunchOp.make([weight], [kind], kernel=SymbolRefAttr(kernel.sym_name.data))
-            launch.attributes["loc"] = found.pack.attributes["loc"]
+            launch.attributes["loc"] = packed.pack.attributes["loc"]
             launch.attributes["id"] = StringAttr(f"{kernel.sym_name.data}_{len(self._panels)}")
             self.places.insert(launch)
             self._panels[place] = launch.outputs[0]
-        operands = list(made.operands)
-        if found.argument == len(operands):
+        operands = list(lowered.operands)
+        if packed.argument == len(operands):
             operands.append(weight)
-        operands[found.argument] = self._panels[place]
-        return Lowered(found.kernel, tuple(operands))
+        operands[packed.argument] = self._panels[place]
+        return Lowered(packed.kernel, tuple(operands))
 
     def copy(self, value: SSAValue, order: tuple[int, ...]) -> bool:
         """Make a value contiguous with its dims in ``order``; False where it is so already.

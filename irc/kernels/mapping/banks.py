@@ -57,8 +57,8 @@ def phases(addresses: Sequence[int | None], width: int) -> list[list[int]]:
         if address is not None and address % width:
             raise ValueError(f"lane {lane} accesses {width} bytes at {address}: not aligned")
     lanes = BANKS * WORD // max(width, WORD)
-    found = [addresses[at : at + lanes] for at in range(0, len(addresses), lanes)]
-    return [[a for a in part if a is not None] for part in found]
+    parts = [addresses[at : at + lanes] for at in range(0, len(addresses), lanes)]
+    return [[a for a in part if a is not None] for part in parts]
 
 
 def turns(addresses: Sequence[int | None], width: int) -> Turns:

@@ -174,8 +174,8 @@ def local(*extents: int) -> Layout:
 
 def row_major(*extents: int, ranks: Sequence[int] = ()) -> Layout:
     """Return the layout whose last dim (that of the last rank) is together in memory."""
-    given = tuple(ranks)
-    return Layout((Block("row_major", extents, () if given == tuple(sorted(given)) else given),))
+    order = tuple(ranks)
+    return Layout((Block("row_major", extents, () if order == tuple(sorted(order)) else order),))
 
 
 def column_major(*extents: int) -> Layout:
@@ -228,14 +228,14 @@ def parse_layout(text: str) -> Layout:
     blocks: list[Block] = []
     for part in parse(text, "layout").children:
         block, *steps = part.children
-        made = Layout((_block(block),))
+        layout = Layout((_block(block),))
         for step in steps:
             numbers = tuple(map(int, step.children))
             counts = (1, 2, 3) if step.data == "swizzle" else (3,)
             if len(numbers) not in counts:
                 raise ValueError(f"{step.data} takes {counts[-1]} numbers, not {len(numbers)}")
-            made = made.swizzle(*numbers) if step.data == "swizzle" else made.xor(*numbers)
-        blocks += made.blocks
+            layout = layout.swizzle(*numbers) if step.data == "swizzle" else layout.xor(*numbers)
+        blocks += layout.blocks
     return Layout(tuple(blocks))
 
 

@@ -53,14 +53,14 @@ class Digit:
 
 def digits(mapping: TaskMapping) -> tuple[Digit, ...]:
     """Return the digits of a worker that move a task, outermost first."""
-    found: list[Digit] = []
+    moving: list[Digit] = []
     divisor, modes = 1, modes_of(mapping).workers
     for place in range(len(modes) - 1, -1, -1):
         mode = modes[place]
         if mode.dim != NOWHERE:
-            found.append(Digit(divisor, mode.extent, place > 0, mode.dim, mode.stride))
+            moving.append(Digit(divisor, mode.extent, place > 0, mode.dim, mode.stride))
         divisor *= mode.extent
-    return tuple(reversed(found))
+    return tuple(reversed(moving))
 
 
 def loops(mapping: TaskMapping) -> tuple[Mode, ...]:
@@ -76,14 +76,14 @@ def starts(mapping: TaskMapping, worker: T, code: Arithmetic[T]) -> list[T]:
         worker: the number of the worker, below ``mapping.num_workers`` (the caller guards it).
         code: the emitter.
     """
-    found: list[T | None] = [None] * mapping.ndim
+    coordinates: list[T | None] = [None] * mapping.ndim
     for digit in digits(mapping):
         value = worker if digit.divisor == 1 else code.divide(worker, digit.divisor)
         value = code.modulo(value, digit.extent) if digit.bounded else value
         value = value if digit.stride == 1 else code.times(value, digit.stride)
-        before = found[digit.dim]
-        found[digit.dim] = value if before is None else code.plus(before, value)
-    return [code.constant(0) if value is None else value for value in found]
+        before = coordinates[digit.dim]
+        coordinates[digit.dim] = value if before is None else code.plus(before, value)
+    return [code.constant(0) if value is None else value for value in coordinates]
 
 
 class C:

@@ -95,7 +95,7 @@ def product_of(op: ContractOp, side: int) -> Product | None:
     columns = [c for c in result if c in letters_w]
     shapes = (*shape_of(x), *shape_of(w))
     sizes = dict(zip(letters_x + letters_w, shapes, strict=True))
-    made = [*rows, *columns]
+    kept = [*rows, *columns]
     return Product(
         x,
         w,
@@ -103,7 +103,7 @@ def product_of(op: ContractOp, side: int) -> Product | None:
         tuple(sizes[c] for c in columns),
         tuple(letters_x.index(c) for c in (*rows, *summed)),
         tuple(letters_w.index(c) for c in (*columns, *summed)),
-        tuple(made.index(c) for c in result),
+        tuple(kept.index(c) for c in result),
     )
 
 
@@ -115,11 +115,11 @@ def packed_product(b: FlowBuilder, op: ContractOp, fixed: IsFixed) -> SSAValue |
             continue
         if tensor(op.outputs[0]).dtype == "i32":
             x, w = integral(product.x), integral(product.w)
-            found = _exact(b, product, x, w) if x and w and fixed(w.q) else None
+            packed = _exact(b, product, x, w) if x and w and fixed(w.q) else None
         else:
-            found = _scaled(b, product, fixed)
-        if found is not None:
-            apart = b.reshape(found, (*product.rows, *product.columns))
+            packed = _scaled(b, product, fixed)
+        if packed is not None:
+            apart = b.reshape(packed, (*product.rows, *product.columns))
             return transpose(b, apart, product.back)
     return None
 
@@ -134,11 +134,11 @@ def weight_product(b: FlowBuilder, op: ContractOp, fixed: IsFixed) -> SSAValue |
         if product is None or {tensor(v).dtype for v in (*op.inputs, *op.outputs)} != {"f32"}:
             continue
         w = dequantized(product.w)
-        found = None
+        packed = None
         if w is not None and fixed(w.q):
-            found = _weight_only(b, product, w, few_rows=prod(product.rows))
-        if found is not None:
-            apart = b.reshape(found, (*product.rows, *product.columns))
+            packed = _weight_only(b, product, w, few_rows=prod(product.rows))
+        if packed is not None:
+            apart = b.reshape(packed, (*product.rows, *product.columns))
             return transpose(b, apart, product.back)
     return None
 
@@ -150,9 +150,9 @@ def _scaled(b: FlowBuilder, product: Product, fixed: IsFixed) -> SSAValue | None
     if w is None or not fixed(w.q):
         return None
     if x is not None and x.dtype in BYTES and w.dtype in BYTES and _is_even(product, x, w):
-        found = _exact(b, product, x, w)
-        if found is not None:
-            return _by_scales(b, product, found, x, w)
+        total = _exact(b, product, x, w)
+        if total is not None:
+            return _by_scales(b, product, total, x, w)
     return _weight_only(b, product, w)
 
 
@@ -194,8 +194,8 @@ def _exact(b: FlowBuilder, product: Product, x: Integers, w: Integers) -> SSAVal
     depth = round_up(product.depth, QUAD)
     padded = pad_to(b, left, (shape_of(left)[0], depth))
     panels = quad_panels(b, right)
-    found = b.op(PackedContractOp, [padded, panels], bits=8)
-    found = cut_to(b, found, shape_of(right)[0])
+    total = b.op(PackedContractOp, [padded, panels], bits=8)
+    total = cut_to(b, total, shape_of(right)[0])
     zero_x = _zero(b, x, product.x_order, rows, shift_x)
     zero_w = _zero(b, w, product.w_order, columns, -shift_w)
     if zero_x is not None:
@@ -204,12 +204,12 @@ def _exact(b: FlowBuilder, product: Product, x: Integers, w: Integers) -> SSAVal
             flat = zero_w if not shape_of(zero_w) else b.reshape(zero_w, shape_of(sums))
             whole = b.pointwise("mul", flat, b.scalar(product.depth, "i32"))
             sums = b.pointwise("sub", sums, whole)
-        found = b.pointwise("sub", found, b.pointwise("mul", sums, zero_x))
+        total = b.pointwise("sub", total, b.pointwise("mul", sums, zero_x))
     if zero_w is not None:
         sums = b.reduce("sum", b.cast(left, "i32"), [1], keep_dims=True)
         flat = zero_w if not shape_of(zero_w) else b.reshape(zero_w, (shape_of(right)[0],))
-        found = b.pointwise("sub", found, b.pointwise("mul", sums, flat))
-    return found
+        total = b.pointwise("sub", total, b.pointwise("mul", sums, flat))
+    return total
 
 
 def _zero(
@@ -220,20 +220,20 @@ def _zero(
     if known is not None:
         return b.scalar(int(known) + shift, "i32") if known + shift else None
     assert side.zero is not None
-    found = b.cast(_first(b, matrix(b, side, side.zero, order, kept)), "i32")
-    return b.pointwise("add", found, b.scalar(shift, "i32")) if shift else found
+    point = b.cast(_first(b, matrix(b, side, side.zero, order, kept)), "i32")
+    return b.pointwise("add", point, b.scalar(shift, "i32")) if shift else point
 
 
 def _by_scales(
-    b: FlowBuilder, product: Product, found: SSAValue, x: Integers, w: Integers
+    b: FlowBuilder, product: Product, total: SSAValue, x: Integers, w: Integers
 ) -> SSAValue:
-    """Append ``found * (scale of x * scale of w)``."""
+    """Append ``total * (scale of x * scale of w)``."""
     assert x.scale is not None and w.scale is not None
     left = _first(b, matrix(b, x, x.scale, product.x_order, len(product.rows)))
     right = _first(b, matrix(b, w, w.scale, product.w_order, len(product.columns)))
     if shape_of(right):
         right = b.reshape(right, (shape_of(right)[0],))
-    wide = b.cast(found, "f32")
+    wide = b.cast(total, "f32")
     if not shape_of(left):
         return b.pointwise("mul", wide, b.pointwise("mul", left, right))
     return b.pointwise("mul", b.pointwise("mul", wide, left), right)
@@ -274,8 +274,8 @@ def _weight_only(
     operands = [x, panels, by_group(w.scale)]
     if zero is None and w.zero is not None:
         operands.append(by_group(w.zero))
-    found = b.op(PackedContractOp, operands, bits=4 if nibbles else 8, zero=zero or None)
-    return cut_to(b, found, count)
+    packed = b.op(PackedContractOp, operands, bits=4 if nibbles else 8, zero=zero or None)
+    return cut_to(b, packed, count)
 
 
 def _common(one: int | None, other: int | None) -> int | None:

@@ -79,8 +79,8 @@ class ChannelsLast:
             else:
                 return None
         kind = TensorType.of([shape[d] for d in LAST], tensor(op.outputs[0]).dtype)
-        made = b.op(PointwiseOp, operands, result=kind, fn=op.fn)
-        return self.turn(b, made)
+        image = b.op(PointwiseOp, operands, result=kind, fn=op.fn)
+        return self.turn(b, image)
 
 
 def packed_convolution(
@@ -102,11 +102,11 @@ def packed_convolution(
     weight = transpose(b, signed(b, w.spread(b, w.q)), LAST)
     shift, known = (128 if x.dtype == "i8" else 0), _zero(x)
     if known is not None:
-        found = _sums(b, op, image, weight, known + shift)
+        total = _sums(b, op, image, weight, known + shift)
     else:
         assert x.zero is not None
-        found = _about(b, op, image, weight, x.zero, shift)
-    return b.cast(found, "f64") if whole else _scaled(b, op, found, x, w)
+        total = _about(b, op, image, weight, x.zero, shift)
+    return b.cast(total, "f64") if whole else _scaled(b, op, total, x, w)
 
 
 def _scales_leave(op: ConvolutionOp, x: Integers, w: Integers) -> bool:
@@ -128,8 +128,8 @@ def _image(b: FlowBuilder, x: Integers, images: ChannelsLast) -> SSAValue:
 
 
 def _zero(side: Integers) -> int | None:
-    found = 0.0 if side.zero is None else literal(side.zero)
-    return None if found is None else int(found)
+    known = 0.0 if side.zero is None else literal(side.zero)
+    return None if known is None else int(known)
 
 
 def _about(
@@ -150,8 +150,8 @@ def _about(
     point = b.reshape(b.cast(zero, "i32"), ())
     if shift:
         point = b.pointwise("add", point, b.scalar(shift, "i32"))
-    found = _sums(b, op, image, weight, 0)
-    return b.pointwise("sub", found, b.pointwise("mul", inside, point))
+    total = _sums(b, op, image, weight, 0)
+    return b.pointwise("sub", total, b.pointwise("mul", inside, point))
 
 
 def _sums(
@@ -161,17 +161,17 @@ def _sums(
     groups, (count, *kernel, depth) = op.groups, shape_of(weight)
     window = (*kernel, *op.strides, *op.dilations)
     if groups == 1:
-        found = _dense(b, _bordered(b, op, image, zero, -depth % QUAD), weight, window)
+        total = _dense(b, _bordered(b, op, image, zero, -depth % QUAD), weight, window)
     elif depth == 1 and groups == count and kernel != [1, 1]:
         taps = transpose(b, b.reshape(weight, (count, *kernel)), (1, 2, 0))
         image = _bordered(b, op, image, zero, 0)
-        found = b.op(PackedContractOp, [image, taps], bits=8, window=window)
+        total = b.op(PackedContractOp, [image, taps], bits=8, window=window)
     else:
-        found = _by_groups(b, op, image, weight, zero)
+        total = _by_groups(b, op, image, weight, zero)
     if not zero:
-        return found
+        return total
     sums = b.reduce("sum", b.cast(weight, "i32"), [1, 2, 3], keep_dims=False)
-    return b.pointwise("sub", found, b.pointwise("mul", sums, b.scalar(zero, "i32")))
+    return b.pointwise("sub", total, b.pointwise("mul", sums, b.scalar(zero, "i32")))
 
 
 def _bordered(b: FlowBuilder, op: ConvolutionOp, image: SSAValue, zero: int, more: int) -> SSAValue:
@@ -188,11 +188,11 @@ def _dense(b: FlowBuilder, image: SSAValue, weight: SSAValue, window: tuple[int,
     if window[:4] == (1, 1, 1, 1):
         rows = b.reshape(image, (n * height * width, depth))
         flat = b.reshape(panels, (shape_of(panels)[0], *shape_of(panels)[3:]))
-        found = b.op(PackedContractOp, [rows, flat], bits=8)
-        found = b.reshape(found, (n, height, width, shape_of(found)[1]))
+        total = b.op(PackedContractOp, [rows, flat], bits=8)
+        total = b.reshape(total, (n, height, width, shape_of(total)[1]))
     else:
-        found = b.op(PackedContractOp, [image, panels], bits=8, window=window)
-    return cut_to(b, found, shape_of(weight)[0])
+        total = b.op(PackedContractOp, [image, panels], bits=8, window=window)
+    return cut_to(b, total, shape_of(weight)[0])
 
 
 def _by_groups(
@@ -213,18 +213,18 @@ def _by_groups(
     panels = quad_panels(b, b.reshape(apart, (every * run, *kernel, quads)))
     window = (*kernel, *op.strides, *op.dilations)
     operands = [_bordered(b, op, image, zero, more), panels]
-    found = b.op(PackedContractOp, operands, bits=8, window=window, groups=(every, depth))
+    total = b.op(PackedContractOp, operands, bits=8, window=window, groups=(every, depth))
     if run == own:
-        return cut_to(b, found, count)
-    places = shape_of(found)[:3]
-    apart = cut_to(b, b.reshape(found, (*places, every, run)), own)
+        return cut_to(b, total, count)
+    places = shape_of(total)[:3]
+    apart = cut_to(b, b.reshape(total, (*places, every, run)), own)
     return cut_to(b, b.reshape(apart, (*places, every * own)), count)
 
 
 def _scaled(
-    b: FlowBuilder, op: ConvolutionOp, found: SSAValue, x: Integers, w: Integers
+    b: FlowBuilder, op: ConvolutionOp, total: SSAValue, x: Integers, w: Integers
 ) -> SSAValue:
-    """Append ``found * (scale of x * scale of w) + bias``."""
+    """Append ``total * (scale of x * scale of w) + bias``."""
     assert x.scale is not None and w.scale is not None
     scale = w.scale
     if not is_single(scale):
@@ -235,7 +235,7 @@ def _scaled(
     else:
         scale = b.reshape(scale, ())
     both = b.pointwise("mul", b.reshape(x.scale, ()), scale)
-    y = b.pointwise("mul", b.cast(found, "f32"), both)
+    y = b.pointwise("mul", b.cast(total, "f32"), both)
     return y if op.bias is None else b.pointwise("add", y, op.bias)
 
 

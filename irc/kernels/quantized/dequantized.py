@@ -108,27 +108,27 @@ def dequantized(value: SSAValue) -> Integers | None:
         return None
     if op.fn == "mul":
         for side, scale in (op.inputs, reversed(op.inputs)):
-            if is_float(tensor(scale).dtype) and (found := _difference(side)) is not None:
-                return replace(found, scale=scale, shape=shape_of(root), chain=chain)
+            if is_float(tensor(scale).dtype) and (integers := _difference(side)) is not None:
+                return replace(integers, scale=scale, shape=shape_of(root), chain=chain)
     return None
 
 
 def integral(value: SSAValue) -> Integers | None:
     """Return how an i32 is made of 8-bit integers and a zero point; None where it is not."""
     root, chain = _past_shapes(value)
-    found = _difference(root)
-    if found is None or tensor(root).dtype != "i32" or found.dtype not in BYTES:
+    integers = _difference(root)
+    if integers is None or tensor(root).dtype != "i32" or integers.dtype not in BYTES:
         return None
-    return replace(found, shape=shape_of(root), chain=chain)
+    return replace(integers, shape=shape_of(root), chain=chain)
 
 
 def exact_float(value: SSAValue) -> Integers | None:
     """Return how an f64 is made of 8-bit integers and a zero point; None where it is not."""
     root, chain = _past_shapes(value)
-    found = _difference(root) if tensor(root).dtype == "f64" else None
-    if found is None or found.dtype not in BYTES:
+    integers = _difference(root) if tensor(root).dtype == "f64" else None
+    if integers is None or integers.dtype not in BYTES:
         return None
-    return replace(found, shape=shape_of(root), chain=chain)
+    return replace(integers, shape=shape_of(root), chain=chain)
 
 
 def _difference(value: SSAValue) -> Integers | None:

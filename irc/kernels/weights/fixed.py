@@ -45,9 +45,9 @@ class Fixed:
                 func = known[name]
                 states = {own for role, own in results(func) if role == "state"}
                 for position, (role, own, value) in enumerate(arguments(func)):
-                    given = [call.operands[position] for call in calls.get(name, ())]
+                    operands = [call.operands[position] for call in calls.get(name, ())]
                     is_weight = role in CONSTANT_ROLES and own not in states
-                    fixed = all(map(self, given)) if given else is_weight
+                    fixed = all(map(self, operands)) if operands else is_weight
                     self._known[value] = fixed and bool(ready)
             pending = [name for name in pending if name not in (ready or pending)]
 

@@ -156,11 +156,11 @@ def repacked(kernel: KernelOp, load: LoadOp, places: Places, mapping: TaskMappin
     reader = kernel.clone()
     packed_type = BufferType.of(places.elements, load.value.dtype)
     Rewriter.replace_value_with_new_type(reader.args[argument], packed_type)
-    made = list(reader.body.ops)[number]
-    assert isinstance(made, LoadOp)
-    made.properties["offset"] = to_attribute(0)
-    made.properties["strides"] = to_attribute(places.strides)
-    made.properties["blocks"] = to_attribute(places.blocks)
+    packed_load = list(reader.body.ops)[number]
+    assert isinstance(packed_load, LoadOp)
+    packed_load.properties["offset"] = to_attribute(0)
+    packed_load.properties["strides"] = to_attribute(places.strides)
+    packed_load.properties["blocks"] = to_attribute(places.blocks)
     return Packed(reader, argument, _writer(kernel, load, places, mapping), argument)
 
 

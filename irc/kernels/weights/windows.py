@@ -38,17 +38,17 @@ def packed_windows(kernel: KernelOp) -> Packed | None:
     strides, parallel = load.strides, kernel.num_parallel
     dims = tuple(d for d in range(len(placed)) if strides[d] or d >= parallel - 1)
     mapping = _by_panels(tuple(kernel.space_extents[d] for d in dims), dims.index(parallel - 1))
-    made = repacked(kernel, load, Places(dims, tuple(placed), blocks, total), mapping)
-    return replace(made, source=source)
+    packed = repacked(kernel, load, Places(dims, tuple(placed), blocks, total), mapping)
+    return replace(packed, source=source)
 
 
 def _apart(kernel: KernelOp) -> KernelOp:
     """Return a kernel whose weight is an argument of its own, after the other inputs."""
-    made = kernel.clone()
-    load, inputs = _weight(made), kernel.num_inputs.value.data
-    load.operands[0] = made.body.block.insert_arg(load.buffer.type, inputs)
-    made.properties["num_inputs"] = to_attribute(inputs + 1)
-    return made
+    copy = kernel.clone()
+    load, inputs = _weight(copy), kernel.num_inputs.value.data
+    load.operands[0] = copy.body.block.insert_arg(load.buffer.type, inputs)
+    copy.properties["num_inputs"] = to_attribute(inputs + 1)
+    return copy
 
 
 def _weight(kernel: KernelOp) -> LoadOp:
