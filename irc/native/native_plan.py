@@ -46,8 +46,8 @@ def reason_against(loaded: LoadedPlan) -> str | None:
     seeds = [plan.buffers[i] for i in plan.weights if plan.buffers[i].role == "seed"]
     if any((b.num_elements, b.dtype) != (1, "i64") for b in seeds):
         return "it draws random numbers from seeds of its own kind"
-    if loaded.sized is not None and (made := loaded.sized.sizes.kernels):
-        return f"{made_again(made)} (--size NAME=N gives a size a number)"
+    if loaded.sized is not None and (kernels := loaded.sized.sizes.kernels):
+        return f"{made_again(kernels)} (--size NAME=N gives a size a number)"
     return None
 
 
@@ -103,10 +103,10 @@ def _layout(plan: Plan) -> tuple[dict[int, int], int]:
     """Return where each weight that calls read begins, and the size of the file."""
     read = {plan.root(i) for action in plan.actions for i in touched(action, plan.actions)}
     read |= {plan.root(i) for i in plan.states()}
-    found: dict[int, int] = {}
+    offsets: dict[int, int] = {}
     total = 0
     for index, buffer in enumerate(plan.buffers):
         if index in read and buffer.storage in ("weight", "prepared"):
-            found[index] = total
+            offsets[index] = total
             total += -(-buffer.size_bytes // ALIGNMENT) * ALIGNMENT
-    return found, total
+    return offsets, total

@@ -70,14 +70,14 @@ def _renumbered(
 ) -> tuple[list[list[SegmentCall]], list[int]]:
     """Return the calls with kernels counted anew."""
     number: dict[int, int] = {}
-    found = [
+    renumbered = [
         [
             SegmentCall(number.setdefault(call.kernel, len(number)), call.args, call.sizes)
             for call in calls
         ]
         for calls in segments
     ]
-    return found, list(number)
+    return renumbered, list(number)
 
 
 def _view(plan: Plan, index: int) -> View:
@@ -94,20 +94,20 @@ def _inputs(plan: Plan) -> list[native.Port]:
 
 
 def _steps(plan: Plan) -> list[native.NativeStep]:
-    found: list[native.NativeStep] = []
+    steps: list[native.NativeStep] = []
     tables = 0
     for action in plan.actions:
         match action:
             case Kernels():
-                found.append(native.Segment("segment", tables))
+                steps.append(native.Segment("segment", tables))
                 tables += 1
             case Copy(source=source, target=target):
-                found.append(native.Copy("copy", _view(plan, source), _view(plan, target)))
+                steps.append(native.Copy("copy", _view(plan, source), _view(plan, target)))
             case Library():
-                found.append(_library(plan, action))
+                steps.append(_library(plan, action))
             case _:
                 raise IrcError("world-size", "a collective has no place in a native program")
-    return found
+    return steps
 
 
 def _library(plan: Plan, action: Library) -> native.Library:

@@ -68,8 +68,8 @@ def sizes_of(sized: SizedPlan, program: Program, kinds: Sequence[Kind]) -> Nativ
         program: for the example.
         kinds: its kernels, compiled.
     """
-    given, listed = sized.sizes.given, _Listed()
-    names = _block_names(given, len(sized.sizes.arena))
+    input_sizes, listed = sized.sizes.given, _Listed()
+    names = _block_names(input_sizes, len(sized.sizes.arena))
     named = sized.named([symbol(name) for name in names])
     blocks = tuple(
         Block(name, listed.number(_num_bytes(named, index)))
@@ -94,7 +94,7 @@ def sizes_of(sized: SizedPlan, program: Program, kinds: Sequence[Kind]) -> Nativ
     tables = tuple(_tables(named, listed))
     extents = dict.fromkeys(listed.number(e) for own in parts for part in own for e in part.extents)
     return NativeSizes(
-        given,
+        input_sizes,
         listed.polynomials,
         blocks,
         sized.sizes.order,
@@ -107,9 +107,9 @@ def sizes_of(sized: SizedPlan, program: Program, kinds: Sequence[Kind]) -> Nativ
     )
 
 
-def _block_names(given: InputSizes, count: int) -> list[str]:
+def _block_names(input_sizes: InputSizes, count: int) -> list[str]:
     """Return names that no size has."""
-    taken = {each.symbol for each in (*given.symbols, *given.quotients)}
+    taken = {each.symbol for each in (*input_sizes.symbols, *input_sizes.quotients)}
     prefix = "at"
     while any(name.startswith(prefix) for name in taken):
         prefix += "_"
@@ -159,11 +159,11 @@ def verify_sizes(
         raise InternalError(f"the native program does not fit its plan: {error}") from error
 
 
-def _difference(found: Program, wanted: Program, code: Code) -> str | None:
+def _difference(program: Program, wanted: Program, code: Code) -> str | None:
     """Say in what a program differs from the plan's, None where it does not."""
     wanted = replace(wanted, codes=(code,))
     for name in Program.__dataclass_fields__:
-        if getattr(found, name) != getattr(wanted, name):
+        if getattr(program, name) != getattr(wanted, name):
             return f"other {name} for {code.name} than its plan"
     return None
 
@@ -188,15 +188,17 @@ def _other_length(
     return None
 
 
-def _trials(given: InputSizes, names: Sequence[str]) -> Iterator[Mapping[str, int]]:
+def _trials(input_sizes: InputSizes, names: Sequence[str]) -> Iterator[Mapping[str, int]]:
     """Yield numbers that a plan is good for: the corners of its span, and odd ones inside."""
-    ends = [(each.low, each.high) for each in given.symbols]
+    ends = [(each.low, each.high) for each in input_sizes.symbols]
     inside = [tuple((low + high) // by | 1 for low, high in ends) for by in (2, 3, 5)]
     count = 0
     for chosen in chain(inside, product(*ends)):
-        full = given.extended({s.symbol: n for s, n in zip(given.symbols, chosen, strict=True)})
+        full = input_sizes.extended(
+            {s.symbol: n for s, n in zip(input_sizes.symbols, chosen, strict=True)}
+        )
         try:
-            given.check(full, names)
+            input_sizes.check(full, names)
         except IrcError:
             continue  # sizes that no call gets to
         yield full

@@ -37,7 +37,7 @@ class Native:
         self._variants = variants
         self._reason = "" if variants else "none was asked for"
         self._loaded: LoadedPlan | None = None
-        self._made: NativePlan | None = None
+        self._plan: NativePlan | None = None
         self._tensors: Mapping[str, torch.Tensor] = {}
         self._hash = ""
 
@@ -74,7 +74,7 @@ class Native:
         if self._reason:
             return
         self._loaded, self._tensors = loaded, tensors
-        self._made = native_plan(loaded, kernels, self._variants, low or {})
+        self._plan = native_plan(loaded, kernels, self._variants, low or {})
 
     @property
     def reason(self) -> str:
@@ -84,51 +84,51 @@ class Native:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of processors that there is code for."""
-        return () if self._made is None else tuple(c.name for c in self._made.program.codes)
+        return () if self._plan is None else tuple(c.name for c in self._plan.program.codes)
 
     @property
     def needs(self) -> frozenset[str]:
         """The ops that torch runs."""
-        steps = () if self._made is None else self._made.program.library
+        steps = () if self._plan is None else self._plan.program.library
         return frozenset(step.called for step in steps)
 
     @property
     def weight_bytes(self) -> int:
         """The bytes of its weights."""
-        return 0 if self._made is None else self._made.weight_bytes
+        return 0 if self._plan is None else self._plan.weight_bytes
 
     def write(self, plan_folder: Path) -> None:
         """Write the folder into that of the plan."""
-        if self._made is not None:
+        if self._plan is not None:
             self.write_into(plan_folder / native.FOLDER)
 
     def write_into(self, place: Path) -> str:
         """Write a folder for a program that there is, and return its hash."""
-        assert self._made is not None and self._loaded is not None
-        self._hash = _write(self._made, self._loaded, self._tensors, place)
+        assert self._plan is not None and self._loaded is not None
+        self._hash = _write(self._plan, self._loaded, self._tensors, place)
         return self._hash
 
     def summary(self) -> str:
         """Say what was written, or why nothing was."""
-        if self._made is None:
+        if self._plan is None:
             return no_native_line(self._reason)
-        made = self._made
-        given = None if made.sizes is None else made.sizes.given
-        return native_lines(made.program, made.codes, made.weight_bytes, self._hash, given)
+        plan = self._plan
+        input_sizes = None if plan.sizes is None else plan.sizes.given
+        return native_lines(plan.program, plan.codes, plan.weight_bytes, self._hash, input_sizes)
 
 
 def _write(
-    made: NativePlan, loaded: LoadedPlan, tensors: Mapping[str, torch.Tensor], place: Path
+    plan: NativePlan, loaded: LoadedPlan, tensors: Mapping[str, torch.Tensor], place: Path
 ) -> str:
     place.mkdir()
     entries: dict[str, native.NativeFile] = {}
-    texts = {PROGRAM: native.native_text(made.program).encode()}
-    if made.sizes is not None:
-        texts[SIZES] = native_sizes_text(made.sizes).encode()
-    for name, content in (*texts.items(), *made.codes.items()):
+    texts = {PROGRAM: native.native_text(plan.program).encode()}
+    if plan.sizes is not None:
+        texts[SIZES] = native_sizes_text(plan.sizes).encode()
+    for name, content in (*texts.items(), *plan.codes.items()):
         (place / name).write_bytes(content)
         entries[name] = native.NativeFile(len(content), native.digests(content))
-    entries[WEIGHTS] = _write_weights(place / WEIGHTS, made, loaded, tensors)
+    entries[WEIGHTS] = _write_weights(place / WEIGHTS, plan, loaded, tensors)
     manifest = native.NativeManifest({name: entries[name] for name in sorted(entries)})
     text = native.native_text(manifest)
     (place / MANIFEST).write_text(text, encoding="utf-8")
@@ -138,19 +138,19 @@ def _write(
 
 
 def _write_weights(
-    path: Path, made: NativePlan, loaded: LoadedPlan, tensors: Mapping[str, torch.Tensor]
+    path: Path, plan: NativePlan, loaded: LoadedPlan, tensors: Mapping[str, torch.Tensor]
 ) -> native.NativeFile:
     """Pack weights into the file itself: a large model has them in memory once, not twice."""
-    if not made.weight_bytes:
+    if not plan.weight_bytes:
         path.write_bytes(b"")
         return native.NativeFile(0, native.digests(b""))
     from irc.runtime.fill import fill
 
     with path.open("w+b") as file:
-        file.truncate(made.weight_bytes)
+        file.truncate(plan.weight_bytes)
         # It is unmapped when nothing shows it any more.
-        fill(mmap.mmap(file.fileno(), made.weight_bytes), made.layout, loaded, tensors)
+        fill(mmap.mmap(file.fileno(), plan.weight_bytes), plan.layout, loaded, tensors)
     with path.open("rb") as file:
         pieces = iter(lambda: file.read(native.PIECE_BYTES), b"")
         digests = tuple(digest for piece in pieces for digest in native.digests(piece))
-    return native.NativeFile(made.weight_bytes, digests)
+    return native.NativeFile(plan.weight_bytes, digests)

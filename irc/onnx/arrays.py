@@ -21,7 +21,7 @@ class Intake:
     """
 
     def __init__(self, inputs: Sequence[onnx.ValueInfoProto]) -> None:
-        self._inputs = [(given.name, given.type) for given in inputs]
+        self._inputs = [(value.name, value.type) for value in inputs]
         self._names = {name for name, _ in self._inputs}
         self._plain: list[tuple[str, Any, tuple[int | None, ...] | None]] = [
             (name, *_tensor(kind)) for name, kind in self._inputs

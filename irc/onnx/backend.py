@@ -24,8 +24,8 @@ class BackendRep(BackendRepBase):
 
     def __init__(self, session: InferenceSession) -> None:
         self.session = session
-        self._names = [given.name for given in session.get_inputs()]
-        outputs = [given.name for given in session.get_outputs()]
+        self._names = [argument.name for argument in session.get_inputs()]
+        outputs = [argument.name for argument in session.get_outputs()]
         self._result = namedtupledict("Outputs", outputs)
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -42,12 +42,13 @@ class BackendRep(BackendRepBase):
             IrcError: ``input-mismatch``.
         """
         if not isinstance(inputs, dict):
-            given = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
-            if len(given) != len(self._names):
+            arrays = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+            if len(arrays) != len(self._names):
                 raise IrcError(
-                    "input-mismatch", f"the model takes {len(self._names)} inputs, not {len(given)}"
+                    "input-mismatch",
+                    f"the model takes {len(self._names)} inputs, not {len(arrays)}",
                 )
-            inputs = dict(zip(self._names, given, strict=True))
+            inputs = dict(zip(self._names, arrays, strict=True))
         return self._result(*self.session.run(None, inputs))
 
 
@@ -96,13 +97,13 @@ class Backend(BackendBase):
         """Run one node of the newest opset on arrays, in the order of its inputs."""
         import numpy as np
 
-        given = [np.asarray(each) for each in inputs]
+        arrays = [np.asarray(each) for each in inputs]
         names = [name for name in node.input if name]
         typed = [
             onnx.helper.make_tensor_value_info(
                 name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
             )
-            for name, array in zip(names, given, strict=True)
+            for name, array in zip(names, arrays, strict=True)
         ]
         results = [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name]
         version = kwargs.get("opset_version", onnx.defs.onnx_opset_version())
@@ -111,7 +112,7 @@ class Backend(BackendBase):
         if node.domain:
             opsets.append(onnx.helper.make_opsetid("", onnx.defs.onnx_opset_version()))
         model = onnx.helper.make_model(graph, opset_imports=opsets)
-        return cls.run_model(infer(model), given, device)
+        return cls.run_model(infer(model), arrays, device)
 
     @classmethod
     def supports_device(cls, device: str) -> bool:

@@ -97,7 +97,7 @@ class IOBinding:
         self._session = session
         self._inputs: dict[str, Any] = {}
         self._outputs: dict[str, OrtValue | None] = {}
-        self._found: list[OrtValue] = []
+        self._results: list[OrtValue] = []
 
     def bind_cpu_input(self, name: str, arr_on_cpu: np.ndarray) -> None:
         """Give an input."""
@@ -150,21 +150,21 @@ class IOBinding:
 
     def get_outputs(self) -> list[OrtValue]:
         """Return the outputs of the last call, in the order in which they were bound."""
-        return self._found
+        return self._results
 
     def copy_outputs_to_cpu(self) -> list[Any]:
         """Return the arrays of the last call's outputs."""
-        return [each.numpy() for each in self._found]
+        return [each.numpy() for each in self._results]
 
     def run(self) -> None:
         """Run the session once."""
         names = list(self._outputs)
-        found = self._session.run(names, self._inputs)
-        self._found = []
-        for value, into in zip(found, self._outputs.values(), strict=True):
+        results = self._session.run(names, self._inputs)
+        self._results = []
+        for value, into in zip(results, self._outputs.values(), strict=True):
             if into is not None:
                 into.update_inplace(value)
-            self._found.append(into or OrtValue(value))
+            self._results.append(into or OrtValue(value))
 
 
 def _check_device(name: str) -> None:

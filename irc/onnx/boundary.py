@@ -61,32 +61,32 @@ def shape_of(kind: TypeProto) -> list[int | str | None] | None:
     ]
 
 
-def to_value(given: Any, kind: TypeProto, name: str) -> Any:
+def to_value(value: Any, kind: TypeProto, name: str) -> Any:
     """Return what a caller gives as an array, a list or None.
 
     Raises:
         IrcError: ``input-mismatch`` where it is not of the type that the model states.
     """
-    if isinstance(given, TensorProto):
-        given = numpy_helper.to_array(given)
+    if isinstance(value, TensorProto):
+        value = numpy_helper.to_array(value)
     match kind.WhichOneof("value"):
         case "optional_type":
-            return None if given is None else to_value(given, kind.optional_type.elem_type, name)
+            return None if value is None else to_value(value, kind.optional_type.elem_type, name)
         case "sequence_type":
-            if isinstance(given, list | tuple):
-                items: list[Any] = [*given]
+            if isinstance(value, list | tuple):
+                items: list[Any] = [*value]
                 return [to_value(each, kind.sequence_type.elem_type, name) for each in items]
         case "tensor_type":
-            return _tensor(given, kind, name)
+            return _tensor(value, kind, name)
         case _:
-            return as_item(given)
-    raise _mismatch(name, kind, type(given).__name__)
+            return as_item(value)
+    raise _mismatch(name, kind, type(value).__name__)
 
 
-def _tensor(given: Any, kind: TypeProto, name: str) -> np.ndarray:
+def _tensor(value: Any, kind: TypeProto, name: str) -> np.ndarray:
     wanted = ELEMENTS.get(kind.tensor_type.elem_type)
-    array = as_item(given) if hasattr(given, "detach") else np.asarray(given)
-    if wanted is not None and isinstance(given, list | tuple) and wanted.kind != "O":
+    array = as_item(value) if hasattr(value, "detach") else np.asarray(value)
+    if wanted is not None and isinstance(value, list | tuple) and wanted.kind != "O":
         # Numbers of Python have no type of their own.
         array = array.astype(wanted) if _holds(array, wanted) else array
     if wanted is not None and wanted.kind == "O" and array.dtype.kind in "US":
@@ -112,10 +112,10 @@ def _holds(array: np.ndarray, wanted: np.dtype) -> bool:
     return array.dtype.kind in "bif" and (wanted.kind == "f" or array.dtype.kind == wanted.kind)
 
 
-def _mismatch(name: str, kind: TypeProto, found: str) -> IrcError:
+def _mismatch(name: str, kind: TypeProto, actual: str) -> IrcError:
     shape = shape_of(kind)
     stated = type_text(kind) + ("" if shape is None else f" {shape}")
-    return IrcError("input-mismatch", f"input '{name}' is {found}; the model takes {stated}")
+    return IrcError("input-mismatch", f"input '{name}' is {actual}; the model takes {stated}")
 
 
 def specialised(
@@ -150,11 +150,11 @@ def _changed(
     graph_inputs: Sequence[onnx.ValueInfoProto], change: Callable[[str, TensorShapeProto], None]
 ) -> list[onnx.ValueInfoProto]:
     """Return copies of inputs; of tensors, with what ``change`` makes of the shape."""
-    found: list[onnx.ValueInfoProto] = []
-    for given in graph_inputs:
+    copies: list[onnx.ValueInfoProto] = []
+    for value in graph_inputs:
         copy = onnx.ValueInfoProto()
-        copy.CopyFrom(given)
-        if given.type.HasField("tensor_type"):
-            change(given.name, copy.type.tensor_type.shape)
-        found.append(copy)
-    return found
+        copy.CopyFrom(value)
+        if value.type.HasField("tensor_type"):
+            change(value.name, copy.type.tensor_type.shape)
+        copies.append(copy)
+    return copies

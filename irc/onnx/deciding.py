@@ -46,11 +46,11 @@ class Deciding:
 def candidates(inputs: Sequence[onnx.ValueInfoProto]) -> list[str]:
     """Return the names of inputs that are one whole number or flag."""
     return [
-        given.name
-        for given in inputs
-        if given.type.HasField("tensor_type")
-        and given.type.tensor_type.elem_type in WHOLE
-        and shape_of(given.type) in ([], [1])
+        value.name
+        for value in inputs
+        if value.type.HasField("tensor_type")
+        and value.type.tensor_type.elem_type in WHOLE
+        and shape_of(value.type) in ([], [1])
     ]
 
 
@@ -67,13 +67,13 @@ def deciding(
     names = candidates(inputs)
     if not names or len(names) == len(inputs):
         return Deciding()
-    given = _ops(source)
-    if given == LEFT:
+    num_ops = _ops(source)
+    if num_ops == LEFT:
         return Deciding()
     known = _ops(with_values(source, {name: values[name] for name in names}))
-    if known is None or known == LEFT or (given is not None and known > MUCH * given):
+    if known is None or known == LEFT or (num_ops is not None and known > MUCH * num_ops):
         return Deciding()
-    return Deciding(tuple(names), needed=given is None)
+    return Deciding(tuple(names), needed=num_ops is None)
 
 
 def check_model(source: Source, names: Sequence[str]) -> None:
@@ -90,7 +90,7 @@ def check_model(source: Source, names: Sequence[str]) -> None:
 
 
 def _ones(source: Source, names: Sequence[str]) -> dict[str, np.ndarray]:
-    kinds = {given.name: given.type for given in source.model.graph.input if given.name in names}
+    kinds = {value.name: value.type for value in source.model.graph.input if value.name in names}
     return {
         name: np.ones(
             [1] * len(kind.tensor_type.shape.dim),

@@ -59,11 +59,11 @@ class Described(ABC):
 
     def get_inputs(self) -> list[NodeArg]:
         """Return what each call gives, in order."""
-        return [_argument(given) for given in self._inputs]
+        return [_argument(value) for value in self._inputs]
 
     def get_outputs(self) -> list[NodeArg]:
         """Return what each call gives back, in order."""
-        return [_argument(given) for given in self._outputs]
+        return [_argument(value) for value in self._outputs]
 
     def get_overridable_initializers(self) -> list[NodeArg]:
         """Return the weights that a call may give instead: none, as they are compiled in."""
@@ -130,5 +130,5 @@ class Described(ABC):
         return [OrtValue(value) for value in self.run(output_names, feeds, run_options)]
 
 
-def _argument(given: onnx.ValueInfoProto) -> NodeArg:
-    return NodeArg(given.name, type_text(given.type), shape_of(given.type))
+def _argument(value: onnx.ValueInfoProto) -> NodeArg:
+    return NodeArg(value.name, type_text(value.type), shape_of(value.type))

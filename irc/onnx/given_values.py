@@ -24,8 +24,8 @@ def with_numbers(source: Source, values: Mapping[str, float]) -> Source:
         IrcError: ``option-value`` for a name that no input has, for an input of several elements,
             or a number that its type does not hold.
     """
-    inputs = {given.name: given for given in source.model.graph.input}
-    found: dict[str, np.ndarray] = {}
+    inputs = {value.name: value for value in source.model.graph.input}
+    arrays: dict[str, np.ndarray] = {}
     for name, number in values.items():
         if name not in inputs:
             raise IrcError(
@@ -42,8 +42,8 @@ def with_numbers(source: Source, values: Mapping[str, float]) -> Source:
         array = np.full([1] * len(shape), number).astype(dtype)
         if array.item() != number and dtype.kind in "iub":
             raise IrcError("option-value", f"input '{name}' is {dtype}, which {number} is not")
-        found[name] = array
-    return with_values(source, found) if found else source
+        arrays[name] = array
+    return with_values(source, arrays) if arrays else source
 
 
 def parse_values(texts: list[str]) -> dict[str, float]:

@@ -69,7 +69,7 @@ class HostFile:
 
 
 def host_file(
-    given: str | os.PathLike[str] | Source,
+    model: str | os.PathLike[str] | Source,
     sizes: Mapping[str, int],
     options: Options,
     call: Mapping[str, tuple[int, ...]] | None = None,
@@ -77,7 +77,7 @@ def host_file(
     """Compile a file to a host program; one device.
 
     Args:
-        given: the model, or its path.
+        model: the model, or its path.
         sizes: numbers for some of its sizes, by name.
         options: of the pipeline.
         call: shapes of inputs that the program is to be for, by name; by default examples are
@@ -90,7 +90,7 @@ def host_file(
     Raises:
         IrcError: what importing raises.
     """
-    source = prepare(read_model(given))
+    source = prepare(read_model(model))
     traced = _traced(source, by_name(source.model.graph.input, sizes), call)
     program = Program(traced.program.module.clone(), traced.program.tensors, traced.program.source)
     module = traced.program.module
@@ -102,12 +102,12 @@ def host_file(
     entries: dict[str, HostRegion] = {}
     for region in regions:
         name = region.func.sym_name.data
-        made = _planned(region, traced, options)
-        if isinstance(made, OpenExport):
-            exports[name] = made
-            entries[name] = HostRegion(made.plan.hash)
+        planned = _planned(region, traced, options)
+        if isinstance(planned, OpenExport):
+            exports[name] = planned
+            entries[name] = HostRegion(planned.plan.hash)
         else:
-            entries[name] = HostRegion(reason=made)
+            entries[name] = HostRegion(reason=planned)
     facts, plans = _facts(traced, entries), {name: each.plan for name, each in exports.items()}
     plan = host_plan(facts, dump(module), plans, traced.program.tensors)
     return HostFile(plan, program, exports)
@@ -130,17 +130,17 @@ def _traced(
     # Last, all equal: a state beside the data has the batch in another dim.
     for hints in [*examples(places, signals(source)), dict.fromkeys(places, 2)] if places else [{}]:
         try:
-            found = trace(source, hints, given=sizes, dynamic=True, bodies=True)
+            traced = trace(source, hints, given=sizes, dynamic=True, bodies=True)
         except IrcError as error:
             problems.append(error)
             continue
-        if found.fixed:
-            problems.append(needs_numbers(found))
-        elif set(found.places) == set(places):
-            return found
+        if traced.fixed:
+            problems.append(needs_numbers(traced))
+        elif set(traced.places) == set(places):
+            return traced
         else:
             # Sizes that are equal in the example were taken for one: others may do without.
-            tied = tied or found
+            tied = tied or traced
     if tied is not None:
         return tied
     raise first_of(problems)
@@ -154,28 +154,28 @@ def _traced_at(source: Source, sizes: Mapping[str, int], numbers: Mapping[str, i
     """
     spare = iter(HINTS)
     hints = {name: n if n > 1 else next(spare, LAST) for name, n in numbers.items()}
-    found = trace(source, hints, given=sizes, dynamic=True, bodies=True)
-    if any(numbers[name] != each.number for name, each in found.fixed.items()):
-        again = {n: Fixed(e.name, numbers[n], e.reason) for n, e in found.fixed.items()}
-        found = trace(source, hints, again, given=sizes, dynamic=True, bodies=True)
-    return found
+    traced = trace(source, hints, given=sizes, dynamic=True, bodies=True)
+    if any(numbers[name] != each.number for name, each in traced.fixed.items()):
+        again = {n: Fixed(e.name, numbers[n], e.reason) for n, e in traced.fixed.items()}
+        traced = trace(source, hints, again, given=sizes, dynamic=True, bodies=True)
+    return traced
 
 
 def _again(traced: OpenProgram) -> TracedSizes:
     """Return what answers as the trace did, where ops of its program are built again."""
-    found = TracedSizes(traced.hints)
+    sizes = TracedSizes(traced.hints)
     for name, quotient in traced.quotients.items():
-        found.quotients[name] = quotient
-    return found
+        sizes.quotients[name] = quotient
+    return sizes
 
 
 def _roots(traced: OpenProgram) -> dict[str, frozenset[str]]:
     """Return for each quotient the names of input sizes that it follows from."""
-    found: dict[str, frozenset[str]] = {}
+    roots: dict[str, frozenset[str]] = {}
     for name, quotient in traced.quotients.items():
         names = _names(quotient.dim)
-        found[name] = frozenset[str]().union(*(found.get(n, frozenset([n])) for n in names))
-    return found
+        roots[name] = frozenset[str]().union(*(roots.get(n, frozenset([n])) for n in names))
+    return roots
 
 
 def _planned(region: Region, traced: OpenProgram, options: Options) -> OpenExport | str:
@@ -222,8 +222,8 @@ def _open(program: Program, region: Region, traced: OpenProgram, options: Option
     hints = {name: traced.hints[name] for name in known if name in traced.hints}
     least = DECIDED[min(len(decided), len(DECIDED)) - 1]
     hints |= {name: least + APART * index for index, name in enumerate(decided)}
-    found = OpenProgram(program, shapes, places, conditions, quotients, {}, hints)
-    plans = OpenPlans(found, partial(at_values, found), options, check=differs)
+    open_program = OpenProgram(program, shapes, places, conditions, quotients, {}, hints)
+    plans = OpenPlans(open_program, partial(at_values, open_program), options, check=differs)
     facts = OpenFacts(
         {s: (place.name, place.input, place.dim) for s, place in places.items()},
         shapes,
@@ -260,8 +260,10 @@ def _facts(traced: OpenProgram, regions: Mapping[str, HostRegion]) -> HostFacts:
     )
 
 
-def _condition(found: Condition) -> SizeCondition:
-    return SizeCondition(found.relation, polynomial_of(found.difference), found.holds, found.where)
+def _condition(condition: Condition) -> SizeCondition:
+    return SizeCondition(
+        condition.relation, polynomial_of(condition.difference), condition.holds, condition.where
+    )
 
 
 def _names(dim: Dim) -> frozenset[str]:

@@ -56,39 +56,39 @@ class HostModels:
                 return program
         if len(self.programs) >= MAX_PROGRAMS or (self._no_more and more_than >= 0):
             return None
-        made = self._made(self.source, shapes)
-        if made is None or len(made.plan.facts.symbols) <= more_than:
+        executor = self._compiled(self.source, shapes)
+        if executor is None or len(executor.plan.facts.symbols) <= more_than:
             self._no_more = more_than >= 0
             return None
-        if (reason := made.refused(values)) is not None:
+        if (reason := executor.refused(values)) is not None:
             self._note(reason)
             return None
-        self.programs.append(made)
-        return made
+        self.programs.append(executor)
+        return executor
 
     def fixed(self, source: Source) -> HostExecutor | None:
         """Return a program for the sizes that a model's types state; None where there is none."""
-        return self._made(source, None)
+        return self._compiled(source, None)
 
     def lines(self) -> list[str]:
         """Say what runs op by op, and why."""
-        found = [
+        lines = [
             f"op by op: {name}: {region.reason}"
             for program in self.programs
             for name, region in program.plan.facts.regions.items()
             if region.reason
         ]
-        return [*dict.fromkeys(found), *self.notes]
+        return [*dict.fromkeys(lines), *self.notes]
 
-    def _made(self, source: Source, shapes: Shapes | None) -> HostExecutor | None:
+    def _compiled(self, source: Source, shapes: Shapes | None) -> HostExecutor | None:
         try:
-            made = host_file(source, {}, Options(), shapes)
+            file = host_file(source, {}, Options(), shapes)
         except IrcError as error:
             self._note(str(error))
             return None
-        if made is None:  # nothing of it is the host's: kernels run alone
+        if file is None:  # nothing of it is the host's: kernels run alone
             return None
-        return HostExecutor(made.plan, made.plan.weights, num_threads=self.threads)
+        return HostExecutor(file.plan, file.plan.weights, num_threads=self.threads)
 
     def _note(self, reason: str) -> None:
         if reason not in self.notes:

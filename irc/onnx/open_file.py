@@ -33,12 +33,12 @@ MAX_PLANNED = 3
 
 
 def open_file(
-    given: str | os.PathLike[str] | Source, sizes: Mapping[str, int], options: Options
+    model: str | os.PathLike[str] | Source, sizes: Mapping[str, int], options: Options
 ) -> tuple[OpenExport, Program] | None:
     """Compile a file to a plan for all numbers of its named sizes.
 
     Args:
-        given: the model, or its path.
+        model: the model, or its path.
         sizes: numbers for some, by name: these are fixed.
         options: of the pipeline; one device.
 
@@ -48,7 +48,7 @@ def open_file(
     Raises:
         IrcError: ``size-unbound`` where a size has to be a number, saying what needs it.
     """
-    source = prepare(read_model(given))
+    source = prepare(read_model(model))
     inputs = source.model.graph.input
     sizes = by_name(inputs, sizes)
     table = SizeTable(sizes)
@@ -117,19 +117,19 @@ def first_of(problems: Sequence[IrcError], names: Sequence[str] = ()) -> IrcErro
 
     A file that none suits may be for one size alone, which an exporter has written into it.
     """
-    found = next((each for each in problems if "onnx-invalid" not in each.codes), problems[0])
-    if "onnx-invalid" in found.codes and names and not found.help:
-        found.help = "if the file is for some sizes alone, give them: " + " ".join(
+    problem = next((each for each in problems if "onnx-invalid" not in each.codes), problems[0])
+    if "onnx-invalid" in problem.codes and names and not problem.help:
+        problem.help = "if the file is for some sizes alone, give them: " + " ".join(
             f"--size {printable(name)}=N" for name in dict.fromkeys(names)
         )
-    return found
+    return problem
 
 
 def signals(source: Source) -> frozenset[str]:
     """Return the inputs that may be signals: real numbers, one row for each of a batch."""
     floating = {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16}
-    given = ((each.name, each.type.tensor_type) for each in source.model.graph.input)
-    return frozenset(n for n, t in given if t.elem_type in floating and len(t.shape.dim) == 2)
+    inputs = ((each.name, each.type.tensor_type) for each in source.model.graph.input)
+    return frozenset(n for n, t in inputs if t.elem_type in floating and len(t.shape.dim) == 2)
 
 
 def examples(places: Mapping[str, Place], long: Collection[str] = ()) -> Iterator[dict[str, int]]:
@@ -174,7 +174,7 @@ def _facts(traced: OpenProgram) -> OpenFacts:
     return OpenFacts(
         {s: (place.name, place.input, place.dim) for s, place in traced.places.items()},
         traced.shapes,
-        {name: (found.dim, found.by) for name, found in traced.quotients.items()},
+        {name: (quotient.dim, quotient.by) for name, quotient in traced.quotients.items()},
         tuple((c.relation, c.difference, c.holds, c.where) for c in traced.conditions),
         tuple(FixedSize(f.name, f.number, f.reason) for f in traced.fixed.values()),
         traced.program.module,

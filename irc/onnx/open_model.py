@@ -156,15 +156,15 @@ class OpenModels:
         """Return a trace for some shapes; None where they have to be compiled by themselves."""
         if (known := self.known_for(shapes)) is not None:
             return known
-        made = self._traced(shapes)
-        if made is None:
+        model = self._traced(shapes)
+        if model is None:
             return None
-        reason = made.refused(shapes)
+        reason = model.refused(shapes)
         if reason is not None:
             self._note(reason)
             return None
-        self.models.append(made)
-        return made
+        self.models.append(model)
+        return model
 
     def _traced(self, shapes: Shapes) -> OpenModel | None:
         try:
@@ -215,8 +215,8 @@ class OpenModels:
 
 def at_values(traced: OpenProgram, values: Mapping[str, int]) -> Program:
     """Return an imported program for numbers of its sizes."""
-    found, full = traced.program, traced.extended(values)
-    return Program(bound_module(found.module, full), found.tensors, found.source)
+    program, full = traced.program, traced.extended(values)
+    return Program(bound_module(program.module, full), program.tensors, program.source)
 
 
 def is_planned(program: Program, known: frozenset[str]) -> bool:
@@ -238,9 +238,13 @@ def interpreted(program: Program) -> Call:
     ]
 
     def call(values: Sequence[Any]) -> list[Any]:
-        given = iter(values)
+        remaining = iter(values)
         bound = [
-            program.tensors[name] if not fed else as_tensor(next(given)) if flow else next(given)
+            program.tensors[name]
+            if not fed
+            else as_tensor(next(remaining))
+            if flow
+            else next(remaining)
             for fed, name, flow in places
         ]
         return [as_item(value) for value in run_dynamic(program.module, bound)]

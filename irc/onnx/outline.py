@@ -47,14 +47,14 @@ def outline(module: ModuleOp, roots: Mapping[str, frozenset[str]]) -> list[Regio
         module: level flow; all functions.
         roots: for each size that is a quotient, the names that it follows from.
     """
-    found: list[Region] = []
+    regions: list[Region] = []
     earlier = set[str]()
     for func in list(functions(module).values()):
-        outliner = _Outliner(func, module, roots, found, frozenset(earlier))
+        outliner = _Outliner(func, module, roots, regions, frozenset(earlier))
         earlier |= _names(func.body.block.args)
         earlier = earlier.union(*(_op_names(op) for op in func.body.block.ops))
         outliner.run()
-    return found
+    return regions
 
 
 @dataclass
@@ -105,7 +105,7 @@ class _Outliner:
         """Return the ops that the host runs; sizes that they decide are not there before them."""
         # A size that a function around this one knows is there from the start.
         seen = set(_names(self.func.body.block.args) | self.earlier)
-        found: set[Operation] = set()
+        hosted: set[Operation] = set()
         for op in ops:
             fresh = _names(op.results) - seen - _names(op.operands)
             if isinstance(op, ExternOp) and (
@@ -113,24 +113,24 @@ class _Outliner:
                 or functions_of(decoded(op.arguments))
                 or fresh
             ):
-                found.add(op)
+                hosted.add(op)
                 self.decided |= fresh
             seen |= _names(op.results)
-        return found
+        return hosted
 
     def _free(self, ops: Sequence[Operation], hosted: set[Operation]) -> set[Operation]:
         """Return literals, and what is made of them alone: written where they are read."""
-        found: set[Operation] = set()
+        free: set[Operation] = set()
         for op in ops:
-            if op not in hosted and all(value.owner in found for value in op.operands):
-                found.add(op)
-        return found
+            if op not in hosted and all(value.owner in free for value in op.operands):
+                free.add(op)
+        return free
 
     def _ready(
         self, pending: Iterable[Operation], wanted: Callable[[Operation], bool]
     ) -> list[Operation]:
         """Return those of some ops, in order, for which everything is there; their results are."""
-        found: list[Operation] = []
+        ready: list[Operation] = []
         for op in pending:
             if not wanted(op):
                 continue
@@ -141,27 +141,27 @@ class _Outliner:
             own = _names(op.results) if isinstance(op, ExternOp) else frozenset[str]()
             if not needed - own <= self.sizes:
                 continue
-            found.append(op)
+            ready.append(op)
             self.known.update(op.results)
             self.sizes |= _names(op.results)
-        return found
+        return ready
 
     def _names_of_free(self, values: Iterable[SSAValue]) -> frozenset[str]:
-        found = frozenset[str]()
+        names = frozenset[str]()
         for op in self._chain(values):
-            found |= _op_names(op)
-        return found
+            names |= _op_names(op)
+        return names
 
     def _chain(self, values: Iterable[SSAValue]) -> list[Operation]:
         """Return the free ops that make values, operands first."""
-        found: set[Operation] = set()
+        chain: set[Operation] = set()
         stack = list(values)
         while stack:
             op = stack.pop().owner
-            if isinstance(op, Operation) and op in self.free and op not in found:
-                found.add(op)
+            if isinstance(op, Operation) and op in self.free and op not in chain:
+                chain.add(op)
                 stack += op.operands
-        return sorted(found, key=self.places.__getitem__)
+        return sorted(chain, key=self.places.__getitem__)
 
     def _literals(self, values: Iterable[SSAValue]) -> None:
         """Put the free ops that the host reads where it is now."""
@@ -183,25 +183,25 @@ class _Outliner:
             return
         block, mapped = Block(), dict[SSAValue, SSAValue]()
         attrs: list[DictionaryAttr] = []
-        given: list[SSAValue] = []
+        operands: list[SSAValue] = []
         literals = self._chain(v for op in region for v in op.operands)
-        made = inside | {result for op in literals for result in op.results}
+        computed = inside | {result for op in literals for result in op.results}
         for op in region:
             for value in op.operands:
-                if value in made or value in mapped:
+                if value in computed or value in mapped:
                     continue
-                role, name = self.weights.get(value, ("input", f"v{len(given)}"))
+                role, name = self.weights.get(value, ("input", f"v{len(operands)}"))
                 mapped[value] = block.insert_arg(value.type, len(block.args))
                 attrs.append(argument_attrs(role, name))
-                given.append(value)
+                operands.append(value)
         names = frozenset[str]().union(*(_op_names(op) for op in (*literals, *region)))
         names = names.union(*(self.roots.get(name, frozenset()) for name in names))
         for name in sorted(names - _plain(block.args) - frozenset(self.roots)):
             # A size that no input shows comes as the length of a tensor of its own.
             mark = self.builder.constant([0], [symbol(name)], "i1")
             block.insert_arg(mark.type, len(block.args))
-            attrs.append(argument_attrs("input", f"v{len(given)}"))
-            given.append(mark)
+            attrs.append(argument_attrs("input", f"v{len(operands)}"))
+            operands.append(mark)
         for op in (*literals, *region):
             block.add_op(op.clone(mapped))
         func = finish_function(
@@ -214,7 +214,7 @@ class _Outliner:
         self.module.body.block.add_op(func)
         self.regions.append(Region(func, names))
         self.builder.loc = loc_of(region[0])
-        results = self.builder.call(func.sym_name.data, given, [v.type for v in outputs])
+        results = self.builder.call(func.sym_name.data, operands, [v.type for v in outputs])
         for value, result in zip(outputs, results, strict=True):
             value.replace_uses_with_if(result, lambda use: use.operation not in members)
             self.known.add(result)
@@ -233,10 +233,10 @@ def _plain(values: Iterable[SSAValue]) -> frozenset[str]:
 
 def _op_names(op: Operation) -> frozenset[str]:
     """Return the names in the types and attributes of an op."""
-    found = _names((*op.operands, *op.results))
+    names = _names((*op.operands, *op.results))
     for attribute in (*op.properties.values(), *op.attributes.values()):
-        found |= _attribute_names(attribute)
-    return found
+        names |= _attribute_names(attribute)
+    return names
 
 
 def _attribute_names(attribute: Attribute) -> frozenset[str]:

@@ -85,13 +85,13 @@ class InferenceSession(Described):
         source = read_model(model)
         graph, options = source.model.graph, sess_options or SessionOptions()
         stored = {tensor.name for tensor in (*graph.initializer, *source.constants)}
-        inputs = [given for given in graph.input if given.name not in stored]
+        inputs = [value for value in graph.input if value.name not in stored]
         if options.sizes:
             inputs = with_numbers_for(inputs, options.sizes)
             source = with_inputs(source, inputs)
         super().__init__(source, inputs, options, providers)
         self._intake = Intake(self._inputs)
-        self._produced = [given.name for given in self._outputs]
+        self._produced = [value.name for value in self._outputs]
         self._versions: OrderedDict[Any, Version] = OrderedDict()
         self._lock = threading.Lock()
         self._open: OpenModels | None = None
@@ -99,7 +99,7 @@ class InferenceSession(Described):
         self._hosts = HostModels(self._source, self.options.intra_op_num_threads or None)
         self._deciding: Deciding | None = None if candidates(self._inputs) else Deciding()
         self._by_value: OrderedDict[Any, InferenceSession] = OrderedDict()
-        shapes = [shape_of(given.type) for given in self._inputs]
+        shapes = [shape_of(value.type) for value in self._inputs]
         numbers = all(s is not None and all(isinstance(d, int) for d in s) for s in shapes)
         if numbers and self._deciding is None:
             check_model(self._source, candidates(self._inputs))
@@ -115,9 +115,9 @@ class InferenceSession(Described):
 
     def report(self) -> Report:
         """Say which sizes any number serves, which are fixed, and why; and what runs op by op."""
-        found = Report() if self._open is None else self._open.report()
+        report = Report() if self._open is None else self._open.report()
         inner = [line for each in self._by_value.values() for line in each.report().hosted]
-        return replace(found, hosted=tuple(dict.fromkeys([*self._hosts.lines(), *inner])))
+        return replace(report, hosted=tuple(dict.fromkeys([*self._hosts.lines(), *inner])))
 
     def run(
         self,
@@ -167,16 +167,16 @@ class InferenceSession(Described):
                 }
                 typed = with_inputs(self._source, specialised(self._inputs, tensors))
                 self._deciding = deciding(typed, self._inputs, named)
-            given = {name: named[name] for name in self._deciding.names}
-            if not given:
+            decisive = {name: named[name] for name in self._deciding.names}
+            if not decisive:
                 return None
-            key = tuple(value.tobytes() for value in given.values())
+            key = tuple(value.tobytes() for value in decisive.values())
             if key not in self._by_value:
                 if len(self._by_value) >= MAX_VALUES:
                     if not self._deciding.needed:
                         return None
                     self._by_value.popitem(last=False)
-                source = with_values(self._source, given)
+                source = with_values(self._source, decisive)
                 self._by_value[key] = InferenceSession(source, self.options)
             self._by_value.move_to_end(key)
             return self._by_value[key]
@@ -278,7 +278,7 @@ def _hosted(
 def with_inputs(source: Source, inputs: Sequence[onnx.ValueInfoProto]) -> Source:
     """Return a model with other types of its inputs; its weights are shared, not copied."""
     stored = {tensor.name for tensor in (*source.model.graph.initializer, *source.constants)}
-    given = [value for value in source.model.graph.input if value.name not in stored]
-    if all(a is b for a, b in zip(given, inputs, strict=True)):
+    current = [value for value in source.model.graph.input if value.name not in stored]
+    if all(a is b for a, b in zip(current, inputs, strict=True)):
         return source
     return replace(source, inputs=tuple(inputs))

@@ -26,14 +26,16 @@ ALONG: Mapping[str, tuple[int, int]] = {
 def _along(place: int, default: int) -> Callable[..., Rule]:
     def rule(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
         positional, keywords = json.loads(attrs["arguments"])
-        given: int = positional[place] if len(positional) > place else keywords.get("dim", default)
+        stated_dim: int = (
+            positional[place] if len(positional) > place else keywords.get("dim", default)
+        )
         shape = operands[0][0]
-        dim = given % len(shape) if shape else 0
+        dim = stated_dim % len(shape) if shape else 0
         names = letters(shape)
         kept = [name for i, name in enumerate(names) if i != dim]
-        made = results[0][0]
-        if len(made) == len(shape):
-            middle = names[dim : dim + 1] if made == shape else ((),) * bool(shape)
+        result_shape = results[0][0]
+        if len(result_shape) == len(shape):
+            middle = names[dim : dim + 1] if result_shape == shape else ((),) * bool(shape)
             kept[dim:dim] = middle
         return Rule((names,), (tuple(kept),) * len(results), whole=tuple(*names[dim : dim + 1]))
 
@@ -53,9 +55,9 @@ def _index_put(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Si
         return Rule(terms, terms[:1], linear=((0, len(operands) - 1),))
     whole = range(first, last)
     names = tuple(() if i in whole else name for i, name in enumerate(letters(table)))
-    found = max(map(len, indices))
+    index_ndim = max(map(len, indices))
     written = [*zip(names, table, strict=True)]
-    written[first:last] = [((), 0)] * found
+    written[first:last] = [((), 0)] * index_ndim
     own = tuple(
         name if size == wanted else ()
         for (name, wanted), size in zip(written[len(written) - len(values) :], values, strict=True)

@@ -61,9 +61,9 @@ def _masked(
 ) -> SSAValue:
     split, dtype = tensor(scores).shape, tensor(scores).dtype
     never = b.scalar(-math.inf, dtype)
-    for given in mask:
-        spread = _with_groups(b, given, shape, split)
-        if tensor(given).dtype == "i1":
+    for operand in mask:
+        spread = _with_groups(b, operand, shape, split)
+        if tensor(operand).dtype == "i1":
             scores = b.pointwise("where", spread, scores, never)
         else:
             scores = b.pointwise("add", scores, b.cast(spread, dtype))

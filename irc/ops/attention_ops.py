@@ -62,11 +62,11 @@ class Form:
             first: how many operands stand before the mask.
             before: how many tensors the result may be added to.
         """
-        given: list[Any] = [{"operand": i} for i in range(first)]
-        given += [_operand(self.mask), _operand(self.start)]
-        given += [_operand(i) for i in self.before] or [None] * before
-        given += [self.is_causal, self.scale]
-        return json.dumps([[*given, self.with_sums] if before == 2 else given, {}])
+        arguments: list[Any] = [{"operand": i} for i in range(first)]
+        arguments += [_operand(self.mask), _operand(self.start)]
+        arguments += [_operand(i) for i in self.before] or [None] * before
+        arguments += [self.is_causal, self.scale]
+        return json.dumps([[*arguments, self.with_sums] if before == 2 else arguments, {}])
 
     def forward(self) -> dict[str, str]:
         """Return the attributes of an ``irc::attention``."""
@@ -85,11 +85,11 @@ def form_of(attrs: Attrs, num_operands: int) -> Form:
     """Return the form of a ``flow.attention`` or of one of the ops here, from its attributes."""
     if "arguments" not in attrs:
         return Form(attrs["is_causal"], attrs["scale"], 3 if num_operands == 4 else None)
-    given = json.loads(attrs["arguments"])[0]
+    arguments = json.loads(attrs["arguments"])[0]
     first, before = (6, 3) if attrs["target"] == BACKWARD else (3, 2)
-    places = [None if item is None else item["operand"] for item in given[first : first + 2]]
-    added = tuple(i["operand"] for i in given[first + 2 : first + 2 + before] if i is not None)
-    causal, scale, *sums = given[first + 2 + before :]
+    places = [None if item is None else item["operand"] for item in arguments[first : first + 2]]
+    added = tuple(i["operand"] for i in arguments[first + 2 : first + 2 + before] if i is not None)
+    causal, scale, *sums = arguments[first + 2 + before :]
     return Form(causal, scale, places[0], places[1], added, bool(sums and sums[0]))
 
 
@@ -162,12 +162,14 @@ def _forward_strategies(
     if form.start is not None or form.before:
         return []
     q, rows = operands[0][0], len(operands[0][0]) - 2
-    found = ring(operands[:3], [operands[3]] if form.mask is not None else [], len(results))
+    strategies = ring(operands[:3], [operands[3]] if form.mask is not None else [], len(results))
     if form.is_causal and q[rows] != 1:
         masks = [mask_rows(operands[3][0], q)] if form.mask is not None else []
-        made: tuple[AxisPlacement, ...] = (Split(rows),) * len(results)
-        found.append(Strategy(CAUSAL_ROWS, (Split(rows), B, B, *masks), made, q[rows]))
-    return found
+        result_placements: tuple[AxisPlacement, ...] = (Split(rows),) * len(results)
+        strategies.append(
+            Strategy(CAUSAL_ROWS, (Split(rows), B, B, *masks), result_placements, q[rows])
+        )
+    return strategies
 
 
 def _backward_strategies(
@@ -180,20 +182,20 @@ def _backward_strategies(
     q, k, part = operands[1][0], operands[2][0], Partial("sum")
     rows = Split(len(q) - 2)
     masks = [mask_rows(operands[6][0], q)] if form.mask is not None else []
-    found: list[Strategy] = []
+    strategies: list[Strategy] = []
     for around in ring(operands[1:4], [operands[6]] if form.mask is not None else [], 1):
         placed = (rows, *around.operands[:3], rows, rows, *around.operands[3:])
-        found.append(Strategy(RING, placed, (rows,) * 3, around.size, even=True))
+        strategies.append(Strategy(RING, placed, (rows,) * 3, around.size, even=True))
     if q[-2] != 1:
         name = CAUSAL_ROWS if form.is_causal else AS_IT_IS
         placed = (rows, rows, B, B, rows, rows, *masks)
-        found.append(Strategy(name, placed, (rows, part, part), q[-2], split="rows"))
+        strategies.append(Strategy(name, placed, (rows, part, part), q[-2], split="rows"))
     if len(q) > 2 and k[-3] == 1 and q[-3] != 1:
         heads = Split(len(q) - 3)
         spread = [mask_dim(operands[6][0], q, 3)] if form.mask is not None else []
         placed = (heads, heads, B, B, heads, heads, *spread)
-        found.append(Strategy(AS_IT_IS, placed, (heads, part, part), q[-3], split="heads"))
-    return found
+        strategies.append(Strategy(AS_IT_IS, placed, (heads, part, part), q[-3], split="heads"))
+    return strategies
 
 
 REFERENCE = "irc.runtime.attention"

@@ -192,20 +192,20 @@ def register_op(
         )
     if rule:
         parse_rule(rule, where=name)
-    made = Declaration(name, rule, flops, bytes, reference, derivative, formula=formula)
-    DECLARED[name] = made
+    declared = Declaration(name, rule, flops, bytes, reference, derivative, formula=formula)
+    DECLARED[name] = declared
 
     def with_reference(function: Function) -> Function:
         if not callable(function):
             raise _wrong(name, "reference", function, "a function")
-        DECLARED[name] = replace(made, reference=function)
+        DECLARED[name] = replace(declared, reference=function)
         return function
 
     return with_reference
 
 
-def _check_types(target: str, given: Mapping[str, object]) -> None:
-    for part, value in given.items():
+def _check_types(target: str, parts: Mapping[str, object]) -> None:
+    for part, value in parts.items():
         if part == "rule":
             if not isinstance(value, str):
                 raise _wrong(target, part, value, 'text, such as "(m k, k n) -> (m n) sum(k)"')
@@ -215,10 +215,10 @@ def _check_types(target: str, given: Mapping[str, object]) -> None:
             raise _wrong(target, part, value, 'a function, or "module:function" for one')
 
 
-def _wrong(target: str, part: str, given: object, wanted: str) -> IrcError:
+def _wrong(target: str, part: str, value: object, wanted: str) -> IrcError:
     return IrcError(
         "op-declaration",
-        f"the {part} declared for {target} is {type(given).__name__} {given!r}",
+        f"the {part} declared for {target} is {type(value).__name__} {value!r}",
         help=f"give {wanted}",
     )
 
@@ -228,13 +228,13 @@ def _name(target: object) -> str:
     if isinstance(target, str) and all(target.partition("::")):
         return target
     schema = getattr(target, "_schema", None)
-    for found in (
+    for name in (
         getattr(target, "_qualname", None),
         getattr(target, "_qualified_op_name", None),
         getattr(schema, "name", None),
     ):
-        if isinstance(found, str):
-            return found
+        if isinstance(name, str):
+            return name
     raise IrcError(
         "op-undeclared",
         f"{target!r} is no op",
@@ -251,9 +251,9 @@ def declaration(target: str) -> Declaration | None:
     if target not in DECLARED and name not in DECLARED and namespace not in LIBRARIES:
         _load_plugin(namespace)
     for key in (target, name):
-        found = DECLARED.get(key) or known.get(key)
-        if found is not None:
-            return found
+        declared = DECLARED.get(key) or known.get(key)
+        if declared is not None:
+            return declared
     if namespace in LIBRARIES:  # a package may have been to declare it
         warn_of_disabled()
     return None
@@ -291,8 +291,8 @@ def call_of(attrs: Attrs, sizes: Mapping[str, int], item_bytes: int) -> Call:
 
 def assumed(attrs: Attrs) -> tuple[str, ...]:
     """Return what neither a ``flow.extern`` itself nor a declaration of its target says."""
-    found = declaration(attrs["target"])
-    missing = found.left_out if found else ("rule", "flops", "bytes")
+    declared = declaration(attrs["target"])
+    missing = declared.left_out if declared else ("rule", "flops", "bytes")
     return tuple(name for name in missing if name != "rule" or "rule" not in attrs)
 
 

@@ -104,8 +104,8 @@ class Adjoint:
     @property
     def g(self) -> SSAValue:
         """The gradient of the first result; zeros where only others have one."""
-        found = self.gradients[0]
-        return self.zeros(tensor(self.y)) if found is None else found
+        gradient = self.gradients[0]
+        return self.zeros(tensor(self.y)) if gradient is None else gradient
 
     def kind(self, operand: int) -> TensorType:
         """The type of an operand."""

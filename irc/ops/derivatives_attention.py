@@ -27,8 +27,8 @@ def attention(at: Adjoint, operand: int) -> SSAValue | None:
 
     Where a mask has a gradient, or a size is not bound yet, the scores are taken apart.
     """
-    made: list[SSAValue] = at.shared("gradients", lambda: _whole(at))
-    return made[operand] if made else _apart(at, operand)
+    gradients: list[SSAValue] = at.shared("gradients", lambda: _whole(at))
+    return gradients[operand] if gradients else _apart(at, operand)
 
 
 def _whole(at: Adjoint) -> list[SSAValue]:
@@ -38,21 +38,23 @@ def _whole(at: Adjoint) -> list[SSAValue]:
     before, kind = at.op, tensor(at.y)
     form = form_of(at.attrs, len(before.inputs))
     wide = "f32" if kind.dtype in ("f16", "bf16") else kind.dtype
-    made = ExternOp.make(
+    forward = ExternOp.make(
         before.inputs, [kind, TensorType.of(kind.shape[:-1], wide)], **form.forward()
     )
-    made.attributes.update(before.attributes)
+    forward.attributes.update(before.attributes)
     block = before.parent_block()
     assert block is not None
-    block.insert_op_before(made, before)
-    before.outputs[0].replace_all_uses_with(made.outputs[0])
+    block.insert_op_before(forward, before)
+    before.outputs[0].replace_all_uses_with(forward.outputs[0])
     g = at.g
     before.detach()
     before.erase()
-    q, k, v, *mask = made.inputs
+    q, k, v, *mask = forward.inputs
     form = replace(form, mask=6 if mask else None)
     kinds = [tensor(x) for x in (q, k, v)]
-    return at.b.ops(ExternOp, [g, q, k, v, *made.outputs, *mask], results=kinds, **form.backward())
+    return at.b.ops(
+        ExternOp, [g, q, k, v, *forward.outputs, *mask], results=kinds, **form.backward()
+    )
 
 
 def _apart(at: Adjoint, operand: int) -> SSAValue | None:
@@ -62,20 +64,20 @@ def _apart(at: Adjoint, operand: int) -> SSAValue | None:
     What heads share a key for is a dim of its own, which the contractions for k and v add up.
     """
     b, lead = at.b, lead_letters(at.kind(1))
-    made: _Softmax = at.shared("attention", lambda: _softmax(at))
+    softmax: _Softmax = at.shared("attention", lambda: _softmax(at))
     q, k, scores = f"{lead}rsd", f"{lead}td", f"{lead}rst"
     match operand:
         case 0:
-            given, spec = [_half(at, made.scores), at.inputs[1]], f"{scores},{k}->{q}"
+            operands, spec = [_half(at, softmax.scores), at.inputs[1]], f"{scores},{k}->{q}"
         case 1:
-            given, spec = [_half(at, made.scores), _grouped(at, at.x)], f"{scores},{q}->{k}"
+            operands, spec = [_half(at, softmax.scores), _grouped(at, at.x)], f"{scores},{q}->{k}"
         case 2:
-            given, spec = [_half(at, made.chances), _grouped(at, at.g)], f"{scores},{q}->{k}"
-            return b.op(ContractOp, given, spec=spec)
+            operands, spec = [_half(at, softmax.chances), _grouped(at, at.g)], f"{scores},{q}->{k}"
+            return b.op(ContractOp, operands, spec=spec)
         case _:
-            return _of_mask(at, made.scores, operand)
-    found = b.op(ContractOp, given, spec=spec)
-    scaled = b.pointwise("mul", found, b.scalar(at.attrs["scale"], tensor(found).dtype))
+            return _of_mask(at, softmax.scores, operand)
+    product = b.op(ContractOp, operands, spec=spec)
+    scaled = b.pointwise("mul", product, b.scalar(at.attrs["scale"], tensor(product).dtype))
     return b.reshape(scaled, at.kind(operand).shape)
 
 
@@ -100,8 +102,8 @@ def _softmax(at: Adjoint) -> _Softmax:
     weights = chances(b, q, k, mask, is_causal=at.attrs["is_causal"], scale=at.attrs["scale"])
     wide = tensor(weights).dtype
     g, y = _grouped(at, at.g), _grouped(at, at.y)
-    given = b.op(ContractOp, [g, v], spec=f"{lead}rse,{lead}te->{lead}rst")
+    dweights = b.op(ContractOp, [g, v], spec=f"{lead}rse,{lead}te->{lead}rst")
     product = b.pointwise("mul", b.cast(g, wide), b.cast(y, wide))
     share = b.reduce("sum", product, (tensor(product).ndim - 1,), keep_dims=True)
-    off = b.pointwise("sub", b.cast(given, wide), share)
+    off = b.pointwise("sub", b.cast(dweights, wide), share)
     return _Softmax(weights, b.pointwise("mul", weights, off))

@@ -38,8 +38,8 @@ def extern(at: Adjoint, operand: int) -> SSAValue | None:
         return linear_loss(at, operand)
     if reason := not_differentiable(at.op):
         raise NotDifferentiable(reason)
-    made: list[SSAValue] = at.shared("vjp", lambda: _vjp(at, at.wanted, None))
-    return made[at.wanted.index(operand)]
+    gradients: list[SSAValue] = at.shared("vjp", lambda: _vjp(at, at.wanted, None))
+    return gradients[at.wanted.index(operand)]
 
 
 def not_differentiable(op: FlowOp) -> str:
@@ -57,8 +57,8 @@ def _drops(target: str, arguments: str) -> bool:
     positional, keywords = json.loads(arguments)
     if "scaled_dot_product" not in target:
         return False
-    given = positional[4] if len(positional) > 4 else 0.0
-    return bool(keywords.get("dropout_p", given))
+    dropout = positional[4] if len(positional) > 4 else 0.0
+    return bool(keywords.get("dropout_p", dropout))
 
 
 def _one(at: Adjoint, operand: int, rule: Rule | None) -> SSAValue:
@@ -67,8 +67,8 @@ def _one(at: Adjoint, operand: int, rule: Rule | None) -> SSAValue:
 
 
 def _vjp(at: Adjoint, wanted: Sequence[int], rule: Rule | None) -> list[SSAValue]:
-    given = [i for i, g in enumerate(at.gradients) if g is not None]
-    call = [at.op.name, dict(at.attrs), len(at.inputs), given, list(wanted)]
+    reached = [i for i, g in enumerate(at.gradients) if g is not None]
+    call = [at.op.name, dict(at.attrs), len(at.inputs), reached, list(wanted)]
     return at.b.ops(
         ExternOp,
         [*at.inputs, *(g for g in at.gradients if g is not None)],
@@ -80,11 +80,11 @@ def _vjp(at: Adjoint, wanted: Sequence[int], rule: Rule | None) -> list[SSAValue
 
 
 def _rule(at: Adjoint, operand: int) -> Rule:
-    given = [i for i, g in enumerate(at.gradients) if g is not None]
-    return operand_rule(rule_of(at.op), operand, given)
+    reached = [i for i, g in enumerate(at.gradients) if g is not None]
+    return operand_rule(rule_of(at.op), operand, reached)
 
 
-def operand_rule(rule: Rule, operand: int, given: Sequence[int]) -> Rule:
+def operand_rule(rule: Rule, operand: int, reached: Sequence[int]) -> Rule:
     """Return the rule of the gradient of one operand: ``(operands, gradients) -> (operand)``.
 
     A factor that the operand lacks is added up: in forward it was stretched over it. Where forward
@@ -94,15 +94,15 @@ def operand_rule(rule: Rule, operand: int, given: Sequence[int]) -> Rule:
     >>> str(operand_rule(parse_rule("(b k, n k) -> (b n) sum(k)"), 1, [0]))
     '(b k, n k, b n) -> (n k) sum(b) linear(2)'
     """
-    operands = (*rule.operands, *(rule.results[i] for i in given))
-    made = rule.operands[operand]
-    kept = {name for dim in made for name in dim}
+    operands = (*rule.operands, *(rule.results[i] for i in reached))
+    result = rule.operands[operand]
+    kept = {name for dim in result for name in dim}
     known = dict.fromkeys(name for term in operands for dim in term for name in dim)
     extremes = {name for name, kind in rule.reduced if kind != "sum"}
     whole = {*rule.whole, *extremes} & set(known)
     return Rule(
         operands,
-        (made,),
+        (result,),
         reduced=tuple((n, "sum") for n in known if n not in kept and n not in whole),
         whole=tuple(n for n in known if n in whole),
         linear=(tuple(range(len(rule.operands), len(operands))),),

@@ -16,16 +16,18 @@ def linear_loss(at: Adjoint, operand: int) -> SSAValue | None:
     roles = operand_roles(at.attrs["target"], at.attrs["arguments"])
     if roles[operand] == UNTRAINED:
         return None
-    made: list[SSAValue] = at.shared("linear_loss", lambda: _gradients(at, roles))
-    return made[[role for role in roles if role != UNTRAINED].index(roles[operand])]
+    gradients: list[SSAValue] = at.shared("linear_loss", lambda: _gradients(at, roles))
+    return gradients[[role for role in roles if role != UNTRAINED].index(roles[operand])]
 
 
 def _gradients(at: Adjoint, roles: tuple[str, ...]) -> list[SSAValue]:
-    given = {"g": at.g, **dict(zip(roles, at.inputs, strict=True)), "sums": at.op.outputs[1]}
-    if "bias" in given:
-        given["bias"] = given.pop("bias")  # after the log-sums
+    operands = {"g": at.g, **dict(zip(roles, at.inputs, strict=True)), "sums": at.op.outputs[1]}
+    if "bias" in operands:
+        operands["bias"] = operands.pop("bias")  # after the log-sums
     if (gs := at.gradients[1]) is not None:
-        given["gs"] = gs
+        operands["gs"] = gs
     kinds = [at.kind(i) for i, role in enumerate(roles) if role != UNTRAINED]
-    call = arguments(BACKWARD, given)
-    return at.b.ops(ExternOp, list(given.values()), results=kinds, target=BACKWARD, arguments=call)
+    call = arguments(BACKWARD, operands)
+    return at.b.ops(
+        ExternOp, list(operands.values()), results=kinds, target=BACKWARD, arguments=call
+    )

@@ -25,15 +25,15 @@ def contract(at: Adjoint, operand: int) -> SSAValue:
     target = "".join(letter for letter in mine if letter in known)
     if others:
         spec = ",".join([result, *(letters[i] for i in others)]) + f"->{target}"
-        found = at.b.op(ContractOp, [at.g, *(at.inputs[i] for i in others)], spec=spec)
+        gradient = at.b.op(ContractOp, [at.g, *(at.inputs[i] for i in others)], spec=spec)
     else:
         perm = tuple(result.index(letter) for letter in target)
-        found = at.b.op(TransposeOp, [at.g], perm=perm)
+        gradient = at.b.op(TransposeOp, [at.g], perm=perm)
     shape = at.kind(operand).shape
     there: Shape = tuple(
         size if letter in known else 1 for letter, size in zip(mine, shape, strict=True)
     )
-    return at.b.broadcast(at.b.reshape(found, there), shape)
+    return at.b.broadcast(at.b.reshape(gradient, there), shape)
 
 
 def reduce(at: Adjoint, operand: int) -> SSAValue | None:
@@ -69,5 +69,5 @@ def _others(b: PhaseBuilder, x: SSAValue, dims: tuple[int, ...]) -> SSAValue:
         b.op(CumulativeOp, [flat], fn="prod", dim=last, exclusive=True, reverse=reverse)
         for reverse in (False, True)
     )
-    found = b.reshape(b.pointwise("mul", before, after), full)
-    return b.op(TransposeOp, [found], perm=tuple(order.index(d) for d in range(len(shape))))
+    products = b.reshape(b.pointwise("mul", before, after), full)
+    return b.op(TransposeOp, [products], perm=tuple(order.index(d) for d in range(len(shape))))

@@ -22,23 +22,23 @@ def vjp_strategies(
 ) -> list[Strategy]:
     """Split the factors of the differentiated op's rule; sums pass from gradients to gradients."""
     call: tuple[str, Attrs, int, list[int], list[int]] = json.loads(attrs["arguments"])
-    name, inner, count, given, wanted = call
+    name, inner, count, reached, wanted = call
     text = _rule_text(name, inner)
     if "rule" in attrs or not text:
         return []
     rule = parse_rule(text)
-    terms = (*rule.operands, *(rule.results[i] for i in given))
-    made = [rule.operands[i] for i in wanted]
-    sizes = _sizes((*terms, *made), [shape for shape, _ in (*operands, *results)])
-    found = [
-        _split(terms, made, factor, sizes[factor])
+    terms = (*rule.operands, *(rule.results[i] for i in reached))
+    gradients = [rule.operands[i] for i in wanted]
+    sizes = _sizes((*terms, *gradients), [shape for shape, _ in (*operands, *results)])
+    splits = [
+        _split(terms, gradients, factor, sizes[factor])
         for factor in rule.splittable()
         if _is_linear(rule, factor) and sizes.get(factor, 1) != 1
     ]
     partial = Partial("sum")
-    passed: tuple[AxisPlacement, ...] = (*(B,) * count, *(partial,) * len(given))
+    passed: tuple[AxisPlacement, ...] = (*(B,) * count, *(partial,) * len(reached))
     sums = Strategy(AS_IT_IS, passed, (partial,) * len(wanted), 0, split="gradients")
-    return [*found, sums]
+    return [*splits, sums]
 
 
 def _rule_text(name: str, inner: Attrs) -> str:

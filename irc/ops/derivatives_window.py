@@ -89,7 +89,7 @@ def image_gradient(
         [{"operand": 0}, {"operand": 1}, None, list(at.strides), list(padding or zero),
          list(at.dilations), True, rest, at.groups], {},
     ]  # fmt: skip
-    found = b.op(
+    gradient = b.op(
         ExternOp,
         [g, w],
         result=TensorType.of((*x.shape[:2], *sizes), x.dtype),
@@ -99,8 +99,8 @@ def image_gradient(
     )
     if padding is None:
         crop = tuple(-n for n in (0, 0, *at.low)), tuple(-n for n in (0, 0, *at.high))
-        found = padded(b, found, *crop)
-    return found
+        gradient = padded(b, gradient, *crop)
+    return gradient
 
 
 def kernel_gradient(
@@ -129,12 +129,12 @@ def _without_groups(rule: Rule, *, image: bool) -> Rule:
     """Return the backward rule; the number of groups is in the call, so a group is not split."""
     (y,), (x, w) = rule.results, rule.operands[:2]
     whole = set(chain(chain(*y[2:]), chain(*w[2:]), ("g",)))
-    operands, made = ((y, w), x) if image else ((y, x, w), w)
-    known = dict.fromkeys(n for t in (*operands, made) for dim in t for n in dim)
-    kept = {name for dim in made for name in dim}
+    operands, result = ((y, w), x) if image else ((y, x, w), w)
+    known = dict.fromkeys(n for t in (*operands, result) for dim in t for n in dim)
+    kept = {name for dim in result for name in dim}
     return Rule(
         operands,
-        (made,),
+        (result,),
         reduced=tuple((n, "sum") for n in known if n not in kept and n not in whole),
         whole=tuple(n for n in known if n in whole),
         linear=((0,), (1,)),

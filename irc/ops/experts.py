@@ -146,15 +146,15 @@ def _inner_sizes(call: Call, known: Declaration) -> dict[str, int]:
     if not stated or not isinstance(stated, str):
         return dict(call.sizes)
     rule = parse_rule(stated)
-    given: list[int] = call.arguments[3]
-    terms: tuple[TensorTerm, ...] = (*rule.operands, *(rule.results[i] for i in given))
+    reached: list[int] = call.arguments[3]
+    terms: tuple[TensorTerm, ...] = (*rule.operands, *(rule.results[i] for i in reached))
     dims: list[DimTerm] = [dim for term in terms for dim in term]
     names = letters((2,) * len(dims))
-    found: dict[str, int] = dict(rule.sizes)
+    sizes: dict[str, int] = dict(rule.sizes)
     for dim, (name,) in zip(dims, names, strict=True):
         if len(dim) == 1:
-            found.setdefault(dim[0], call.sizes.get(name, 1))
-    return found
+            sizes.setdefault(dim[0], call.sizes.get(name, 1))
+    return sizes
 
 
 def _vjp_bytes(call: Call) -> int:
@@ -176,10 +176,12 @@ def _split_vjp(
     if count == 1:
         return others
     part = Partial("sum")
-    made: list[AxisPlacement] = [Split(0) if wanted in (3, 4) else part for wanted in arguments[4]]
+    placements: list[AxisPlacement] = [
+        Split(0) if wanted in (3, 4) else part for wanted in arguments[4]
+    ]
     placed = (B, B, B, Split(0), Split(0), *(B for _ in operands[5:]))
     travelling = _travelling(TRAVELLING_BACK, operands, (Split(0),) * len(results))
-    return [Strategy("own-experts", placed, tuple(made), count), *travelling, *others]
+    return [Strategy("own-experts", placed, tuple(placements), count), *travelling, *others]
 
 
 DECLARATIONS: tuple[Declaration, ...] = (

@@ -88,14 +88,14 @@ def _splits(
     rows: Dim = operands[0][0][0]
     groups: Dim = operands[1][0][0]
     gradients = len(operands) - 3
-    found: list[Strategy] = []
+    splits: list[Strategy] = []
     if rows != 1:
         placed = (Split(0), B, B, *(Split(0),) * gradients)
-        found.append(Strategy(name, placed, by_rows, rows, split="rows"))
+        splits.append(Strategy(name, placed, by_rows, rows, split="rows"))
     if groups != 1:
         placed = (B, Split(0), B, *(B,) * gradients)
-        found.append(Strategy(name, placed, by_groups, groups, split="groups", even=True))
-    return found
+        splits.append(Strategy(name, placed, by_groups, groups, split="groups", even=True))
+    return splits
 
 
 def with_rule(attrs: Attrs, operands: Sequence[Signature]) -> Attrs:

@@ -87,21 +87,21 @@ def block_rows(rows: int, width: int) -> int:
     return -(-rows // count // 8) * 8
 
 
-def arguments(target: str, given: Collection[str]) -> str:
+def arguments(target: str, present: Collection[str]) -> str:
     """Return a call of any of the three as JSON; its operands stand in the order of their roles.
 
     Args:
         target: the op.
-        given: the roles of its operands.
+        present: the roles of its operands.
 
     >>> arguments(LOSS, ("h", "w", "index"))
     '[[{"operand": 0}, {"operand": 1}, {"operand": 2}, null], {}]'
     """
-    number = iter(range(len(given)))
+    number = iter(range(len(present)))
     roles = POSITIONS[target]
-    if "gs" not in given:
+    if "gs" not in present:
         roles = tuple(role for role in roles if role != "gs")
-    return json.dumps([[{"operand": next(number)} if r in given else None for r in roles], {}])
+    return json.dumps([[{"operand": next(number)} if r in present else None for r in roles], {}])
 
 
 def operand_roles(target: str, call: str) -> tuple[str, ...]:
@@ -112,13 +112,13 @@ def operand_roles(target: str, call: str) -> tuple[str, ...]:
     """
     positional, named = json.loads(call)
     said = [*zip(POSITIONS[target], positional, strict=False), *named.items()]
-    found = {arg["operand"]: role for role, arg in said if arg is not None}
-    return tuple(found[i] for i in range(len(found)))
+    roles = {arg["operand"]: role for role, arg in said if arg is not None}
+    return tuple(roles[i] for i in range(len(roles)))
 
 
-def result_roles(target: str, given: Collection[str]) -> tuple[str, ...]:
+def result_roles(target: str, present: Collection[str]) -> tuple[str, ...]:
     """Return the roles of a call's results."""
-    biased = "bias" in given and target != LOSS
+    biased = "bias" in present and target != LOSS
     return (*RESULTS[target], "db") if biased else RESULTS[target]
 
 
@@ -130,18 +130,18 @@ def accumulating(dtype: str) -> str:
 def _terms(attrs: Attrs) -> tuple[list[str], list[str]]:
     """Return the terms of a call's operands and results."""
     target = attrs["target"]
-    given = operand_roles(target, attrs["arguments"])
-    return [TERMS[r] for r in given], [TERMS[r] for r in result_roles(target, given)]
+    roles = operand_roles(target, attrs["arguments"])
+    return [TERMS[r] for r in roles], [TERMS[r] for r in result_roles(target, roles)]
 
 
 def _rule(attrs: Attrs, operands: Sequence[Signature], results: Sequence[Signature]) -> Rule:
     """Rows of losses can be split; where gradients of the weight add up, a strategy says so."""
     target = attrs["target"]
-    given, made = _terms(attrs)
+    operand_terms, result_terms = _terms(attrs)
     # With gs, gradients are linear in both together, which no rule says.
     alone = target == BACKWARD and "gs" not in operand_roles(target, attrs["arguments"])
     whole = "whole(d v)" if target == LOSS else "whole(n d v)"
-    text = f"({', '.join(given)}) -> ({', '.join(made)}) {whole}"
+    text = f"({', '.join(operand_terms)}) -> ({', '.join(result_terms)}) {whole}"
     return parse_rule(text + " linear(0)" if alone else text)
 
 
@@ -150,21 +150,23 @@ def _strategies(
 ) -> list[Strategy]:
     """Split the rows, whose parts of the weight's gradient add up; or the classes."""
     target = attrs["target"]
-    given, made = _terms(attrs)
+    operand_terms, result_terms = _terms(attrs)
     part, split = Partial("sum"), Split(0)
-    found: list[Strategy] = []
-    rows: Dim = operands[given.index("n d")][0][0]
+    strategies: list[Strategy] = []
+    rows: Dim = operands[operand_terms.index("n d")][0][0]
     if target != LOSS and rows != 1:
-        placed = _placed(given, "n", split, B)
-        found.append(Strategy(AS_IT_IS, placed, _placed(made, "n", split, part), rows, "rows"))
-    classes: Dim = operands[given.index("v d")][0][0]
+        placed = _placed(operand_terms, "n", split, B)
+        strategies.append(
+            Strategy(AS_IT_IS, placed, _placed(result_terms, "n", split, part), rows, "rows")
+        )
+    classes: Dim = operands[operand_terms.index("v d")][0][0]
     if target != BOTH and classes != 1:
         name = SPLIT_CLASSES if target == LOSS else SPLIT_CLASSES_BACK
-        placed = _placed(given, "v", split, B)
-        shown = _placed(made, "v", split, B if target == LOSS else part)
+        placed = _placed(operand_terms, "v", split, B)
+        shown = _placed(result_terms, "v", split, B if target == LOSS else part)
         # The log-sums of the ranks are exchanged, and collectives take equal shards.
-        found.append(Strategy(name, placed, shown, classes, "classes", even=target == LOSS))
-    return found
+        strategies.append(Strategy(name, placed, shown, classes, "classes", even=target == LOSS))
+    return strategies
 
 
 def _placed(

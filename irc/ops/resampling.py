@@ -35,9 +35,9 @@ def _formula(taps: int, dims: int) -> Formula:
 
 
 def _declared(name: str, taps: int, dims: int) -> Declaration:
-    given = " ".join(f"{n}i" for n in GRID[:dims])
-    made = " ".join(f"{n}o" for n in GRID[:dims])
-    rule = f"(b c {given}) -> (b c {made}) whole({given} {made})"
+    dims_in = " ".join(f"{n}i" for n in GRID[:dims])
+    dims_out = " ".join(f"{n}o" for n in GRID[:dims])
+    rule = f"(b c {dims_in}) -> (b c {dims_out}) whole({dims_in} {dims_out})"
     stem = f"_upsample{name}" if name.startswith("_") else f"upsample_{name}"
     return Declaration(f"aten::{stem}", rule, _formula(taps, dims), _moved)
 

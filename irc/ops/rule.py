@@ -59,15 +59,15 @@ class Rule:
             names = [name for dim in term for name in dim]
             if repeated := {name for name in names if names.count(name) > 1}:
                 raise RuleError(f"factor '{min(repeated)}' stands twice in ({show_tensor(term)})")
-        made = {name for term in self.results for dim in term for name in dim}
+        kept = {name for term in self.results for dim in term for name in dim}
         known = set(self.factors)
         for name, kind in self.reduced:
-            if name in made:
+            if name in kept:
                 raise RuleError(f"factor '{name}' of {kind}({name}) stands in a result")
         for name in (*(name for name, _ in self.reduced), *self.whole, *(n for n, _ in self.sizes)):
             if name not in known:
                 raise RuleError(f"factor '{name}' stands in no operand and no result")
-        if lost := known - made - {name for name, _ in self.reduced} - set(self.whole):
+        if lost := known - kept - {name for name, _ in self.reduced} - set(self.whole):
             raise RuleError(
                 f"factor '{min(lost)}' is in no result: say sum({min(lost)}) or whole({min(lost)})"
             )
@@ -111,19 +111,19 @@ class Rule:
         Raises:
             RuleError: where a shape does not fit.
         """
-        found: dict[str, Dim] = dict(self.sizes)
+        sizes: dict[str, Dim] = dict(self.sizes)
         dims = list(_paired(self.operands, operands, "operand"))
         dims += _paired(self.results, results, "result")
         for term, size in dims:
-            if len(term) == 1 and found.setdefault(term[0], size) != size:
-                raise RuleError(f"factor '{term[0]}' is {found[term[0]]} and {size}")
+            if len(term) == 1 and sizes.setdefault(term[0], size) != size:
+                raise RuleError(f"factor '{term[0]}' is {sizes[term[0]]} and {size}")
         for term, size in dims:
-            _solve(term, size, found)
-        if unknown := [name for name in self.factors if name not in found]:
+            _solve(term, size, sizes)
+        if unknown := [name for name in self.factors if name not in sizes]:
             raise RuleError(
                 f"the size of factor '{unknown[0]}' is unknown: say size({unknown[0]}=..)"
             )
-        return found
+        return sizes
 
     def __str__(self) -> str:
         return f"({_show(self.operands)}) -> ({_show(self.results)}){self._clauses()}"
@@ -156,17 +156,17 @@ def _paired(
         yield from zip(term, shape, strict=True)
 
 
-def _solve(term: DimTerm, size: Dim, found: dict[str, Dim]) -> None:
+def _solve(term: DimTerm, size: Dim, sizes: dict[str, Dim]) -> None:
     """Fill in the one unknown factor of a compound dim, or check the dim."""
-    unknown = [name for name in term if name not in found]
-    known = product(found[name] for name in term if name in found)
+    unknown = [name for name in term if name not in sizes]
+    known = product(sizes[name] for name in term if name in sizes)
     if len(term) < 2 or len(unknown) > 1:
         return
     rest = divide(size, known)
     if rest is None or (not unknown and rest != 1):
         raise RuleError(f"dim [{' '.join(term)}] of size {size} is not a multiple of {known}")
     for name in unknown:
-        found[name] = rest
+        sizes[name] = rest
 
 
 def show_tensor(term: TensorTerm) -> str:
@@ -243,7 +243,7 @@ def _build(tree: Any) -> Rule:
         names = [name for name, _ in fields[key]]
         if len(set(names)) != len(names):
             raise RuleError(f"a factor is given twice in {' '.join(names)}")
-    plain: Mapping[str, Any] = {key: tuple(found) for key, found in fields.items()}
+    plain: Mapping[str, Any] = {key: tuple(values) for key, values in fields.items()}
     return Rule(_terms(operands), _terms(results), **plain)
 
 

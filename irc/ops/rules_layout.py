@@ -123,9 +123,9 @@ def _common(a: Dim, b: Dim) -> Dim | None:
 
 
 def _quotient(dim: Dim, by: Dim) -> Dim:
-    found = divide(dim, by)
-    assert found is not None, (dim, by)
-    return found
+    quotient = divide(dim, by)
+    assert quotient is not None, (dim, by)
+    return quotient
 
 
 def transpose_rule(

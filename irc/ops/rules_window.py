@@ -26,16 +26,16 @@ def convolution_rule(
     groups, (weight, _), spatial = attrs["groups"], operands[1], len(attrs["strides"])
     out = divide(weight[0], groups)
     channels: DimTerm = tuple(n for n, s in (("g", groups), ("c", weight[1])) if s != 1)
-    made: DimTerm = tuple(n for n, s in (("g", groups), ("o", out)) if s != 1)
+    out_channels: DimTerm = tuple(n for n, s in (("g", groups), ("o", out)) if s != 1)
     places, window = _spatial("y", spatial), _spatial("k", spatial)
     inner = [name for name in channels if name == "c"]
     has_bias = len(operands) == 3
     x: TensorTerm = (("n",), channels, *(() for _ in places))
-    w: TensorTerm = (made, ("c",) if inner else (), *window)
+    w: TensorTerm = (out_channels, ("c",) if inner else (), *window)
     gone = tuple(chain(inner, *window))
     return Rule(
-        (x, w, (made,))[: len(operands)],
-        ((("n",), made, *places),),
+        (x, w, (out_channels,))[: len(operands)],
+        ((("n",), out_channels, *places),),
         reduced=tuple((name, "sum") for name in gone),
         whole=(*chain(*window), *chain(*places), *(inner if has_bias else ())),
         linear=((0, 2), (1, 2)) if has_bias else ((0,), (1,)),
@@ -69,9 +69,9 @@ def attention_rule(
     heads: Dim = q[-3] if len(q) > 2 else 1
     groups: Dim = k[-3] if len(k) > 2 else 1
     each = divide(heads, groups)
-    made: DimTerm = tuple(n for n, s in (("g", groups), ("r", each)) if s != 1)
+    query_heads: DimTerm = tuple(n for n, s in (("g", groups), ("r", each)) if s != 1)
     shared: DimTerm = ("g",) if groups != 1 else ()
-    q_lead, k_lead = ((), ()) if len(q) == 2 else ((*batch, made), (*batch, shared))
+    q_lead, k_lead = ((), ()) if len(q) == 2 else ((*batch, query_heads), (*batch, shared))
     terms: list[TensorTerm] = [
         (*q_lead, ("s",), ("d",)),
         (*k_lead, ("t",), ("d",)),
@@ -88,7 +88,7 @@ def attention_rule(
                 for i, size in enumerate(shape)
             )
         )
-    size = (("g", groups),) if isinstance(groups, int) and len(made) == 2 else ()
+    size = (("g", groups),) if isinstance(groups, int) and len(query_heads) == 2 else ()
     return Rule(
         tuple(terms),
         ((*q_lead, ("s",), ("e",)),),

@@ -70,8 +70,8 @@ def over_the_dim(name: str) -> StrategyFunction:
             return []
         split = Split(dim)
         # A scan keeps the dim; a search leaves nothing of it.
-        made = split if name == "scan-of-shards" else B
-        return [Strategy(name, (split,), (made,) * len(results), shape[dim], even=True)]
+        placement = split if name == "scan-of-shards" else B
+        return [Strategy(name, (split,), (placement,) * len(results), shape[dim], even=True)]
 
     return strategies
 

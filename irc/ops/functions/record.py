@@ -109,6 +109,6 @@ class Pointwise:
         return f"aten::{self.aten or self.name}"
 
 
-def text(given: str | Text) -> Text:
+def text(template: str | Text) -> Text:
     """Return the text of a target for all operands."""
-    return given if isinstance(given, Text) else Text(floats=given)
+    return template if isinstance(template, Text) else Text(floats=template)
