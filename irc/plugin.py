@@ -127,12 +127,12 @@ def find_pass(name: str) -> "type[ModulePass]":
             that does is broken (``plugin-broken``).
     """
     warn_of_disabled()
-    found = [p for p in (*builtin_passes(), *plugin_passes()) if p.name == name]
-    if not found:
+    providers = [p for p in (*builtin_passes(), *plugin_passes()) if p.name == name]
+    if not providers:
         raise IrcError("pass-unknown", f"no pass '{name}'", help=did_you_mean(name, pass_names()))
-    if len(found) > 1:
-        raise clash(PASSES, found)
-    return _load(found[0])
+    if len(providers) > 1:
+        raise clash(PASSES, providers)
+    return _load(providers[0])
 
 
 def find_backend(name: str) -> "Backend":
@@ -162,30 +162,30 @@ def load_backend(plugin: Registered) -> "Backend":
     Raises:
         IrcError: ``plugin-broken``.
     """
-    made = load(BACKENDS, plugin)
-    if callable(made):
+    backend = load(BACKENDS, plugin)
+    if callable(backend):
         try:
-            made = made()
+            backend = backend()
         except Exception as error:  # the plug-in's own code
             raise broken(BACKENDS, plugin, f"{type(error).__name__}: {error}") from error
-    if problem := _backend_flaw(plugin.name, made):
+    if problem := _backend_flaw(plugin.name, backend):
         raise broken(BACKENDS, plugin, problem)
-    return cast("Backend", made)
+    return cast("Backend", backend)
 
 
-def _backend_flaw(name: str, made: object) -> str | None:
+def _backend_flaw(name: str, backend: object) -> str | None:
     """Say why an object is not the backend of this name, or None if it is."""
     from irc.kernels.schedule import TARGETS
 
     for method in ("emit", "emit_plan_sources"):
-        if not callable(getattr(made, method, None)):
-            return f"{made!r} has no method {method}"
-    if (own := getattr(made, "name", None)) != name:
+        if not callable(getattr(backend, method, None)):
+            return f"{backend!r} has no method {method}"
+    if (own := getattr(backend, "name", None)) != name:
         return f"the backend calls itself {own!r}, not {name!r}"
-    extension = getattr(made, "extension", None)
+    extension = getattr(backend, "extension", None)
     if not (isinstance(extension, str) and EXTENSION.fullmatch(extension)):
         return f"its extension is {extension!r}; it is a dot and up to 16 of a-z, 0-9 and _"
-    targets: object = getattr(made, "targets", None)
+    targets: object = getattr(backend, "targets", None)
     if not isinstance(targets, tuple) or not targets or not {*targets} <= {*TARGETS}:
         return f"its targets are {targets!r}; they are a tuple of some of {', '.join(TARGETS)}"
     return None
@@ -259,19 +259,19 @@ def load_pass(plugin: Registered) -> "type[ModulePass]":
     Raises:
         IrcError: ``plugin-broken``.
     """
-    made = load(PASSES, plugin)
-    if problem := _flaw(plugin.name, made):
+    pass_class = load(PASSES, plugin)
+    if problem := _flaw(plugin.name, pass_class):
         raise broken(PASSES, plugin, problem)
-    return cast("type[ModulePass]", made)
+    return cast("type[ModulePass]", pass_class)
 
 
 def _load(each: Registered) -> "type[ModulePass]":
     if each.package != "irc":
         return load_pass(each)
-    made: object = each.entry.load()
-    if problem := _flaw(each.name, made):
+    pass_class: object = each.entry.load()
+    if problem := _flaw(each.name, pass_class):
         raise InternalError(f"pass '{each.name}' ({each.entry.value}): {problem}")
-    return cast("type[ModulePass]", made)
+    return cast("type[ModulePass]", pass_class)
 
 
 def _flaw(name: str, loaded: object) -> str | None:

@@ -71,24 +71,24 @@ def passes_by_part(options: Options) -> Passes:
     if distributed:
         choices = {"mesh": str(options.mesh), "cluster": options.cluster, "pins": options.pins}
         limits = {"memory_bytes": options.memory_bytes, "stored_bytes": options.stored_bytes}
-        given: dict[str, object] = {k: v for k, v in choices.items() if v}
+        pass_options: dict[str, object] = {k: v for k, v in choices.items() if v}
         if options.regather:
-            given["regather"] = True
+            pass_options["regather"] = True
         if options.layout:
-            given["layout"] = options.layout
+            pass_options["layout"] = options.layout
         if options.samples:
-            given["samples"] = ",".join(options.samples)
+            pass_options["samples"] = ",".join(options.samples)
         if options.brief:
-            given["brief"] = True
+            pass_options["brief"] = True
         is_free = options.memory_bytes in (None, BOUNDLESS)
         if options.brief and options.within is None and is_free:
-            given["report"] = False  # of stages, and within a budget, it says what is held
+            pass_options["report"] = False  # of stages, and within a budget, it says what is held
         if options.within is not None:
-            given["within"] = str(options.within)
+            pass_options["within"] = str(options.within)
         if options.stored_price:
-            given["stored_price"] = options.stored_price
+            pass_options["stored_price"] = options.stored_price
         bounds = {k: v for k, v in limits.items() if v is not None}
-        pipeline.append(("auto-shard", {**given, **bounds}))
+        pipeline.append(("auto-shard", {**pass_options, **bounds}))
         if options.sums:
             pipeline.append(("insert-sum-casts", {"dtype": options.sums}))
         pipeline.append(("plan-rings", links))
@@ -119,8 +119,8 @@ def passes_by_part(options: Options) -> Passes:
         pipeline.append(("split-reduction", {"target": target}))
         if device := _device(options):
             timed: dict[str, object] = {"times": True} if options.tune else {}
-            given = {"target": target, "device": device, "backend": options.backend}
-            pipeline.append(("tune-tiles", {**given, **timed}))
+            pass_options = {"target": target, "device": device, "backend": options.backend}
+            pipeline.append(("tune-tiles", {**pass_options, **timed}))
     # Kernels of any size have no lengths to be parts by, and a plug-in's backend may not know them.
     if options.backend in NATIVE_BACKENDS and not options.any_rows:
         pipeline.append(("merge-launches", {"target": target}))
@@ -128,7 +128,7 @@ def passes_by_part(options: Options) -> Passes:
         pipeline.append(("order", links))
     pipeline += [(name, {}) for name in MEMORY]
     training = options.training.passes if options.training is not None else []
-    passes = [*training, *(builtin_pass(name)(**given) for name, given in pipeline)]
+    passes = [*training, *(builtin_pass(name)(**keywords) for name, keywords in pipeline)]
     whole = passes[len(training)]
     own, left_out = chosen(options.passes)
     passes = [each for each in passes if each.name not in left_out]

@@ -84,9 +84,9 @@ def _interface(module: ModuleOp) -> Interface | None:
     forward = functions(module).get("forward")
     if forward is None or not forward.body.blocks:
         return None
-    given = [(f"{role} '{name}'", value.type) for role, name, value in arguments(forward)]
+    inputs = [(f"{role} '{name}'", value.type) for role, name, value in arguments(forward)]
     kinds = forward.function_type.outputs
-    return [*given, *((f"result {number}", kind) for number, kind in enumerate(kinds))]
+    return [*inputs, *((f"result {number}", kind) for number, kind in enumerate(kinds))]
 
 
 def _changed(was: Interface | None, now: Interface | None) -> str | None:
@@ -122,13 +122,13 @@ def _ops_by_id(module: ModuleOp) -> dict[tuple[str, str], list[Operation]]:
 
     Those inside a fusion or a kernel are parts of one op, and share ids with it.
     """
-    found: dict[tuple[str, str], list[Operation]] = defaultdict(list)
+    ops: dict[tuple[str, str], list[Operation]] = defaultdict(list)
     for name, func in functions(module).items():
         for block in func.body.blocks:
             for op in block.ops:
                 if id_of(op):
-                    found[name, id_of(op)].append(op)
-    return found
+                    ops[name, id_of(op)].append(op)
+    return ops
 
 
 def number_copies(module: ModuleOp, owned: dict[tuple[str, str], set[Operation]]) -> None:

@@ -55,8 +55,8 @@ def levels_after(each: ModulePass, before: Sequence[str], module: ModuleOp) -> t
     kept = tuple(name for name in before if LEVELS.index(name) >= LEVELS.index(taken[0]))
     if package_of(type(each)) == "irc":
         return kept
-    found = levels_of(module)
-    return tuple(name for name in kept if name in found) or found
+    levels = levels_of(module)
+    return tuple(name for name in kept if name in levels) or levels
 
 
 def require_level(each: ModulePass, possible: Sequence[str]) -> None:

@@ -117,8 +117,8 @@ def levels_at(passes: Sequence[ModulePass], position: int) -> tuple[str, ...]:
     following = [LEVELS.index(level(each)) for each in passes[position:]]
     lowest = max(highest, following[0]) if following else highest
     placed = any(each.name == "auto-shard" for each in passes)
-    found = LEVELS[highest : lowest + 1]
-    return found if placed else tuple(name for name in found if name != "flow+sbp")
+    levels = LEVELS[highest : lowest + 1]
+    return levels if placed else tuple(name for name in levels if name != "flow+sbp")
 
 
 def require_place(each: ModulePass, after: str, possible: Sequence[str]) -> None:

@@ -156,8 +156,8 @@ def sources_of(module: ModuleOp, backend: str) -> dict[str, str]:
             backend raises.
     """
     try:
-        found = find_backend(backend)
-        sources = found.emit_plan_sources(kernels_of(module))
+        emitter = find_backend(backend)
+        sources = emitter.emit_plan_sources(kernels_of(module))
     except Exception as error:
         if is_crash(error):
             leave(error, module, Stage(backend=backend))
@@ -170,11 +170,11 @@ def sources_of(module: ModuleOp, backend: str) -> dict[str, str]:
             ) from error
         raise
     for name in sources:
-        if not name.endswith(found.extension):
+        if not name.endswith(emitter.extension):
             raise IrcError(
                 "plugin-broken",
                 f"backend '{backend}' writes a file '{name}', and its files end in "
-                f"'{found.extension}'",
+                f"'{emitter.extension}'",
                 help="let the attribute extension of the backend say how all of its files end",
             )
     return sources

@@ -61,22 +61,22 @@ def stamp(path: Path, digest: str) -> str:
         path: of the file.
         digest: of what it should hold.
     """
-    found = path.stat()
+    status = path.stat()
     facts = (
         digest,
-        found.st_dev,
-        found.st_ino,
-        found.st_size,
-        found.st_mtime_ns,
-        found.st_ctime_ns,
+        status.st_dev,
+        status.st_ino,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
     )
     return hashlib.sha256(" ".join(map(str, facts)).encode()).hexdigest()
 
 
 def _bound(folder: Path) -> None:
     entries: list[tuple[float, str]] = []
-    with os.scandir(folder) as found:
-        for entry in found:
+    with os.scandir(folder) as listing:
+        for entry in listing:
             with contextlib.suppress(OSError):
                 entries.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
     for _, path in sorted(entries)[: max(len(entries) - MOST, 0)]:

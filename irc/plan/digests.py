@@ -41,8 +41,8 @@ def write_digests(folder: Path) -> None:
     """Write the digests of the weights in a folder."""
     path = folder / WEIGHTS
     size = path.stat().st_size
-    found = WeightDigests(size, _digests_of(path, range(_count(size))))
-    text = json_text.dump({"format": FORMAT, **json_text.encode(found)})
+    digests = WeightDigests(size, _digests_of(path, range(_count(size))))
+    text = json_text.dump({"format": FORMAT, **json_text.encode(digests)})
     (folder / DIGESTS).write_text(text, encoding="utf-8")
 
 

@@ -66,15 +66,15 @@ class InputSizes:
         for name, shape, stated in zip(names, shapes, self.shapes, strict=True):
             if len(shape) != len(stated):
                 raise _misfit(f"'{name}' has {len(shape)} dims, the plan takes {len(stated)}")
-        given = {each.symbol: shapes[each.input][each.dim] for each in self.symbols}
+        numbers = {each.symbol: shapes[each.input][each.dim] for each in self.symbols}
         for name, shape, stated in zip(names, shapes, self.shapes, strict=True):
             for index, (number, polynomial) in enumerate(zip(shape, stated, strict=True)):
-                wanted = bind(dim_of(polynomial), given)
+                wanted = bind(dim_of(polynomial), numbers)
                 if wanted != number:
                     text = str(dim_of(polynomial))
                     said = text if text == str(wanted) else f"{text} = {wanted}"
                     raise _misfit(f"dim {index} of '{name}' is {number}, the plan takes {said}")
-        full = self.extended(given)
+        full = self.extended(numbers)
         self.check(full, names)
         return full
 
@@ -112,11 +112,11 @@ def _outside(message: str, where: str = "") -> IrcError:
     )  # fmt: skip
 
 
-def check_inputs(given: InputSizes, num_inputs: int, where: str) -> set[str]:
+def check_inputs(input_sizes: InputSizes, num_inputs: int, where: str) -> set[str]:
     """Refuse sizes of inputs that cannot be, and return all names that there are.
 
     Args:
-        given: as a file says it.
+        input_sizes: as a file says it.
         num_inputs: of the plan.
         where: the file.
 
@@ -124,21 +124,21 @@ def check_inputs(given: InputSizes, num_inputs: int, where: str) -> set[str]:
         IrcError: ``plan-corrupt``.
     """
     known: set[str] = set()
-    for each in given.symbols:
-        shape = given.shapes[each.input] if each.input < len(given.shapes) else ()
+    for each in input_sizes.symbols:
+        shape = input_sizes.shapes[each.input] if each.input < len(input_sizes.shapes) else ()
         if each.input < 0 or not 0 <= each.dim < len(shape):
             raise corrupt(f"size '{each.symbol[:40]}' stands in no input", where)
         known.add(each.symbol)
-    for each in given.quotients:
+    for each in input_sizes.quotients:
         if not names_of(each.dim, where) | names_of(each.by, where) <= known:
             raise corrupt(f"quotient '{each.symbol[:40]}' follows from nothing known", where)
         known.add(each.symbol)
-    used = [p for shape in given.shapes for p in shape]
-    check_names(used + [each.difference for each in given.conditions], known, where)
-    if len(known) != len(given.symbols) + len(given.quotients):
+    used = [p for shape in input_sizes.shapes for p in shape]
+    check_names(used + [each.difference for each in input_sizes.conditions], known, where)
+    if len(known) != len(input_sizes.symbols) + len(input_sizes.quotients):
         raise corrupt("two sizes have one name", where)
-    if len(given.shapes) != num_inputs:
-        raise corrupt(f"{len(given.shapes)} shapes for {num_inputs} inputs", where)
+    if len(input_sizes.shapes) != num_inputs:
+        raise corrupt(f"{len(input_sizes.shapes)} shapes for {num_inputs} inputs", where)
     return known
 
 
@@ -159,8 +159,8 @@ def names_of(polynomial: Polynomial, where: str) -> set[str]:
     Raises:
         IrcError: ``plan-corrupt`` where one is no identifier.
     """
-    found = {name for _, names in polynomial for name in names}
-    for name in found:
+    used = {name for _, names in polynomial for name in names}
+    for name in used:
         if not (name.isascii() and name.isidentifier()):
             raise corrupt(f"{name[:40]!r} is no name of a size", where)
-    return found
+    return used

@@ -72,10 +72,10 @@ def _check_depth(text: str, where: str) -> None:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
         raise ValueError("a key is given twice")
-    return found
+    return unique
 
 
 def _refuse(word: str) -> Any:
@@ -191,13 +191,15 @@ def _decode_dataclass(cls: type[Any], data: Any, where: str) -> Any:
     hints = _hints(cls)
     if unknown := set(data) - set(hints):
         raise corrupt(f"unknown key {min(unknown)[:40]!r}", where)
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for field in fields(cls):
         if field.name in data:
-            given[field.name] = decode(hints[field.name], data[field.name], f"{where}.{field.name}")
+            values[field.name] = decode(
+                hints[field.name], data[field.name], f"{where}.{field.name}"
+            )
         elif field.default is MISSING and field.default_factory is MISSING:
             raise corrupt(f"key '{field.name}' is missing", where)
-    return cls(**given)
+    return cls(**values)
 
 
 def _decode_tuple(args: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:

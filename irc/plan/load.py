@@ -69,13 +69,13 @@ class LoadedPlan(InNotebook):
     def kernel_sources(self) -> dict[str, str]:
         """Return the source of each kernel by its name, in the order of the plan."""
         by_stem = {str(PurePosixPath(name).with_suffix("")): name for name in self.texts}
-        found: dict[str, str] = {}
+        sources: dict[str, str] = {}
         for kernel in self.plan.kernels:
             stem = f"kernels/{kernel.name}"
             if stem not in by_stem:
                 raise corrupt(f"the plan has no file {stem}")
-            found[kernel.name] = self.texts[by_stem[stem]].decode("utf-8", "replace")
-        return found
+            sources[kernel.name] = self.texts[by_stem[stem]].decode("utf-8", "replace")
+        return sources
 
     def ir(self) -> dict[str, str]:
         """Return the text of each level by file name, the first being the whole model."""

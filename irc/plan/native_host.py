@@ -160,13 +160,13 @@ def _cycle(code: HostCode) -> str | None:
 
 
 def _called(code: HostCode, name: str) -> list[str]:
-    found: list[str] = []
+    called: list[str] = []
     for step in code.functions[name].steps:
         if isinstance(step, Call):
-            found.append(step.function)
+            called.append(step.function)
         elif isinstance(step, Node):
-            found += bodies_of(step)
-    return [each for each in found if each in code.functions]
+            called += bodies_of(step)
+    return [each for each in called if each in code.functions]
 
 
 def bodies_of(step: Node) -> list[str]:
@@ -178,10 +178,10 @@ def bodies_of(step: Node) -> list[str]:
     data: Any = json_text.parse(step.arguments, HOST)
     try:
         _, options = data
-        found = [_body(each) for each in options["attributes"].values()]
+        bodies = [_body(each) for each in options["attributes"].values()]
     except (AttributeError, LookupError, TypeError, ValueError):
         raise corrupt(f"{step.target[:80]} has arguments of another form", HOST) from None
-    names = [name for name in found if name is not None]
+    names = [name for name in bodies if name is not None]
     if not all(isinstance(name, str) for name in names):
         raise corrupt(f"{step.target[:80]} has a body without a name", HOST)
     return names

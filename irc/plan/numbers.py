@@ -29,10 +29,10 @@ def numbers_of(tree: Any, path: str = "") -> list[Number]:
         return [Number(path, polynomial_of(tree))]
     if isinstance(tree, Real):
         return [Number(path, polynomial_of(tree.dim), "inverse" if tree.inverse else "float")]
-    found: list[Number] = []
+    numbers: list[Number] = []
     for key, value in _children(tree):
-        found += numbers_of(value, f"{path}.{key}" if path else key)
-    return found
+        numbers += numbers_of(value, f"{path}.{key}" if path else key)
+    return numbers
 
 
 def _children(tree: Any) -> list[tuple[str, Any]]:

@@ -154,18 +154,18 @@ def shown(condition: SizeCondition) -> str:
 def meets(condition: SizeCondition, full: Mapping[str, int]) -> bool:
     """True where the answer is the same for these numbers."""
     number = value_of(dim_of(condition.difference), full)
-    found = {"<": number < 0, "<=": number <= 0, "==": number == 0}[condition.relation]
-    return found == condition.holds
+    answer = {"<": number < 0, "<=": number <= 0, "==": number == 0}[condition.relation]
+    return answer == condition.holds
 
 
-def example_or(symbols: Sequence[Symbol | HostSize], given: Mapping[str, int]) -> dict[str, int]:
+def example_or(symbols: Sequence[Symbol | HostSize], by_name: Mapping[str, int]) -> dict[str, int]:
     """Return numbers of open sizes by symbol: those given by the model's names, else the example's.
 
     Raises:
         IrcError: ``size-unknown``.
     """
     known = {each.name: each for each in symbols}
-    for name in given:
+    for name in by_name:
         if name not in known:
             raise IrcError(
                 "size-unknown",
@@ -173,7 +173,7 @@ def example_or(symbols: Sequence[Symbol | HostSize], given: Mapping[str, int]) -
                 because=f"its open sizes are: {', '.join(known) or 'none'}",
                 help=did_you_mean(name, known),
             )
-    return {each.symbol: given.get(name, each.example) for name, each in known.items()}
+    return {each.symbol: by_name.get(name, each.example) for name, each in known.items()}
 
 
 def parse_sizes(texts: Sequence[str]) -> dict[str, int]:

@@ -194,11 +194,11 @@ class PartsPlan(InNotebook):
 
     def parts_at(self, place: int) -> dict[int, int]:
         """Return the stages of the schedule at a place of the pipe axis, and the part of each."""
-        found: dict[int, int] = {}
+        parts: dict[int, int] = {}
         for path in self.schedule.paths:
             here = self.schedule.rank_of
-            found |= {stage: part for part, stage in enumerate(path) if here[stage] == place}
-        return found
+            parts |= {stage: part for part, stage in enumerate(path) if here[stage] == place}
+        return parts
 
     def place_of(self, part: int) -> int:
         """Return where on the pipe axis a part is: of two copies of a model, the first's."""
@@ -207,12 +207,12 @@ class PartsPlan(InNotebook):
     @cached_property
     def holders(self) -> Mapping[str, tuple[int, ...]]:
         """By name of a weight, state or accumulator, the parts that have it."""
-        found: dict[str, dict[int, None]] = {}
+        holders: dict[str, dict[int, None]] = {}
         for number, part in enumerate(self.parts):
             for loaded in part.values():
                 for index in loaded.plan.weights:
-                    found.setdefault(loaded.plan.buffers[index].name, {})[number] = None
-        return {name: tuple(parts) for name, parts in found.items()}
+                    holders.setdefault(loaded.plan.buffers[index].name, {})[number] = None
+        return {name: tuple(parts) for name, parts in holders.items()}
 
     def places_of(self, name: str) -> tuple[int, ...]:
         """Return the places of the pipe axis that hold a weight, state or accumulator."""
@@ -266,14 +266,14 @@ class PartsPlan(InNotebook):
 
     def registers(self, part: int) -> dict[str, Buffer]:
         """Return what a part's registers hold, by name."""
-        found: dict[str, Buffer] = {}
+        registers: dict[str, Buffer] = {}
         for kind, loaded in self.parts[part].items():
             if kind in (*MICRO_BATCH_KINDS, *SMALLER_KINDS):
                 for index in (*loaded.plan.inputs, *loaded.plan.outputs):
                     buffer = loaded.plan.buffers[index]
                     if is_register(buffer):
-                        found[f"{buffer.name}{smaller_suffix(kind)}"] = buffer
-        return found
+                        registers[f"{buffer.name}{smaller_suffix(kind)}"] = buffer
+        return registers
 
 
 def micro_batch_sizes(samples: int, count: int) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ KEEPING = frozenset({
 
 def input_ranges(module: ModuleOp) -> dict[str, tuple[int, int]]:
     """Return, for each input used as an index, the first and last value that is safe everywhere."""
-    found: dict[str, tuple[int, int]] = {}
+    ranges: dict[str, tuple[int, int]] = {}
     known = functions(module)
     for role, name, value in arguments(entry(module)):
         if role != "input" or not isinstance(value.type, TensorType):
@@ -44,8 +44,8 @@ def input_ranges(module: ModuleOp) -> dict[str, tuple[int, int]]:
         if not value.type.dtype.startswith(("i", "u")):
             continue
         if size := smallest_table(value, known):
-            found[name] = (0, size - 1)
-    return found
+            ranges[name] = (0, size - 1)
+    return ranges
 
 
 def smallest_table(value: SSAValue, known: dict[str, FuncOp]) -> int | None:

@@ -48,13 +48,13 @@ def trust_folder(folder: str, *, note: bool) -> tuple[Root, ...]:
         IrcError: ``plan-missing``.
     """
     place = Path(folder)
-    found = [*_roots(place)]
+    paths = [*_roots(place)]
     for name in entry_names(place):
-        found += _roots(place / name)
-    if not found:
+        paths += _roots(place / name)
+    if not paths:
         raise IrcError("plan-missing", f"no plan in '{folder}'")
     roots: list[Root] = []
-    for path in found:
+    for path in paths:
         digest = hashlib.sha256(read_file(path.parent, path.name)).hexdigest()
         if note:
             built.note(digest)

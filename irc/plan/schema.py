@@ -298,14 +298,14 @@ class Plan:
     def addresses(self) -> tuple[tuple[int, int], ...]:
         """For each buffer, the base that it lies in and its bytes from there."""
         base = {buffer: k for k, buffer in enumerate(self.bases, 1)}
-        found: list[tuple[int, int]] = []
+        addresses: list[tuple[int, int]] = []
         for index, buffer in enumerate(self.buffers):
             if buffer.storage == "alias" and buffer.root is not None:
-                start = found[buffer.root]
-                found.append((start[0], start[1] + buffer.offset))
+                start = addresses[buffer.root]
+                addresses.append((start[0], start[1] + buffer.offset))
             else:
-                found.append((base.get(index, 0), buffer.offset))
-        return tuple(found)
+                addresses.append((base.get(index, 0), buffer.offset))
+        return tuple(addresses)
 
     def root(self, index: int) -> int:
         """Return the buffer that owns the memory of a buffer."""
@@ -325,19 +325,19 @@ class Plan:
     @cached_property
     def read(self) -> set[int]:
         """The buffers that an action or the caller reads, themselves or a view of them."""
-        found = set(self.outputs)
+        indices = set(self.outputs)
         for action in (*self.prepared, *self.actions):
             match action:
                 case Kernels():
                     for call in action.calls:
-                        found.update(call.args[: self.kernels[call.kernel].num_inputs])
+                        indices.update(call.args[: self.kernels[call.kernel].num_inputs])
                 case Library() | Start():
-                    found.update(action.inputs)
+                    indices.update(action.inputs)
                 case Copy():
-                    found.add(action.source)
+                    indices.add(action.source)
                 case Wait():
                     pass
-        return {self.root(index) for index in found}
+        return {self.root(index) for index in indices}
 
     def updated(self) -> list[int]:
         """Return the weights that kernels write where they lie."""
@@ -364,16 +364,16 @@ def cut(placement: Placement | None) -> tuple[AxisCut, ...]:
     """Write a placement as plan.json has it; replicated is the empty tuple."""
     if placement is None or placement.is_replicated:
         return ()
-    found: list[AxisCut] = []
+    cuts: list[AxisCut] = []
     for axis, placed in placement.axes:
         match placed:
             case Split(dim, order):
-                found.append(AxisCut(axis, "S", dim, order))
+                cuts.append(AxisCut(axis, "S", dim, order))
             case Partial(reduction):
-                found.append(AxisCut(axis, "P", reduction=reduction))
+                cuts.append(AxisCut(axis, "P", reduction=reduction))
             case _:
-                found.append(AxisCut(axis, "B"))
-    return tuple(found)
+                cuts.append(AxisCut(axis, "B"))
+    return tuple(cuts)
 
 
 def placement_of(buffer: Buffer) -> Placement:

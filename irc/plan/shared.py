@@ -87,10 +87,10 @@ def entry_names(folder: str | Path) -> list[str]:
     path = Path(folder) / ENTRIES
     if not path.is_file():
         return []
-    found = json_text.decode(
+    document = json_text.decode(
         Mapping[str, tuple[str, ...]], json_text.parse(path.read_bytes(), str(path)), str(path)
     )
-    listed = list(found.get("entries", ()))
+    listed = list(document.get("entries", ()))
     for name in listed:
         check_name(name)
     return listed

@@ -120,19 +120,19 @@ def is_signed(folder: Path, name: str, digest: str) -> bool:
     """
     if not (folder / SIGNATURE).is_file() or not (trusted := trusted_keys()):
         return False
-    found = read_signature(folder)
-    if found.key not in trusted:
+    signature = read_signature(folder)
+    if signature.key not in trusted:
         return False
     ed25519, _ = _cryptography()
     where = str(folder / SIGNATURE)
     try:
-        key = ed25519.Ed25519PublicKey.from_public_bytes(bytes.fromhex(found.key))
-        key.verify(bytes.fromhex(found.signature), _message(found.files))
+        key = ed25519.Ed25519PublicKey.from_public_bytes(bytes.fromhex(signature.key))
+        key.verify(bytes.fromhex(signature.signature), _message(signature.files))
     except Exception as error:  # the package's own, which nothing here can name
         if type(error).__name__ != "InvalidSignature" and not isinstance(error, ValueError):
             raise
-        raise _invalid(f"it is no signature of key {PREFIX}{found.key[:16]}", where) from None
-    if found.files.get(name) != digest:
+        raise _invalid(f"it is no signature of key {PREFIX}{signature.key[:16]}", where) from None
+    if signature.files.get(name) != digest:
         raise _invalid(f"it is of another {name} than the one beside it", where)
     return True
 
@@ -172,13 +172,13 @@ def trusted_keys() -> frozenset[str]:
         if path is not None and os.environ.get(KEYS_VARIABLE):
             raise IrcError("key-invalid", f"{KEYS_VARIABLE} names no file: '{path}'")
         return frozenset()
-    found = path.stat()
-    foreign = hasattr(os, "geteuid") and found.st_uid not in (0, os.geteuid())
-    if foreign or found.st_mode & 0o022:
+    status = path.stat()
+    foreign = hasattr(os, "geteuid") and status.st_uid not in (0, os.geteuid())
+    if foreign or status.st_mode & 0o022:
         raise IrcError(
             "key-invalid",
             f"others can write the list of trusted keys '{path}'",
-            because=f"user {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}",
+            because=f"user {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}",
             help=f"chmod 600 '{path}'",
         )
     keys: set[str] = set()

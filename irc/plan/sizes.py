@@ -119,15 +119,15 @@ class SizedPlan:
             IrcError: ``plan-corrupt`` where it makes no sense.
         """
         try:
-            made = evaluate(self._form, lambda size: value_of(size, full))
-            sizes = [made.buffers[index].size_bytes for index in self.sizes.arena]
+            unplaced = evaluate(self._form, lambda size: value_of(size, full))
+            sizes = [unplaced.buffers[index].size_bytes for index in self.sizes.arena]
             offsets, arena = self._stack.place(sizes)
         except (TypeError, ValueError, IndexError) as error:
             raise corrupt(f"sizes cannot be put in: {error}", SIZES) from None
-        buffers = list(made.buffers)
+        buffers = list(unplaced.buffers)
         for index, offset in zip(self.sizes.arena, offsets, strict=True):
             buffers[index] = replace(buffers[index], offset=offset)
-        plan = replace(made, buffers=tuple(buffers), arena_bytes=arena)
+        plan = replace(unplaced, buffers=tuple(buffers), arena_bytes=arena)
         verify_plan(plan, SIZES)
         return plan
 

@@ -205,12 +205,12 @@ class _Writer:
     def _results(self, op: Operation) -> list[int]:
         places = decided(op, ARENA) or [0] * len(op.results)
         # A launch computes several ops of level flow; each of its results says which.
-        made = [
+        outputs = [
             self._result(value, place, _numbered(result_id(value)))
             for value, place in zip(op.results, places, strict=True)
         ]
-        self._values.update(zip(op.results, made, strict=True))
-        return made
+        self._values.update(zip(op.results, outputs, strict=True))
+        return outputs
 
     def _view(self, op: ViewOp) -> None:
         source, result = op.x, op.outputs[0]
@@ -234,16 +234,16 @@ class _Writer:
 
     def _launch(self, op: LaunchOp) -> None:
         operands = [self._values[value] for value in op.operands]
-        made = self._results(op)
+        outputs = self._results(op)
         for index, place in enumerate(decided(op, INTO)):
             if place >= 0:
-                made[index] = self._values[self._entry.body.block.args[place]]
+                outputs[index] = self._values[self._entry.body.block.args[place]]
         for index, place in enumerate(decided(op, OVER)):
             if place >= 0:
-                made[index] = operands[place] = self._root(op.operands[place])
+                outputs[index] = operands[place] = self._root(op.operands[place])
         step = Call(
             self._kernel(op.kernel_name),
-            (*operands, *made),
+            (*operands, *outputs),
             id_of(op),
             loc_of(op),
             self._seconds(op),
@@ -268,15 +268,15 @@ class _Writer:
     def _library(self, op: FlowOp) -> None:
         operands = [self._values[value] for value in op.operands]
         if INTO in op.attributes:
-            made = [self._root(value) for value in op.results]
-            self._values.update(zip(op.results, made, strict=True))
+            outputs = [self._root(value) for value in op.results]
+            self._values.update(zip(op.results, outputs, strict=True))
         else:
-            made = self._results(op)
+            outputs = self._results(op)
         step = Library(
             "library",
             op.name,
             tuple(operands),
-            tuple(made),
+            tuple(outputs),
             _without_placements(op.plain),
             id_of(op),
             loc_of(op),
@@ -289,10 +289,10 @@ class _Writer:
         (result,), name = op.outputs, id_of(op)
         attrs = _without_placements(op.plain)
         place, *packed = decided(op, ARENA) or (0, 0, 0)
-        made = self._values[result] = self._result(result, place, f"{name}#0")
+        output = self._values[result] = self._result(result, place, f"{name}#0")
         is_over = OVER in op.attributes
-        operands = [made] if is_over else [self._values[value] for value in op.operands]
-        dtype = self._buffers[made].dtype
+        operands = [output] if is_over else [self._values[value] for value in op.operands]
+        dtype = self._buffers[output].dtype
         send, receive = (
             None if shape is None else self._new(Buffer(dtype, shape, "arena", offset))
             for shape, offset in zip(scratch_of(op, self._mesh.size(op.axis)), packed, strict=True)
@@ -302,7 +302,7 @@ class _Writer:
             "start",
             op.name,
             tuple(operands),
-            (made,),
+            (output,),
             f"comm:{attrs['axis']}",
             send,
             receive,
@@ -323,12 +323,12 @@ class _Writer:
     def _copy(self, op: CopyOp) -> None:
         (value,), (result,) = op.inputs, op.outputs
         if INTO in op.attributes:
-            made = self._root(result)
+            output = self._root(result)
         else:
             place, *_ = decided(op, ARENA) or (0,)
-            made = self._result(result, place, "")
-        self._values[result] = made
-        self._step(op, Copy("copy", self._values[value], made, id=self._names.get(result, "")))
+            output = self._result(result, place, "")
+        self._values[result] = output
+        self._step(op, Copy("copy", self._values[value], output, id=self._names.get(result, "")))
 
 
 def _numbered(name: str) -> str:
@@ -337,8 +337,8 @@ def _numbered(name: str) -> str:
 
 
 def _placement(attrs: DictionaryAttr) -> Placement | None:
-    found = attrs.data.get("sbp")
-    return found.data if isinstance(found, PlacementAttr) else None
+    attribute = attrs.data.get("sbp")
+    return attribute.data if isinstance(attribute, PlacementAttr) else None
 
 
 def _without_placements(attrs: Mapping[str, Any]) -> dict[str, Any]:

@@ -279,13 +279,13 @@ class _Replay:
         if (expected, source.dtype) != (target.shape, target.dtype):
             raise _ProblemError(f"{start.op} gives {expected}, not {target.shape}")
         scratch = scratch_sizes(start.op, start.attrs, source.shape, target.shape, size)
-        for wanted, given in zip(scratch, (start.send, start.receive), strict=True):
-            found = None if given is None else self.plan.buffers[_natural(given)]
-            if (found.shape if found else None) != wanted or (
-                found and found.dtype != source.dtype
+        for wanted, place in zip(scratch, (start.send, start.receive), strict=True):
+            buffer = None if place is None else self.plan.buffers[_natural(place)]
+            if (buffer.shape if buffer else None) != wanted or (
+                buffer and buffer.dtype != source.dtype
             ):
                 raise _ProblemError(f"{start.op} needs scratch {wanted}")
-            if found and not (found.storage == "arena"):
+            if buffer and not (buffer.storage == "arena"):
                 raise _ProblemError(f"{start.op} has scratch outside the arena")
         scratch_used = [b for b in (start.send, start.receive) if b is not None]
         # A sum may be written over what nothing else reads.

@@ -117,7 +117,7 @@ def local_slices(
     (slice(2, 4, None), slice(0, 3, None))
     """
     place = mesh.coordinates(rank)
-    found: list[slice] = []
+    slices: list[slice] = []
     for dim, size in enumerate(shape):
         low, high = 0, size
         for axis in placement.split_axes(dim):
@@ -126,5 +126,5 @@ def local_slices(
                 min(low + place[axis] * chunk, high),
                 min(low + (place[axis] + 1) * chunk, high),
             )
-        found.append(slice(low, high))
-    return tuple(found)
+        slices.append(slice(low, high))
+    return tuple(slices)

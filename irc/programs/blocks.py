@@ -52,11 +52,13 @@ def blocks_of(short: ShortStep, options: Options, *, splits: bool = False) -> Bl
     cluster = find_cluster(options.cluster).fit(options.mesh)
     host = cluster.device.cores
     contention = Contention() if host else Contention.of(cluster, options.mesh)
-    found = {kind: predict(each.plan, contention=contention) for kind, each in planned.items()}
-    pieces = _Pieces(planned, ops, found).run()
+    predictions = {
+        kind: predict(each.plan, contention=contention) for kind, each in planned.items()
+    }
+    pieces = _Pieces(planned, ops, predictions).run()
     kinds_of_batch = [kind for kind in MICRO_BATCH_KINDS if kind in planned]
-    mixes = {kind: mix_of([found[kind]]) for kind in kinds_of_batch}
-    mixes[UPDATE] = mix_of([own for kind, own in found.items() if kind not in kinds_of_batch])
+    mixes = {kind: mix_of([predictions[kind]]) for kind in kinds_of_batch}
+    mixes[UPDATE] = mix_of([own for kind, own in predictions.items() if kind not in kinds_of_batch])
     passed = [_passed(kind, inner, ops, planned["F"]) for kind in short.handed]
     norm = "norm" in planned
     return Blocks(**pieces, passed=tuple(passed), norm=norm, mixes=mixes)
@@ -98,9 +100,9 @@ class _Pieces:
     """What was planned as one stage, shared out."""
 
     def __init__(
-        self, plans: Mapping[str, LoadedPlan], ops: LayerOps, found: Mapping[str, Prediction]
+        self, plans: Mapping[str, LoadedPlan], ops: LayerOps, predictions: Mapping[str, Prediction]
     ) -> None:
-        self.plans, self.ops, self.found = plans, ops, found
+        self.plans, self.ops, self.predictions = plans, ops, predictions
         self.kinds = [kind for kind in MICRO_BATCH_KINDS if kind in plans]
         places: tuple[Where, ...] = ("each", "first", "layer", "last")
         self.seconds: dict[Where, dict[str, float]] = {where: {} for where in places}
@@ -113,11 +115,11 @@ class _Pieces:
     def run(self) -> dict[str, Piece]:
         self._weights()
         for kind, each in self.plans.items():
-            found = self.found[kind]
+            prediction = self.predictions[kind]
             if kind in self.kinds:
-                self._function(kind, found)
+                self._function(kind, prediction)
             else:
-                self._once(each, found)
+                self._once(each, prediction)
         self._registers()
         pieces = {
             where: Piece(
@@ -146,7 +148,7 @@ class _Pieces:
                 if any(cut.axis == "data" and cut.kind == "S" for cut in buffer.placement):
                     self.divided[where] += buffer.size_bytes
 
-    def _function(self, kind: str, found: Prediction) -> None:
+    def _function(self, kind: str, prediction: Prediction) -> None:
         """Share out a function: an action takes what passes until it ends, since the one before.
 
         What layers take that are not steady is taken once a stage: a first layer waits for more,
@@ -155,7 +157,7 @@ class _Pieces:
         before, spans = 0.0, list[tuple[float, Where]]()
         places = Places(self.plans[kind].plan, self.ops)
         layers = LayerTimes(places)
-        for place, action, start, end in places.of_actions(found):
+        for place, action, start, end in places.of_actions(prediction):
             if action.stream != COMPUTE:
                 layers.add(place, action.stream, end - start)
                 continue
@@ -168,33 +170,35 @@ class _Pieces:
                 _add(self.bare[where], kind, idle)
             before = end
             spans.append((end, where))
-        if spans and found.seconds > before:
-            _add(self.seconds[spans[-1][1]], kind, found.seconds - before)
+        if spans and prediction.seconds > before:
+            _add(self.seconds[spans[-1][1]], kind, prediction.seconds - before)
         all_s, idle_s = places.count * layers.layer_s, places.count * layers.layer_idle_s
         _add(self.seconds["each"], kind, layers.seconds - all_s)
         _add(self.seconds["layer"], kind, all_s)
         _add(self.bare["each"], kind, layers.idle_s - idle_s)
         _add(self.bare["layer"], kind, idle_s)
-        self._alive(kind, found, spans)
+        self._alive(kind, prediction, spans)
 
-    def _alive(self, kind: str, found: Prediction, spans: Sequence[tuple[float, Where]]) -> None:
+    def _alive(
+        self, kind: str, prediction: Prediction, spans: Sequence[tuple[float, Where]]
+    ) -> None:
         """Note the most that is alive while each piece computes."""
         place = 0
-        for _, at, alive in held_bytes(found.actions, found.timeline):
+        for _, at, alive in held_bytes(prediction.actions, prediction.timeline):
             while place < len(spans) - 1 and spans[place][0] <= at:
                 place += 1
             if spans:
                 own = self.arena[spans[place][1]]
                 own[kind] = max(own.get(kind, 0.0), alive)
 
-    def _once(self, each: LoadedPlan, found: Prediction) -> None:
+    def _once(self, each: LoadedPlan, prediction: Prediction) -> None:
         """Share out what runs once by the bytes that are held: it is moved, and summed."""
-        busy = found.timeline.busy(found.actions).get("compute", 0.0)
+        busy = prediction.timeline.busy(prediction.actions).get("compute", 0.0)
         total = sum(self.held.values())
         for where, own in self.held.items():
             part = own / total if total else 0.0
-            _add(self.seconds[where], UPDATE, part * found.seconds)
-            _add(self.bare[where], UPDATE, part * max(0.0, found.seconds - busy))
+            _add(self.seconds[where], UPDATE, part * prediction.seconds)
+            _add(self.bare[where], UPDATE, part * max(0.0, prediction.seconds - busy))
             _add(self.arena[where], UPDATE, part * each.plan.arena_bytes)
 
     def _registers(self) -> None:

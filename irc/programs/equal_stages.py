@@ -78,7 +78,7 @@ class Renaming:
 
     def op(self, name: str) -> str:
         """Return the other id of an op."""
-        return TOKEN.sub(lambda found: self.ops.get(found[0], found[0]), name)
+        return TOKEN.sub(lambda match: self.ops.get(match[0], match[0]), name)
 
     def apply(self, module: ModuleOp) -> ModuleOp:
         """Return a copy of a module with the other names in its entry."""
@@ -156,11 +156,11 @@ def key_of(module: ModuleOp, text: str, names: Names, mesh: Mesh, pins: str) -> 
     text = renaming.apply_to_text(text)
     if not pins:
         return text
-    found = resolve(module, mesh, parse_constraints(pins, "pins"))
+    resolved = resolve(module, mesh, parse_constraints(pins, "pins"))
     said = [
-        *((renaming.value(n), _said(s)) for n, s in found.arguments.items()),
-        *((_op_name(renaming, n), _said(s)) for n, s in found.ops.items()),
-        *((renaming.value(n), renaming.value(other)) for n, other in found.same.items()),
+        *((renaming.value(n), _said(s)) for n, s in resolved.arguments.items()),
+        *((_op_name(renaming, n), _said(s)) for n, s in resolved.ops.items()),
+        *((renaming.value(n), renaming.value(other)) for n, other in resolved.same.items()),
     ]
     return f"{text}\n{sorted(said)}"
 

@@ -71,8 +71,8 @@ def plan_halves(
     module = program.module
     chosen: dict[str, object] = {"trainable": ",".join(trained), "inputs": ",".join(inputs)}
     chosen |= {"outputs": "all", "seeds": "inputs"}
-    made = Training(padding(options), {}, differentiate=chosen, recompute=None)
-    run_passes(module, made.passes)
+    training = Training(padding(options), {}, differentiate=chosen, recompute=None)
+    run_passes(module, training.passes)
     cut_again(entry(module))
     check_vjp(module)
     reads = _reads(module)

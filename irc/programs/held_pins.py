@@ -52,15 +52,15 @@ def weight_pins(plans: Iterable[Plan], gone: Collection[str] = ()) -> list[str]:
         plans: of one mesh.
         gone: names of weights that the other plan has not; their states are left out, too.
     """
-    found: dict[str, Placement] = {}
+    placements: dict[str, Placement] = {}
     for plan in plans:
         whole = Placement.replicated(plan.device_mesh.names)
         for index in plan.weights if plan.device_mesh.axes else ():
             buffer = plan.buffers[index]
             if buffer.role != "constant":
                 placement = placement_of(buffer)
-                found[buffer.name] = placement if placement.axes else whole
-    return [f'"{name}" = {at}' for name, at in found.items() if not _is_of(name, gone)]
+                placements[buffer.name] = placement if placement.axes else whole
+    return [f'"{name}" = {at}' for name, at in placements.items() if not _is_of(name, gone)]
 
 
 def _is_of(name: str, weights: Collection[str]) -> bool:

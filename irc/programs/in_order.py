@@ -210,13 +210,13 @@ def within(plan: PartsPlan, schedule: Schedule, ahead: int, budgets: Sequence[in
         IrcError: ``pipeline-memory`` where ranks have none for slots of one action ahead.
     """
     for fewer in range(ahead, 1, -1):
-        made = with_order(plan, schedule, fewer)
-        held = [own.num_bytes() for own in all_held(made)]
+        reordered = with_order(plan, schedule, fewer)
+        held = [own.num_bytes() for own in all_held(reordered)]
         if all(most <= budget for most, budget in zip(held, budgets, strict=True)):
-            return made
-    made = with_order(plan, schedule, min(ahead, 1))
-    check_memory(made, budgets)
-    return made
+            return reordered
+    reordered = with_order(plan, schedule, min(ahead, 1))
+    check_memory(reordered, budgets)
+    return reordered
 
 
 def ordered(plan: PartsPlan, schedule: Schedule, orders: Orders) -> PartsPlan:

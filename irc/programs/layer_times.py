@@ -46,14 +46,14 @@ class Places:
             self._where(*own) for own in zip(self.steps, self.layers, strict=True)
         ]
 
-    def of_actions(self, found: Prediction) -> Iterator[tuple[int, SimAction, float, float]]:
+    def of_actions(self, prediction: Prediction) -> Iterator[tuple[int, SimAction, float, float]]:
         """Yield the step of each action that was simulated, with its start and end in seconds."""
         # A collective is two actions: it is issued, and it is on a link.
         places = (
             n for n, step in enumerate(self.steps) for _ in range(1 + isinstance(step, Start))
         )
-        times = found.timeline.starts, found.timeline.ends
-        yield from zip(places, found.actions, *times, strict=True)
+        times = prediction.timeline.starts, prediction.timeline.ends
+        yield from zip(places, prediction.actions, *times, strict=True)
 
     def share(self, numbers: list[float], place: int, number: float) -> None:
         """Add a number to those of a step's layers."""

@@ -86,7 +86,7 @@ def make_parts_plan(
     loss = loss_of(module, recipe)
     inputs = tuple(program.input_names)
     clusters = clusters_by_stage(options.cluster, options.mesh, with_slices(schedule))
-    given: dict[str, object] = {
+    cut_options: dict[str, object] = {
         "count": len(schedule.paths[0]),
         "cluster": options.cluster,
         "stages": stages,
@@ -95,9 +95,9 @@ def make_parts_plan(
     trained, scale = trained_of(program, recipe), part or 1 / schedule.num_micro_batches
     losses: dict[str, object] = {"min_bytes": -1} if schedule.vocabulary else {}
     if differ(clusters):
-        given["clusters"] = ";".join(clusters[: len(schedule.paths[0])])
+        cut_options["clusters"] = ";".join(clusters[: len(schedule.paths[0])])
     split = split_option(options, recipe)
-    training = Training(stream=losses, split=split, cut=given)
+    training = Training(stream=losses, split=split, cut=cut_options)
     run_passes(module, training.of_model)
     projections = slices_in(entry(module))
     trained |= {n for name in trained & projections.keys() for n in projections[name].names}
@@ -107,18 +107,20 @@ def make_parts_plan(
         _check_optimizer(recipe)
     head = take_head(module, loss, count) if count else None
     run_passes(module, training.of_cut)
-    staged, found = dump(module), stages_of(module)
+    staged, model_stages = dump(module), stages_of(module)
     files, slices = {STAGED: staged}, None
     if head is not None:
         files[HEAD] = dump(head)
-        found, slices = slices_of(head, found, count, schedule.vocabulary)
-    shared = shared_of(found)
+        model_stages, slices = slices_of(head, model_stages, count, schedule.vocabulary)
+    shared = shared_of(model_stages)
     moved = _moved_elsewhere(shared, schedule)
-    _check_states(found, schedule)
+    _check_states(model_stages, schedule)
     hidden = {c.name for c in slices.crossings if c.is_smooth} if slices else set[str]()
-    steps = steps_of(found, recipe, trained, shared, moved, "" if slices else loss, scale, hidden)
+    steps = steps_of(
+        model_stages, recipe, trained, shared, moved, "" if slices else loss, scale, hidden
+    )
     schedule = with_slices(schedule)
-    crossings = found.crossings
+    crossings = model_stages.crossings
     if slices is not None:
         steps += slice_steps(slices, len(steps), recipe, trained, loss=loss, scale=scale)
         crossings += slices.crossings
@@ -137,16 +139,18 @@ def make_parts_plan(
     runs = runs_of_stages(schedule, steps, crossings, splits, around, moves=moves)
 
     ways = [way for crossing in crossings for way in ways_of(crossing, steps)]
-    fixed = fixed_stages(parse_stages(*constraint_text(options.pins)), stages, len(found.modules))
+    fixed = fixed_stages(
+        parse_stages(*constraint_text(options.pins)), stages, len(model_stages.modules)
+    )
 
     known: KnownStages = {}
 
     def plan(budgets: Sequence[int | None] | None) -> tuple[PartsPlan, list[StagePlan]]:
-        made = plan_stages(steps, runs, own, pins, shared, schedule, budgets, clusters, known)
-        if any(each.search for each in made):
-            searched = [_searched(step, e.search) for step, e in zip(steps, made, strict=True)]
+        plans = plan_stages(steps, runs, own, pins, shared, schedule, budgets, clusters, known)
+        if any(each.search for each in plans):
+            searched = [_searched(step, e.search) for step, e in zip(steps, plans, strict=True)]
             files[SEARCHED] = json_text.dump({"stages": searched})
-        registers, parts = [each.registers for each in made], [each.plans for each in made]
+        registers, parts = [each.registers for each in plans], [each.plans for each in plans]
         facts = PartsFacts(
             mesh=str(options.mesh),
             schedule=schedule_digest(text),
@@ -161,13 +165,13 @@ def make_parts_plan(
             irc=irc_version(),
         )
         if options.offload:
-            return with_offload(facts, text, tuple(parts), options.offload), made
-        return make_parts(facts, text, tuple(parts)), made
+            return with_offload(facts, text, tuple(parts), options.offload), plans
+        return make_parts(facts, text, tuple(parts)), plans
 
     places = clusters_by_place(options.cluster, options.mesh)
-    planned, made = plan(None)
+    planned, stage_plans = plan(None)
     room = [budget_of(replace(own, cluster=each)) for each in places]
-    if (shares := shares_of(planned, room, [each.search for each in made])) is not None:
+    if (shares := shares_of(planned, room, [each.search for each in stage_plans])) is not None:
         planned, _ = plan(shares)
     check_memory(planned, room, own.stored_bytes)
     return with_files(planned, files)
@@ -208,10 +212,10 @@ def trained_of(program: Program, recipe: Recipe) -> set[str]:
     }
 
 
-def shared_of(found: Stages) -> dict[str, tuple[int, ...]]:
+def shared_of(model_stages: Stages) -> dict[str, tuple[int, ...]]:
     """Return the parameters that several stages read, with these stages."""
     holders: dict[str, list[int]] = {}
-    for stage, module in enumerate(found.modules):
+    for stage, module in enumerate(model_stages.modules):
         for role, name, _ in arguments(entry(module)):
             if role == "parameter":
                 holders.setdefault(name, []).append(stage)
@@ -247,12 +251,12 @@ def _moved_elsewhere(
         {schedule.rank_of[path[part]] for path in schedule.paths}
         for part in range(len(schedule.paths[0]))
     ]
-    found: dict[int, set[str]] = {}
+    moved: dict[int, set[str]] = {}
     for name, holders in shared.items():
         for i, stage in enumerate(holders):
             before = set[int]().union(*(places[h] for h in holders[:i]))
             if places[stage] <= before:
-                found.setdefault(stage, set()).add(name)
+                moved.setdefault(stage, set()).add(name)
             elif places[stage] & before:
                 raise IrcError(
                     "pipeline-unsupported",
@@ -260,12 +264,12 @@ def _moved_elsewhere(
                     "copies share a rank",
                     help="untie it, or choose a schedule with one copy of the model",
                 )
-    return found
+    return moved
 
 
-def _check_states(found: Stages, schedule: Schedule) -> None:
+def _check_states(model_stages: Stages, schedule: Schedule) -> None:
     """Refuse buffers that move where a schedule has two copies of the model, or swaps its batch."""
-    for stage, module in enumerate(found.modules):
+    for stage, module in enumerate(model_stages.modules):
         moved = next((name for role, name in results(entry(module)) if role == "state"), None)
         if moved is None:
             continue
@@ -288,7 +292,7 @@ def _check_states(found: Stages, schedule: Schedule) -> None:
 
 
 def steps_of(
-    found: Stages,
+    model_stages: Stages,
     recipe: Recipe,
     trained: Collection[str],
     shared: Mapping[str, Sequence[int]],
@@ -300,12 +304,12 @@ def steps_of(
     """Return the steps of the model's stages; ``hidden`` are rows that slices of its head read."""
     steps: list[StageStep] = []
     expected = set(hidden)
-    last = len(found.modules) - 1
+    last = len(model_stages.modules) - 1
     # From the last: a stage gets gradients for what later ones send back.
     for stage in range(last, -1, -1):
         step = stage_step(
-            found.modules[stage],
-            [c for c in found.crossings if stage in (c.producer, c.consumer)],
+            model_stages.modules[stage],
+            [c for c in model_stages.crossings if stage in (c.producer, c.consumer)],
             expected,
             recipe,
             trained,

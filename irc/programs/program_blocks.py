@@ -34,9 +34,9 @@ def blocks_of_program(plan: Plan, ops: LayerOps, contention: Contention) -> Bloc
     awaited = _awaited(places)
     layer, each, bare, idle = (dict[str, float]() for _ in range(4))
     halves, whole = {kind: LayerTimes(places) for kind in (FORWARD, BACKWARD)}, LayerTimes(places)
-    found, before = predict(plan, contention=contention), 0.0
+    prediction, before = predict(plan, contention=contention), 0.0
     total, waits = dict.fromkeys(halves, 0.0), dict.fromkeys(halves, 0.0)
-    for place, action, start, end in places.of_actions(found):
+    for place, action, start, end in places.of_actions(prediction):
         is_link = action.stream != COMPUTE
         half = FORWARD if (awaited[place] if is_link else place) < middle else BACKWARD
         if is_link:
@@ -51,8 +51,8 @@ def blocks_of_program(plan: Plan, ops: LayerOps, contention: Contention) -> Bloc
         waits[half] += own
         before = end
     # What nothing waits for ends the step.
-    total[BACKWARD] += found.seconds - before
-    waits[BACKWARD] += found.seconds - before
+    total[BACKWARD] += prediction.seconds - before
+    waits[BACKWARD] += prediction.seconds - before
     # A link that has nothing to do for forward gathers for backward: both together take as long as
     # compute, or as the link.
     forward = halves[FORWARD]

@@ -161,8 +161,8 @@ class LayerOps:
 
     def _op(self, name: str) -> str | None:
         """Return the op of the entry in an id: the longest, since a part of ``n4`` is ``n4.1``."""
-        found = FIRST_ID.search(name.lstrip("."))
-        parts = found[0].split(".") if found else []
+        match = FIRST_ID.search(name.lstrip("."))
+        parts = match[0].split(".") if match else []
         heads = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
         return next((head for head in heads if head in self.ops), None)
 

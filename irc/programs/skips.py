@@ -44,17 +44,17 @@ def ways_around(schedule: Schedule, crossings: Sequence[Crossing], kinds: Kinds)
     Raises:
         IrcError: ``pipeline-unsupported`` for a stage that cannot be left out.
     """
-    found: list[Way] = []
+    ways: list[Way] = []
     for over in runs_of_skips(schedule):
         for stage in over:
             _check(schedule, stage, crossings, kinds)
         before, after = over[0] - 1, over[-1] + 1
         (taken,) = _smooth(crossings, before, over[0])
-        (given,) = _smooth(crossings, over[-1], after)
-        back = f"{GRADIENT}{taken.name}", f"{GRADIENT}{given.name}"
-        found.append(Way(given.name, before, after, taken.name, over))
-        found.append(Way(back[0], after, before, back[1], over))
-    return found
+        (sent,) = _smooth(crossings, over[-1], after)
+        back = f"{GRADIENT}{taken.name}", f"{GRADIENT}{sent.name}"
+        ways.append(Way(sent.name, before, after, taken.name, over))
+        ways.append(Way(back[0], after, before, back[1], over))
+    return ways
 
 
 def _smooth(crossings: Sequence[Crossing], producer: int, consumer: int) -> list[Crossing]:
@@ -65,14 +65,14 @@ def _smooth(crossings: Sequence[Crossing], producer: int, consumer: int) -> list
 def _check(schedule: Schedule, stage: int, crossings: Sequence[Crossing], kinds: Kinds) -> None:
     """Refuse to leave out a stage that is not one value after another of its kind."""
     taken = [c for c in crossings if c.consumer == stage]
-    given = [c for c in crossings if c.producer == stage]
-    same = len(taken) == len(given) == 1 and kinds[taken[0].name] == kinds[given[0].name]
+    sent = [c for c in crossings if c.producer == stage]
+    same = len(taken) == len(sent) == 1 and kinds[taken[0].name] == kinds[sent[0].name]
     if same and all(_smooth(crossings, at, at + 1) for at in (stage - 1, stage)):
         return
     said = "; ".join(
         f"'{c.name}' from stage {c.producer} to stage {c.consumer}, "
         f"{kinds[c.name][1]}{list(kinds[c.name][0])}"
-        for c in (*taken, *given)
+        for c in (*taken, *sent)
     )
     raise IrcError(
         "pipeline-unsupported",

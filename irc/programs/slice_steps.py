@@ -73,15 +73,15 @@ def _join_step(join: Join, recipe: Recipe, *, loss: str, scale: float) -> StageS
     end = func.body.block.last_op
     assert isinstance(end, ReturnOp)
     returned = dict(zip((name for _, name in results(func)), end.operands, strict=True))
-    given = {name: value for _, name, value in arguments(func)}
+    values = {name: value for _, name, value in arguments(func)}
     end.detach()
     b = PhaseBuilder(func.body.block, "forward", prefix="join", loc="micro-batches")
     pieces = [
-        _rows_gradient(b, returned[f"{GRADIENT}{sums}"], given[products])
+        _rows_gradient(b, returned[f"{GRADIENT}{sums}"], values[products])
         for sums, products in zip(join.sums, join.products, strict=True)
     ]
     total = b.cast(
-        reduce(partial(b.pointwise, "add"), pieces), tensor(given[join.products[0]]).dtype
+        reduce(partial(b.pointwise, "add"), pieces), tensor(values[join.products[0]]).dtype
     )
     func.body.block.add_op(end)
     name = f"{GRADIENT}{join.hidden}"

@@ -51,7 +51,7 @@ def shares_of(
     """
     if plan.part_mesh.num_ranks == 1:
         return None
-    found: list[int | None] = [None] * len(plan.parts)
+    shares: list[int | None] = [None] * len(plan.parts)
     unseen = _Unseen(plan, searches)
     for place, budget in enumerate(budgets):
         parts, held = plan.parts_at(place), held_at(plan, place)
@@ -60,7 +60,7 @@ def shares_of(
         if len(parts) == 1:
             part = next(iter(parts.values()))
             # All that are made from one are over by as much, and are one again.
-            found[part] = _least(found[part], budget - unseen.num_bytes(part, budget))
+            shares[part] = _least(shares[part], budget - unseen.num_bytes(part, budget))
             continue
         own = {
             part: _of_part(plan, part) + _registers(held, [stage]) for stage, part in parts.items()
@@ -68,8 +68,8 @@ def shares_of(
         for part, size in own.items():
             # One part's arena is the others' too.
             share = (budget - held.arena) * size / sum(own.values())
-            found[part] = _least(found[part], int(share + held.arena))
-    return found if any(own is not None for own in found) else None
+            shares[part] = _least(shares[part], int(share + held.arena))
+    return shares if any(own is not None for own in shares) else None
 
 
 def _least(known: int | None, num_bytes: int) -> int:

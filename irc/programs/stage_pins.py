@@ -50,12 +50,12 @@ def pins_of_stages(
             where=chunks[0].where,
             help="leave it out of the constraints of a pipeline",
         )
-    found: list[list[str]] = [[] for _ in modules]
+    by_stage: list[list[str]] = [[] for _ in modules]
     for use in parse_uses(text, source):
-        _add_use(use, mesh, modules, found)
+        _add_use(use, mesh, modules, by_stage)
     for statement in parse_constraints(text, source):
         refused: list[IrcError] = []
-        for own, module in zip(found, modules, strict=True):
+        for own, module in zip(by_stage, modules, strict=True):
             of_slices = list(_of_slices(statement, module, slices or {}))
             try:
                 resolve(module, mesh, [statement])
@@ -68,13 +68,15 @@ def pins_of_stages(
                 own.append(each.text)
         if len(refused) == len(modules):
             raise refused[0]
-    return ["\n".join(own) for own in found]
+    return ["\n".join(own) for own in by_stage]
 
 
-def _add_use(use: Use, mesh: Mesh, modules: Sequence[ModuleOp], found: Sequence[list[str]]) -> None:
+def _add_use(
+    use: Use, mesh: Mesh, modules: Sequence[ModuleOp], by_stage: Sequence[list[str]]
+) -> None:
     """Add to each stage what a constraint by use says of its ops; refuse one that says nothing."""
     refused: list[IrcError] = []
-    for own, module in zip(found, modules, strict=True):
+    for own, module in zip(by_stage, modules, strict=True):
         try:
             own += [statement.text for statement in applied(module, mesh, (use,))]
         except IrcError as error:

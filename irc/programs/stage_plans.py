@@ -269,7 +269,7 @@ def _plan_function(module: ModuleOp, options: Options) -> _Function:
 
 def _weight_placements(part: Mapping[str, LoadedPlan]) -> dict[str, str]:
     """Return how weights lie: a stage that reads one of them too has to put it there."""
-    found: dict[str, str] = {}
+    placements: dict[str, str] = {}
     for loaded in part.values():
         plan = loaded.plan
         for index in plan.weights:
@@ -278,8 +278,8 @@ def _weight_placements(part: Mapping[str, LoadedPlan]) -> dict[str, str]:
             if buffer.role != "parameter" or not plan.device_mesh.axes:
                 continue
             whole = Placement.replicated(plan.device_mesh.names)
-            found[buffer.name] = str(placement if placement.axes else whole)
-    return found
+            placements[buffer.name] = str(placement if placement.axes else whole)
+    return placements
 
 
 def _whole_plan(module: ModuleOp, options: Options) -> LoadedPlan:

@@ -56,7 +56,7 @@ def runs_of_stages(
     ]
     wiring = Wiring(tuple(functions), tuple(routes), frozenset(route.name for route in routes))
     tapes = tapes_of(schedule, moving_all(wiring) if moves else wiring)
-    found: list[StageRuns] = []
+    runs: list[StageRuns] = []
     for part, is_split in enumerate(splits):
         taken = [path[part] for path in schedule.paths]
         names = {n for f in functions[part].values() for n in (*f.reads, *f.makes)}
@@ -69,8 +69,8 @@ def runs_of_stages(
         # Two copies of a model have some of the micro-batches each.
         skipped = sum(part in each for each in schedule.skips)
         most = max(map(taken.count, taken)) - skipped
-        found.append(StageRuns(most, merged=not is_split, slots=slots))
-    return found
+        runs.append(StageRuns(most, merged=not is_split, slots=slots))
+    return runs
 
 
 def ways_of(crossing: Crossing, steps: Sequence[StageStep]) -> list[Way]:
@@ -89,21 +89,21 @@ def _functions(step: StageStep, is_split: bool) -> Mapping[str, Function]:
         split_calls(module)
     else:
         module = ModuleOp([entry(step.module).clone()])
-    found = split_functions(module, splits_backward=is_split, entries_alone=True).modules
-    kinds = [kind for kind in found if kind in MICRO_BATCH]
+    modules = split_functions(module, splits_backward=is_split, entries_alone=True).modules
+    kinds = [kind for kind in modules if kind in MICRO_BATCH]
     pairs = list(combinations(kinds, 2))
-    made: dict[str, Function] = {}
+    functions: dict[str, Function] = {}
     for kind in kinds:
-        func = entry(found[kind])
+        func = entry(modules[kind])
         reads = [name for role, name, _ in arguments(func) if role == BOUNDARY]
         makes = [name for role, name in results(func) if role == BOUNDARY]
         # What crosses stages, and is read again in its own.
         reads += [n for role, n, _ in arguments(func) if role == "saved" and _crosses(n)]
-        made[step.kinds.get(kind, kind)] = Function(
+        functions[step.kinds.get(kind, kind)] = Function(
             (*reads, *(between(*pair) for pair in pairs if pair[1] == kind)),
             (*makes, *(between(*pair) for pair in pairs if pair[0] == kind)),
         )
-    return made
+    return functions
 
 
 def _crosses(name: str) -> bool:

@@ -168,14 +168,14 @@ def _seed(
         number = scale if of == loss else 0.0
         b = PhaseBuilder(block, "backward", prefix=f"seed.{of}.", loc="micro-batches")
         b.part = "input"
-        made = b.constant([number], kind.shape, kind.dtype)
+        seed = b.constant([number], kind.shape, kind.dtype)
         if is_scaled and of == loss:
             factor = b.cast(add_argument(func, KIND, "input", SCALE), kind.dtype)
-            made = b.pointwise("mul", made, factor)
+            seed = b.pointwise("mul", seed, factor)
         while (op := end.next_op) is not None:
             op.detach()
             block.insert_op_before(op, first)
-        value.replace_all_uses_with(made)
+        value.replace_all_uses_with(seed)
 
 
 def _compute_late(func: FuncOp, late: Collection[str]) -> None:

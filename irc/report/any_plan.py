@@ -22,9 +22,9 @@ class PlanText(str):
             text: what is said.
             folder: of the plan.
         """
-        made = super().__new__(cls, text)
-        made.folder = Path(folder).absolute()
-        return made
+        plan_text = super().__new__(cls, text)
+        plan_text.folder = Path(folder).absolute()
+        return plan_text
 
     def _repr_html_(self) -> str:
         """Return the plan as a notebook shows it."""

@@ -158,14 +158,14 @@ def lie_alike(was: Placement | None, now: Placement | None) -> bool:
 
 
 def _results(module: ModuleOp) -> dict[str, Placement | None]:
-    found: dict[str, Placement | None] = {}
+    placements: dict[str, Placement | None] = {}
     for name, func in functions(module).items():
         for op in func.body.block.ops:
             if isinstance(op, FlowOp) and not isinstance(op, BoxingOp) and op.outputs:
                 kind = op.outputs[0].type
                 placement = kind.placement if isinstance(kind, TensorType) else None
-                found[f"{name}/{id_of(op)}"] = placement
-    return found
+                placements[f"{name}/{id_of(op)}"] = placement
+    return placements
 
 
 def _arguments(module: ModuleOp) -> dict[str, Placement | None]:
@@ -209,13 +209,13 @@ def _collectives(a: Plan, b: Plan) -> tuple[CollectiveChange, ...]:
 
 
 def _traffic(plan: Plan) -> dict[str, tuple[int, int, float]]:
-    found: dict[str, tuple[int, int, float]] = {}
+    traffic: dict[str, tuple[int, int, float]] = {}
     for start in (a for a in plan.actions if isinstance(a, Start)):
         name = f"{start.op.removeprefix('comm.')}[{start.attrs['axis']}]"
         held = max(plan.buffers[i].size_bytes for i in (*start.inputs, *start.outputs))
-        runs, num_bytes, time = found.get(name, (0, 0, 0.0))
-        found[name] = (runs + 1, num_bytes + held, time + (start.seconds or 0.0))
-    return found
+        runs, num_bytes, time = traffic.get(name, (0, 0, 0.0))
+        traffic[name] = (runs + 1, num_bytes + held, time + (start.seconds or 0.0))
+    return traffic
 
 
 def _kernels(a: Evidence, b: Evidence) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -227,22 +227,22 @@ def _kernels(a: Evidence, b: Evidence) -> tuple[tuple[str, ...], tuple[str, ...]
 
 def _sources(evidence: Evidence) -> list[tuple[str, str]]:
     """Return each kernel without its number, which says only where it comes in the plan."""
-    found: list[tuple[str, str]] = []
+    sources: list[tuple[str, str]] = []
     for name, content in evidence.loaded.texts.items():
         if name.startswith("kernels/"):
             symbol = Path(name).stem
             plain = re.sub(r"^k[0-9]+_", "", symbol)
             text = content.decode("utf-8", "replace").replace(symbol, plain)
-            found.append((plain, text))
-    return found
+            sources.append((plain, text))
+    return sources
 
 
-def write(found: Difference) -> str:
+def write(diff: Difference) -> str:
     """Lay out a difference for a terminal."""
-    if found.same:
+    if diff.same:
         return "the plans are the same"
-    sections = [_heading(found), _placements(found.changes)]
-    if found.collectives:
+    sections = [_heading(diff), _placements(diff.changes)]
+    if diff.collectives:
         heads = ("collective", "runs", "bytes", "time")
         rows = [
             (
@@ -251,22 +251,22 @@ def write(found: Difference) -> str:
                 _arrow(map(size, c.bytes)),
                 _arrow(map(seconds, c.seconds)),
             )
-            for c in found.collectives
+            for c in diff.collectives
         ]
         sections.append("\n".join(["Collectives", *table(heads, rows)]))
-    if found.kernels_removed or found.kernels_added:
-        sections.append("\n".join(["Kernels", *_kernel_lines(found)]))
+    if diff.kernels_removed or diff.kernels_added:
+        sections.append("\n".join(["Kernels", *_kernel_lines(diff)]))
     return "\n\n".join(sections)
 
 
-def _heading(found: Difference) -> str:
+def _heading(diff: Difference) -> str:
     rows: list[tuple[str, str]] = []
-    if found.mesh[0] != found.mesh[1]:
-        rows.append(("mesh", _arrow(mesh or "one device" for mesh in found.mesh)))
-    if found.cluster[0] != found.cluster[1]:
-        rows.append(("priced for", _arrow(found.cluster)))
-    rows += [(f"{a.name}", _amount(a, seconds)) for a in found.times]
-    rows += [(f"{a.name}", _amount(a, size)) for a in found.memory]
+    if diff.mesh[0] != diff.mesh[1]:
+        rows.append(("mesh", _arrow(mesh or "one device" for mesh in diff.mesh)))
+    if diff.cluster[0] != diff.cluster[1]:
+        rows.append(("priced for", _arrow(diff.cluster)))
+    rows += [(f"{a.name}", _amount(a, seconds)) for a in diff.times]
+    rows += [(f"{a.name}", _amount(a, size)) for a in diff.memory]
     return "\n".join(pairs(rows, 15))
 
 
@@ -309,20 +309,20 @@ def alike(names: Iterable[str]) -> list[str]:
 
 
 def _few(names: Iterable[str]) -> str:
-    found = list(names)
-    return ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
+    listed = list(names)
+    return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")
 
 
-def _kernel_lines(found: Difference) -> list[str]:
+def _kernel_lines(diff: Difference) -> list[str]:
     def line(mark: str, names: Mapping[str, int]) -> str:
         parts = (f"{n} {name}" if n > 1 else name for name, n in sorted(names.items()))
         return f"  {mark} {', '.join(parts)}"
 
     lines: list[str] = []
-    if found.kernels_removed:
-        lines.append(line("-", Counter(found.kernels_removed)))
-    if found.kernels_added:
-        lines.append(line("+", Counter(found.kernels_added)))
+    if diff.kernels_removed:
+        lines.append(line("-", Counter(diff.kernels_removed)))
+    if diff.kernels_added:
+        lines.append(line("+", Counter(diff.kernels_added)))
     return lines
 
 

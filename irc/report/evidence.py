@@ -125,12 +125,12 @@ class Evidence:
         if not isinstance(attr, StringAttr):
             return {}
         try:
-            found: object = json.loads(attr.data)
+            data: object = json.loads(attr.data)
         except (ValueError, RecursionError):
             raise IrcError("plan-corrupt", "irc.plan_cost is not JSON") from None
-        if not isinstance(found, dict):
+        if not isinstance(data, dict):
             raise IrcError("plan-corrupt", "irc.plan_cost is not a JSON object")
-        return cast("dict[str, Any]", found)
+        return cast("dict[str, Any]", data)
 
     @property
     def cluster(self) -> str:

@@ -48,22 +48,22 @@ def explain_plan(
         IrcError: for a folder that is no plan, and for an op that the plan does not have.
     """
     evidence = Evidence.of(folder)
-    found = gather(evidence)
+    explanation = gather(evidence)
     if placements == DTENSOR:
-        found = _in_dtensor(found, evidence.mesh)
+        explanation = _in_dtensor(explanation, evidence.mesh)
     if op:
-        rows = _matching(found.ops, op)
+        rows = _matching(explanation.ops, op)
         if as_json:
             return _json([asdict(row) for row in rows])
         return "\n\n".join(_op(row) for row in rows)
     if fusion:
         if as_json:
-            return _json([asdict(group) for group in found.fusion])
-        return "\n".join(_fusion(found.fusion, all_ops=True)) or "the plan fuses nothing"
-    return _json(asdict(found)) if as_json else write(found, placements)
+            return _json([asdict(group) for group in explanation.fusion])
+        return "\n".join(_fusion(explanation.fusion, all_ops=True)) or "the plan fuses nothing"
+    return _json(asdict(explanation)) if as_json else write(explanation, placements)
 
 
-def _in_dtensor(found: Explanation, mesh: Mesh) -> Explanation:
+def _in_dtensor(explanation: Explanation, mesh: Mesh) -> Explanation:
     """Write the signatures of ops and the changes of placements as DTensor does."""
 
     def told(row: OpRow) -> OpRow:
@@ -73,26 +73,28 @@ def _in_dtensor(found: Explanation, mesh: Mesh) -> Explanation:
         return replace(row, signature=in_dtensor(row.signature, mesh), runner_up=other)
 
     return replace(
-        found,
-        ops=[told(row) for row in found.ops],
-        fallbacks=[told(row) for row in found.fallbacks],
-        collectives=[replace(c, change=in_dtensor(c.change, mesh)) for c in found.collectives],
+        explanation,
+        ops=[told(row) for row in explanation.ops],
+        fallbacks=[told(row) for row in explanation.fallbacks],
+        collectives=[
+            replace(c, change=in_dtensor(c.change, mesh)) for c in explanation.collectives
+        ],
     )
 
 
-def write(found: Explanation, placements: str = "") -> str:
+def write(explanation: Explanation, placements: str = "") -> str:
     """Lay out the facts for a terminal, placements in a notation."""
     sections = [
-        _heading(found),
-        _section("Arguments", _arguments(found, placements)),
-        _section("Where the time goes", _actions(found.actions)),
-        _section("Collectives", _collectives(found)),
+        _heading(explanation),
+        _section("Arguments", _arguments(explanation, placements)),
+        _section("Where the time goes", _actions(explanation.actions)),
+        _section("Collectives", _collectives(explanation)),
     ]
-    if found.mesh:
-        sections.append(_section("Signatures, the dearest ops first", _ops(found.ops)))
-    sections.append(_section("Planned by fall-back", _fallbacks(found)))
-    if found.fusion:
-        sections.append(_section("Fusion groups", _fusion(found.fusion)))
+    if explanation.mesh:
+        sections.append(_section("Signatures, the dearest ops first", _ops(explanation.ops)))
+    sections.append(_section("Planned by fall-back", _fallbacks(explanation)))
+    if explanation.fusion:
+        sections.append(_section("Fusion groups", _fusion(explanation.fusion)))
     return "\n\n".join(sections)
 
 
@@ -100,26 +102,28 @@ def _section(title: str, lines: Sequence[str]) -> str:
     return "\n".join([title, *lines])
 
 
-def _heading(found: Explanation) -> str:
+def _heading(explanation: Explanation) -> str:
     ranks = 1
-    for axis_size in found.mesh.values():
+    for axis_size in explanation.mesh.values():
         ranks *= axis_size
-    mesh = ", ".join(f"{axis}={n}" for axis, n in found.mesh.items()) or "one device"
+    mesh = ", ".join(f"{axis}={n}" for axis, n in explanation.mesh.items()) or "one device"
     rows = [
-        ("plan", f"{found.hash[:16]}, kernels for {found.backend}"),
-        ("mesh", f"{mesh} ({counted(ranks, 'rank')}), priced for {found.cluster}"),
+        ("plan", f"{explanation.hash[:16]}, kernels for {explanation.backend}"),
+        ("mesh", f"{mesh} ({counted(ranks, 'rank')}), priced for {explanation.cluster}"),
     ]
-    rows += [("idle", line) for line in found.idle]
-    if found.blocks:
-        calls = ", ".join(f"@{name} runs {counted(n, 'time')}" for name, n in found.blocks.items())
+    rows += [("idle", line) for line in explanation.idle]
+    if explanation.blocks:
+        calls = ", ".join(
+            f"@{name} runs {counted(n, 'time')}" for name, n in explanation.blocks.items()
+        )
         rows.append(("blocks", calls))
-    rows += [("time", _time(found.time)), ("memory", _memory(found))]
-    if found.search:
-        if "peak_at" in found.search:
-            rows.append(("peak", _peak(found.search)))
-        rows.append(("search", _search(found.search, found.time.total_s)))
-    if len(found.mesh) > 1:
-        rows.append(("notation", f"a placement says ({', '.join(found.mesh)})"))
+    rows += [("time", _time(explanation.time)), ("memory", _memory(explanation))]
+    if explanation.search:
+        if "peak_at" in explanation.search:
+            rows.append(("peak", _peak(explanation.search)))
+        rows.append(("search", _search(explanation.search, explanation.time.total_s)))
+    if len(explanation.mesh) > 1:
+        rows.append(("notation", f"a placement says ({', '.join(explanation.mesh)})"))
     return "\n".join(pairs(rows))
 
 
@@ -134,10 +138,11 @@ def _time(time: Split) -> str:
     )
 
 
-def _memory(found: Explanation) -> str:
+def _memory(explanation: Explanation) -> str:
     return (
-        f"a rank holds {size(found.weight_bytes)} of weights and {size(found.arena_bytes)} of arena"
-        f" (at least {size(found.arena_lower_bytes)})"
+        f"a rank holds {size(explanation.weight_bytes)} of weights and "
+        f"{size(explanation.arena_bytes)} of arena"
+        f" (at least {size(explanation.arena_lower_bytes)})"
     )
 
 
@@ -174,8 +179,8 @@ def _apart(part: float) -> str:
     return f"{abs(part):.1%} {'above' if part > 0 else 'below'} what is predicted"
 
 
-def _arguments(found: Explanation, placements: str) -> list[str]:
-    shown = [name for name in NOTATIONS if placements in ("", name)] if found.mesh else []
+def _arguments(explanation: Explanation, placements: str) -> list[str]:
+    shown = [name for name in NOTATIONS if placements in ("", name)] if explanation.mesh else []
     heads = ("name", "role", "shape", *(NOTATIONS[name] for name in shown), "a rank holds")
     rows = [
         (
@@ -185,7 +190,7 @@ def _arguments(found: Explanation, placements: str) -> list[str]:
             *(getattr(row, name) for name in shown),
             size(row.bytes_per_rank),
         )
-        for row in found.arguments
+        for row in explanation.arguments
     ]
     return table(heads, rows, right="lll" + "l" * len(shown) + "r")
 
@@ -208,8 +213,8 @@ def _actions(actions: Sequence[ActionRow]) -> list[str]:
     return lines + _rest(len(timed), SHOWN, "kinds of action")
 
 
-def _collectives(found: Explanation) -> list[str]:
-    if not found.collectives:
+def _collectives(explanation: Explanation) -> list[str]:
+    if not explanation.collectives:
         return ["  none"]
     rows = [
         (
@@ -221,7 +226,7 @@ def _collectives(found: Explanation) -> list[str]:
             c.change,
             c.why,
         )
-        for c in found.collectives
+        for c in explanation.collectives
     ]
     heads = ("time", "bytes", "runs", "collective", "dtype", "boxing", "why")
     return table(heads, rows, right="rrr")
@@ -278,10 +283,10 @@ def _difference(row: OpRow) -> str:
     return f"{text}: {parts}"
 
 
-def _fallbacks(found: Explanation) -> list[str]:
-    if not found.fallbacks:
+def _fallbacks(explanation: Explanation) -> list[str]:
+    if not explanation.fallbacks:
         return ["  none: every op has signatures of its own"]
-    total = sum(row.flops * row.count for row in found.ops)
+    total = sum(row.flops * row.count for row in explanation.ops)
     rows = [
         (
             row.name,
@@ -292,7 +297,7 @@ def _fallbacks(found: Explanation) -> list[str]:
             ", ".join(row.assumed) or "no signature but replicated",
             row.loc,
         )
-        for row in found.fallbacks
+        for row in explanation.fallbacks
     ]
     heads = ("op", "what", "runs", "FLOPs", "compute", "not declared", "source")
     return table(heads, rows, right="llrrr")
@@ -326,17 +331,17 @@ def _few(ids: Sequence[str]) -> str:
 
 
 def _matching(rows: Sequence[OpRow], pattern: str) -> list[OpRow]:
-    found = [
+    matching = [
         row
         for row in rows
         if fnmatchcase(row.name, pattern) or fnmatchcase(row.name.partition("/")[2], pattern)
     ]
-    if not found:
+    if not matching:
         ids = [name for row in rows for name in (row.name, row.name.partition("/")[2])]
         raise IrcError(
             "option-value", f"the plan has no op '{pattern}'", help=did_you_mean(pattern, ids)
         )
-    return found
+    return matching
 
 
 def _json(value: object) -> str:

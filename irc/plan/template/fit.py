@@ -67,25 +67,25 @@ class Fitter:
         # With as many terms as witnesses everything fits.
         counts = range(1, min(most, len(values) - 2) + 1)
         for count in counts[:2]:
-            if (found := self._terms(values, count)) is not None:
-                return found
-        if (found := self._product(values, 0, MAX_FACTORS)) is not None:
-            return found
+            if (dim := self._terms(values, count)) is not None:
+                return dim
+        if (dim := self._product(values, 0, MAX_FACTORS)) is not None:
+            return dim
         return self._terms(values, counts[2]) if len(counts) > 2 else None
 
     def _terms(self, values: tuple[int, ...], count: int) -> Dim | None:
         """Return a sum of so many terms with these values."""
         for chosen in combinations(self._columns, count):
             columns = [column for _, column in chosen]
-            found = _solved(columns, values)
-            if found is not None:
-                return _polynomial([monomial for monomial, _ in chosen], found)
+            coefficients = _solved(columns, values)
+            if coefficients is not None:
+                return _polynomial([monomial for monomial, _ in chosen], coefficients)
         return None
 
     def _product(self, values: tuple[int, ...], start: int, depth: int) -> Dim | None:
         """Return a product of linear factors: a padded image has ``B*(H + 2)*(W + 2)`` places."""
-        if (found := self._terms(values, 1)) is not None:
-            return found
+        if (dim := self._terms(values, 1)) is not None:
+            return dim
         for position in range(start, len(self._factors) if depth else 0):
             factor, column = self._factors[position]
             if any(not n or v % n for v, n in zip(values, column, strict=True)):
@@ -101,14 +101,14 @@ def _columns(witnesses: Sequence[Mapping[str, int]]) -> list[tuple[Monomial, tup
     """Return the products of symbols up to a degree, each with its values, the lowest first."""
     names = list(witnesses[0])
     values = {name: tuple(w[name] for w in witnesses) for name in names}
-    found: dict[tuple[int, ...], Monomial] = {}
+    monomials: dict[tuple[int, ...], Monomial] = {}
     for degree in range(MAX_DEGREE + 1 if len(names) <= 3 else MAX_DEGREE):
         for chosen in combinations_with_replacement(sorted(names), degree):
             column = tuple(prod(values[name][i] for name in chosen) for i in range(len(witnesses)))
             powers = {name: chosen.count(name) for name in chosen}
             # What two products of symbols have in common at all witnesses, they have: aliases.
-            found.setdefault(column, tuple(sorted(powers.items())))
-    return [(monomial, column) for column, monomial in found.items()]
+            monomials.setdefault(column, tuple(sorted(powers.items())))
+    return [(monomial, column) for column, monomial in monomials.items()]
 
 
 def _solved(columns: Sequence[Sequence[int]], values: Sequence[int]) -> tuple[int, ...] | None:
@@ -129,7 +129,7 @@ def _combined(
     whole: int,
 ) -> tuple[int, ...] | None:
     """Return what these rows say of the integers, if all rows do (Cramer)."""
-    found: list[int] = []
+    coefficients: list[int] = []
     for place in range(len(columns)):
         changed = [
             [*row[:place], values[i], *row[place + 1 :]] for i, row in zip(rows, head, strict=True)
@@ -137,11 +137,11 @@ def _combined(
         quotient, rest = divmod(_determinant(changed), whole)
         if rest or not quotient:
             return None
-        found.append(quotient)
+        coefficients.append(quotient)
     for i in set(range(len(values))) - {*rows}:
-        if sum(c * column[i] for c, column in zip(found, columns, strict=True)) != values[i]:
+        if sum(c * column[i] for c, column in zip(coefficients, columns, strict=True)) != values[i]:
             return None
-    return tuple(found)
+    return tuple(coefficients)
 
 
 def _determinant(rows: Sequence[Sequence[int]]) -> int:

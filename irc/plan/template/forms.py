@@ -102,11 +102,11 @@ class KernelTemplate:
         """Return the kernel for numbers, divided as the scheduler divides that kernel."""
         if not self.symbols:
             return self.like
-        made = bind_kernel(self.kernel, values)
-        found = _divided(self.division, made, self.like)
-        made.properties["mapping"] = MappingAttr(found.mapping)
-        made.properties["tile"] = _tile(found)
-        return made
+        kernel = bind_kernel(self.kernel, values)
+        divided = _divided(self.division, kernel, self.like)
+        kernel.properties["mapping"] = MappingAttr(divided.mapping)
+        kernel.properties["tile"] = _tile(divided)
+        return kernel
 
 
 def kernel_template(
@@ -153,8 +153,8 @@ def agrees(template: KernelTemplate, kernel: KernelOp, values: Mapping[str, int]
     """True where a kernel is divided as its template divides it for its sizes."""
     if template.division == "tiles":
         return True
-    made = template.at(values)
-    return made.task_mapping == kernel.task_mapping and made.tile == kernel.tile
+    expected = template.at(values)
+    return expected.task_mapping == kernel.task_mapping and expected.tile == kernel.tile
 
 
 def _division(form: KernelForm, kernels: Sequence[KernelOp]) -> Division:
@@ -170,8 +170,8 @@ def _division(form: KernelForm, kernels: Sequence[KernelOp]) -> Division:
 
 
 def _same_division(division: Division, kernel: KernelOp, like: KernelOp) -> bool:
-    found = _divided(division, kernel, like)
-    return found.mapping == kernel.task_mapping and _tile(found) == kernel.tile
+    divided = _divided(division, kernel, like)
+    return divided.mapping == kernel.task_mapping and _tile(divided) == kernel.tile
 
 
 def _divided(division: Division, kernel: KernelOp, like: KernelOp) -> Schedule:
@@ -191,5 +191,5 @@ def _divided(division: Division, kernel: KernelOp, like: KernelOp) -> Schedule:
     return Schedule(like.task_mapping, like.tile_sizes)
 
 
-def _tile(found: Schedule) -> DictionaryAttr:
-    return DictionaryAttr({k: to_attribute(v) for k, v in found.tile.items()})
+def _tile(divided: Schedule) -> DictionaryAttr:
+    return DictionaryAttr({k: to_attribute(v) for k, v in divided.tile.items()})

@@ -23,16 +23,16 @@ def sized_preparation(plan: Unplaced, sized_kernels: Sequence[bool]) -> frozense
         plan: with polynomials for its numbers.
         sized_kernels: for each kernel, whether it has any.
     """
-    made: set[int] = set()
-    found: set[int] = set()
+    written: set[int] = set()
+    positions: set[int] = set()
     for position, step in enumerate(plan.prepared):
         inputs, outputs = _operands(step, plan.kernels)
         own = isinstance(step, Call) and sized_kernels[step.kernel]
         own = own or any(any(sizes_in(plan.buffers[i])) for i in (*inputs, *outputs))
-        if own or any(sizes_in(step)) or any(_root(plan.buffers, i) in made for i in inputs):
-            found.add(position)
-            made.update(outputs)
-    return frozenset(found)
+        if own or any(sizes_in(step)) or any(_root(plan.buffers, i) in written for i in inputs):
+            positions.add(position)
+            written.update(outputs)
+    return frozenset(positions)
 
 
 def at_every_call(plan: Unplaced, moved: frozenset[int]) -> Unplaced:
@@ -40,7 +40,7 @@ def at_every_call(plan: Unplaced, moved: frozenset[int]) -> Unplaced:
     if not moved:
         return plan
     steps = [plan.prepared[i] for i in sorted(moved)]
-    made = {i for step in steps for i in _operands(step, plan.kernels)[1]}
+    written = {i for step in steps for i in _operands(step, plan.kernels)[1]}
     # What they read of steps that are run once has to be there at every call, too.
     read = {_root(plan.buffers, i) for step in steps for i in _operands(step, plan.kernels)[0]}
     once = {
@@ -49,7 +49,7 @@ def at_every_call(plan: Unplaced, moved: frozenset[int]) -> Unplaced:
         if position not in moved
         for i in _operands(step, plan.kernels)[1]
     }
-    storage = {**dict.fromkeys(made, "arena"), **dict.fromkeys(read & once, "prepared")}
+    storage = {**dict.fromkeys(written, "arena"), **dict.fromkeys(read & once, "prepared")}
     buffers = tuple(
         replace(buffer, storage=cast("Storage", storage[i])) if i in storage else buffer
         for i, buffer in enumerate(plan.buffers)

@@ -124,10 +124,10 @@ class PlanTemplate:
 
         Where it is, the template is good up to there.
         """
-        found = evaluate(self._common, Numbers(witness.values))
+        expected = evaluate(self._common, Numbers(witness.values))
         allowed = [kernel.in_place for kernel in self._common.plan.kernels]
         try:
-            unify([found, _compared(_only_allowing(witness, allowed))], Fitter([{}, {}]))
+            unify([expected, _compared(_only_allowing(witness, allowed))], Fitter([{}, {}]))
             for template, kernel in zip(self.kernels, witness.kernels, strict=True):
                 if not agrees(template, kernel, witness.values):
                     raise DifferentError((kernel.sym_name.data, "mapping"), ())
@@ -149,9 +149,9 @@ class PlanTemplate:
     def named(self, taking: frozenset[int] = frozenset()) -> Plan:
         """Return the plan with sizes for its numbers; buffers of the arena have no place."""
         form = self.form
-        given = {k: tuple(map(symbol, self.kernels[k].symbols)) for k in taking}
+        kernel_sizes = {k: tuple(map(symbol, self.kernels[k].symbols)) for k in taking}
         steps = [
-            replace(step, sizes=cast("tuple[int, ...]", given[step.kernel]))
+            replace(step, sizes=cast("tuple[int, ...]", kernel_sizes[step.kernel]))
             if isinstance(step, Call) and step.kernel in taking
             else step
             for step in form.steps
@@ -189,10 +189,10 @@ class PlanTemplate:
         steps: list[Step] = list(form.steps)
         for index in self._steps:
             steps[index] = evaluate(steps[index], numbers)
-        given = {k: tuple(values[n] for n in self.kernels[k].symbols) for k in taking}
+        kernel_sizes = {k: tuple(values[n] for n in self.kernels[k].symbols) for k in taking}
         for index, step in enumerate(steps):
             if isinstance(step, Call) and step.kernel in taking:
-                steps[index] = replace(step, sizes=given[step.kernel])
+                steps[index] = replace(step, sizes=kernel_sizes[step.kernel])
         return Plan(
             mesh=form.mesh,
             backend=self.backend,
@@ -257,7 +257,7 @@ def plan_template(witnesses: Sequence[Witness], backend: str = "cpu") -> PlanTem
     )
     moved = sized_preparation(common.plan, [bool(kernel.symbols) for kernel in kernels])
     intervals = intervals_of(at_every_call(used[0].plan, moved))
-    made = PlanTemplate(
+    template = PlanTemplate(
         at_every_call(common.plan, moved),
         kernels,
         Span.of([witness.values for witness in used]),
@@ -266,9 +266,9 @@ def plan_template(witnesses: Sequence[Witness], backend: str = "cpu") -> PlanTem
         tuple(index for index, _ in intervals),
         stack([interval for _, interval in intervals]),
     )
-    if (reason := made.agrees(held_back)) is not None:
+    if (reason := template.agrees(held_back)) is not None:
         raise DifferentError((reason,), ("a polynomial", "the plan held back"))
-    return made
+    return template
 
 
 _Pairs: TypeAlias = tuple[tuple[int, int], ...]

@@ -63,10 +63,10 @@ def _unify(trees: list[Any], fitter: Fitter, path: list[str]) -> Any:
     if isinstance(first, bool | str | bytes) or first is None:
         return _same(trees, path)
     if isinstance(first, int):
-        found = fitter.fit(tuple(trees))
-        if found is None:
+        fitted = fitter.fit(tuple(trees))
+        if fitted is None:
             raise DifferentError(path, trees)
-        return found
+        return fitted
     if isinstance(first, float):
         return first if _are_same(trees) else _real(trees, fitter, path)
     if isinstance(first, tuple | list):
@@ -99,29 +99,29 @@ def _real(trees: list[float], fitter: Fitter, path: list[str]) -> Real:
     for inverse in (False, True):
         numbers = [1 / tree if inverse and tree else tree for tree in trees]
         if all(abs(n - round(n)) <= 1e-12 * abs(n) for n in numbers):
-            found = fitter.fit(tuple(round(n) for n in numbers))
-            if found is not None:
-                return Real(found, inverse)
+            fitted = fitter.fit(tuple(round(n) for n in numbers))
+            if fitted is not None:
+                return Real(fitted, inverse)
     raise DifferentError(path, trees)
 
 
 def _sequence(trees: list[Any], fitter: Fitter, path: list[str]) -> Any:
     if len({len(tree) for tree in trees}) != 1:
         raise DifferentError(path, [f"{len(tree)} entries" for tree in trees])
-    made = [
+    unified = [
         _unify(list(entries), fitter, [*path, str(i)])
         for i, entries in enumerate(zip(*trees, strict=True))
     ]
-    return tuple(made) if isinstance(trees[0], tuple) else made
+    return tuple(unified) if isinstance(trees[0], tuple) else unified
 
 
 def _dataclass(trees: list[Any], fitter: Fitter, path: list[str]) -> Any:
     changed: dict[str, Any] = {}
     for field in fields(trees[0]):
         values = [getattr(tree, field.name) for tree in trees]
-        found = _unify(values, fitter, [*path, field.name])
-        if found is not values[0]:
-            changed[field.name] = found
+        unified = _unify(values, fitter, [*path, field.name])
+        if unified is not values[0]:
+            changed[field.name] = unified
     return replace(trees[0], **changed) if changed else trees[0]
 
 
@@ -137,14 +137,14 @@ def _evaluate(tree: Any, number: Callable[[Size], int]) -> Any:
         return tree.value(number(tree.dim) if isinstance(tree.dim, Size) else tree.dim)
     if isinstance(tree, tuple | list):
         entries = cast("Sequence[Any]", tree)
-        made = [_evaluate(entry, number) for entry in entries]
-        if all(a is b for a, b in zip(made, entries, strict=True)):
+        evaluated = [_evaluate(entry, number) for entry in entries]
+        if all(a is b for a, b in zip(evaluated, entries, strict=True)):
             return entries
-        return tuple(made) if isinstance(tree, tuple) else made
+        return tuple(evaluated) if isinstance(tree, tuple) else evaluated
     if isinstance(tree, Mapping):
-        given = cast("Mapping[str, Any]", tree)
-        named = {key: _evaluate(value, number) for key, value in given.items()}
-        return named if any(named[key] is not given[key] for key in given) else given
+        mapping = cast("Mapping[str, Any]", tree)
+        named = {key: _evaluate(value, number) for key, value in mapping.items()}
+        return named if any(named[key] is not mapping[key] for key in mapping) else mapping
     if is_dataclass(tree) and not isinstance(tree, type):
         values = {f.name: getattr(tree, f.name) for f in fields(tree)}
         bound = {name: _evaluate(value, number) for name, value in values.items()}

@@ -45,12 +45,12 @@ def witnesses(
     """
     choices = {name: _choices(name, first, admitted, extended) for name in first}
     pairs = _loose_pairs(first, choices, extended)
-    found: list[dict[str, int]] = []
+    assignments: list[dict[str, int]] = []
     taken: set[int] = set()
     used: dict[str, set[int]] = {name: set() for name in first}
 
     def apart(values: Mapping[str, int]) -> bool:
-        return admitted(values) and _are_apart([extended(v) for v in (*found, values)], pairs)
+        return admitted(values) and _are_apart([extended(v) for v in (*assignments, values)], pairs)
 
     def apart_and_alike(values: Mapping[str, int]) -> bool:
         return _is_alike(values, first) and apart(values)
@@ -60,11 +60,11 @@ def witnesses(
         values = next(filter(None, (_next(choices, used, taken, wish) for wish in wishes)), None)
         if values is None:
             break
-        found.append(values)
+        assignments.append(values)
         for name, value in values.items():
             used[name].add(value)
         taken.update(values.values())
-    return found
+    return assignments
 
 
 def _loose_pairs(
