@@ -100,8 +100,8 @@ def _json(export: Export) -> str:
                     for one in entry_arguments(evidence)
                 },
                 "modules": {
-                    axis: {name: _style(style) for name, style in found.modules.items()}
-                    for axis, found in export.styles.items()
+                    axis: {name: _style(style) for name, style in styles.modules.items()}
+                    for axis, styles in export.styles.items()
                 },
                 "not_expressible": export.losses(),
             },
@@ -112,7 +112,7 @@ def _json(export: Export) -> str:
 
 
 def _style(style: Style) -> dict[str, str]:
-    return {"style": style.name, "input": str(style.given), "output": str(style.gives)}
+    return {"style": style.name, "input": str(style.takes), "output": str(style.gives)}
 
 
 FORMS: Mapping[str, Callable[[Export], str]] = {

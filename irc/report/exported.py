@@ -34,7 +34,7 @@ class Export:
     @cached_property
     def tensor_axis(self) -> str:
         """The axis that parallelize_module is called with; it takes one only."""
-        axes = [axis for axis, found in self.styles.items() if found.modules]
+        axes = [axis for axis, styles in self.styles.items() if styles.modules]
         return max(axes, key=lambda axis: len(self.styles[axis].modules), default="")
 
     @cached_property
@@ -45,27 +45,33 @@ class Export:
 
     def losses(self) -> list[str]:
         """Say what of the plan torch's styles do not express; indented lines go with the last."""
-        found: list[str] = []
+        losses: list[str] = []
         if self.tensor_axis:
             styles = self.styles[self.tensor_axis]
             whys: dict[str, list[str]] = {}
             for name, why in styles.refused.items():
                 whys.setdefault(why, []).append(name)
-            found += [f"{', '.join(alike(names))}: {why}" for why, names in whys.items()]
+            losses += [f"{', '.join(alike(names))}: {why}" for why, names in whys.items()]
             if styles.lost:
                 reasons = alike(styles.lost)
-                found.append(f"{WEAKER[styles.level]}; the plan's own layouts would be wrong here:")
-                found += [f"  {reason}" for reason in reasons[:SHOWN]]
-                found += [f"  and {len(reasons) - SHOWN} more"] * (len(reasons) > SHOWN)
+                losses.append(
+                    f"{WEAKER[styles.level]}; the plan's own layouts would be wrong here:"
+                )
+                losses += [f"  {reason}" for reason in reasons[:SHOWN]]
+                losses += [f"  and {len(reasons) - SHOWN} more"] * (len(reasons) > SHOWN)
             if styles.reshapes:
                 lines = ", ".join(styles.reshapes)
-                found.append(f"these reshape a shard, and must write -1 for the split dim: {lines}")
-        return [*found, *self._other_axes(), *self._unstyled()]
+                losses.append(
+                    f"these reshape a shard, and must write -1 for the split dim: {lines}"
+                )
+        return [*losses, *self._other_axes(), *self._unstyled()]
 
     def _other_axes(self) -> list[str]:
         others = [a for a, s in self.styles.items() if s.modules and a != self.tensor_axis]
-        found = [f"axis '{a}' splits weights as well; parallelize_module takes one" for a in others]
-        return found + [
+        losses = [
+            f"axis '{a}' splits weights as well; parallelize_module takes one" for a in others
+        ]
+        return losses + [
             f"axis '{axis}' {ADVICE[role]}" for axis, role in self.roles.items() if role in ADVICE
         ]
 

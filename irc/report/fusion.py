@@ -137,8 +137,8 @@ class Fusion:
 
     def _losses(self) -> list[str]:
         """Return what pass stream-cross-entropy did, and where it did not act why."""
-        found = self.module.attributes.get(STREAMED)
-        return [] if found is None else list(to_python(cast("ArrayAttr[StringAttr]", found)))
+        attr = self.module.attributes.get(STREAMED)
+        return [] if attr is None else list(to_python(cast("ArrayAttr[StringAttr]", attr)))
 
     def why_not(self, one: str, other: str) -> str:
         """Say why two ops are one kernel, or by which rule they are not.
@@ -246,27 +246,27 @@ def _is_named(function: str, op: Operation, wanted: str) -> bool:
     return fnmatchcase(name, wanted) or fnmatchcase(f"{function}/{name}", wanted)
 
 
-def write(found: FusionReport) -> str:
+def write(report: FusionReport) -> str:
     """Lay out the report for a terminal."""
     lines: list[str] = []
-    for row in found.kernels:
+    for row in report.kernels:
         saved = f", saves {size(row.saved_bytes)}" if row.saved_bytes else ""
         lines.append(f"{row.id}  {row.kind}, {counted(row.runs, 'run')}{saved}, {row.loc}")
         lines.append(f"  why  {row.why}")
         lines += [f"  who  {row.choice}"] if row.choice else []
         lines += [f"       {op}  {op.loc}" for op in row.ops]
-    if found.joined:
+    if report.joined:
         lines += ["", "One launch for tensors of different sizes"]
-    for row in found.joined:
+    for row in report.joined:
         lines.append(
             f"{row.kernel}  {row.parts} kernels of one body, {row.points:,} elements, {row.loc}"
         )
         lines += [f"       {line}" for line in wrapped(row.ops)]
-    if found.apart:
+    if report.apart:
         lines += ["", "Not fused, though the second reads the first"]
-    for pair in found.apart:
+    for pair in report.apart:
         lines.append(f"{pair.first} -> {pair.second}  {pair.first.loc} -> {pair.second.loc}")
         lines.append(f"  [{pair.rule}] {pair.because}")
-    if found.losses:
-        lines += ["", "Cross-entropy of linear layers", *(f"  {line}" for line in found.losses)]
+    if report.losses:
+        lines += ["", "Cross-entropy of linear layers", *(f"  {line}" for line in report.losses)]
     return "\n".join(lines)

@@ -101,12 +101,12 @@ def region_lines(plan: HostPlan) -> list[RegionLine]:
                 callers.setdefault(callee, []).append(name)
     rows: list[RegionLine] = []
     for name in plan.facts.regions:
-        found = plan.regions.get(name)
+        region = plan.regions.get(name)
         kernels, sizes = "none", ""
-        if found is not None:
-            calls = [c for a in found.plan.actions if isinstance(a, Kernels) for c in a.calls]
-            kernels = f"{len(found.plan.kernels)}, {len(calls)} launches"
-            sizes = "fixed" if found.sized is None else open_line(found.sized.sizes)
+        if region is not None:
+            calls = [c for a in region.plan.actions if isinstance(a, Kernels) for c in a.calls]
+            kernels = f"{len(region.plan.kernels)}, {len(calls)} launches"
+            sizes = "fixed" if region.sized is None else open_line(region.sized.sizes)
         rows.append(RegionLine(name, ", ".join(callers.get(name, [])), kernels, sizes))
     return rows
 

@@ -80,12 +80,12 @@ def _first_readers(plan: Plan, order: Sequence[Step]) -> dict[str, str]:
     readers: dict[str, str] = {}
     for step in order:
         roots = map(plan.root, _read(plan, step))
-        given = [held.pop(root) for root in list(roots) if root in held]
+        names = [held.pop(root) for root in list(roots) if root in held]
         if isinstance(step, Call) and UNPACKS.search(step.id):
             for out in step.args[plan.kernels[step.kernel].num_inputs :]:
-                held |= {plan.root(out): name for name in given}
+                held |= {plan.root(out): name for name in names}
         else:
-            for name in given:
+            for name in names:
                 readers.setdefault(name, step.id)
         if isinstance(step, Start):
             held[plan.root(step.outputs[0])] = step.id

@@ -31,21 +31,21 @@ def layers_of(names: Iterable[str], divided: Collection[str] = ()) -> tuple[str,
     >>> layers_of(["l.0.w", "l.1.w"], ["l.1"])
     ('l.0', 'l.1.w')
     """
-    found: list[tuple[str, str]] = []
+    runs: list[tuple[str, str]] = []
     for name in names:
         match, layer = LAYER.match(name), layer_of(name)
         if layer in divided:
-            found.append((name, name))
+            runs.append((name, name))
             continue
-        if any(layer in _run(*each) for each in found):
+        if any(layer in _run(*each) for each in runs):
             continue
         head, _, number = layer.rpartition(".")
-        last = found[-1][1] if found else ""
+        last = runs[-1][1] if runs else ""
         if match and last == f"{head}.{int(number) - 1}":
-            found[-1] = found[-1][0], layer
+            runs[-1] = runs[-1][0], layer
         else:
-            found.append((layer, layer))
-    return tuple(first if first == last else f"{first}-{last}" for first, last in found)
+            runs.append((layer, layer))
+    return tuple(first if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def _run(first: str, last: str) -> set[str]:

@@ -93,15 +93,15 @@ def taken_by(plan: Plan) -> dict[str, Taken]:
         if modules := readers.get(id(step)):
             by_call.setdefault(_call_of(step), set()).update(modules)
     shared = {call: _shared(modules) for call, modules in by_call.items() if call}
-    found: dict[str, Taken] = {}
+    taken: dict[str, Taken] = {}
     for step in order:
         modules = readers.get(id(step)) or (shared.get(_call_of(step), ""),)
         seconds, is_comm = step.seconds or 0.0, isinstance(step, Start)
         one = Taken(0.0 if is_comm else seconds, seconds if is_comm else 0.0,
                     0.0 if is_comm else labels(step).num_bytes)  # fmt: skip
         for module in modules:
-            found.setdefault(module, Taken()).add(one, 1 / len(modules))
-    return found
+            taken.setdefault(module, Taken()).add(one, 1 / len(modules))
+    return taken
 
 
 def _readers(plan: Plan) -> dict[int, tuple[str, ...]]:
@@ -114,7 +114,7 @@ def _readers(plan: Plan) -> dict[int, tuple[str, ...]]:
         for i in plan.weights
         if plan.buffers[i].role in ROLES
     }
-    found: dict[int, tuple[str, ...]] = {}
+    readers: dict[int, tuple[str, ...]] = {}
     before = [part for a in plan.prepared for part in (a.calls if isinstance(a, Kernels) else (a,))]
     for step in (*before, *(step for _, step in steps(plan))):
         read, written = _ends(plan, step)
@@ -127,8 +127,8 @@ def _readers(plan: Plan) -> dict[int, tuple[str, ...]]:
             elif plan.buffers[root].storage != "weight":
                 made_of.pop(root, None)
         if modules:
-            found[id(step)] = tuple(sorted(modules))
-    return found
+            readers[id(step)] = tuple(sorted(modules))
+    return readers
 
 
 def _ends(plan: Plan, step: Step) -> tuple[Sequence[int], Sequence[int]]:
@@ -214,7 +214,7 @@ def plan_arguments(plan: Plan, indices: Iterable[int] | None = None) -> list[Arg
         plan: of one program.
         indices: of its buffers; by default the weights.
     """
-    found: list[Argument] = []
+    arguments: list[Argument] = []
     for index in plan.weights if indices is None else indices:
         buffer = plan.buffers[index]
         placement = placement_of(buffer)
@@ -224,8 +224,8 @@ def plan_arguments(plan: Plan, indices: Iterable[int] | None = None) -> list[Arg
         )
         placed = placement if placement.axes else None
         held = buffer.size_bytes
-        found.append(Argument(buffer.name, buffer.role, shape, buffer.dtype, placed, held))
-    return found
+        arguments.append(Argument(buffer.name, buffer.role, shape, buffer.dtype, placed, held))
+    return arguments
 
 
 def _parts(plan: Plan, axes: Sequence[str]) -> int:

@@ -110,12 +110,12 @@ def _is_linear(spec: str, weight: int) -> bool:
 
 def module_uses(evidence: Evidence) -> dict[str, list[Use]]:
     """Return the uses of each module, in program order; two of one weight are a tied one."""
-    found: dict[str, list[Use]] = {}
+    uses: dict[str, list[Use]] = {}
     for op, origins in walk(evidence):
         use = module_use(op, origins)
         if use is not None:
-            found.setdefault(use.module, []).append(use)
-    return found
+            uses.setdefault(use.module, []).append(use)
+    return uses
 
 
 def on(value: SSAValue, axis: str) -> AxisPlacement:

@@ -15,7 +15,7 @@ def native_lines(
     codes: Mapping[str, bytes],
     weight_bytes: int,
     digest: str,
-    given: InputSizes | None = None,
+    sizes: InputSizes | None = None,
 ) -> str:
     """Describe a program, in two lines.
 
@@ -24,15 +24,15 @@ def native_lines(
         codes: its shared objects, by file name.
         weight_bytes: of its weights.
         digest: names it.
-        given: the sizes that it leaves open.
+        sizes: the sizes that it leaves open.
     """
     kinds = [f"{code.name} {size_text(len(codes[code.file]))}" for code in program.codes]
     parts = [*kinds, f"weights {size_text(weight_bytes)}", f"hash {digest[:16]}"]
     counts = Counter(step.called for step in program.library)
     ops = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
     needs = f"torch runs {ops}" if ops else "numpy alone"
-    if given is not None:
-        parts.append(f"for all of {open_line(given)}")
+    if sizes is not None:
+        parts.append(f"for all of {open_line(sizes)}")
     return f"{'native':<12}{', '.join(parts)}\n{'needs':<12}{needs}"
 
 

@@ -51,13 +51,13 @@ def in_dtensor(text: str, mesh: Mesh) -> str:
     '[_StridedShard(0, split_factor=4), Shard(0)]'
     """
 
-    def told(found: re.Match[str]) -> str:
-        parts = [_read(part) for part in PART.finditer(found[1])]
+    def told(match: re.Match[str]) -> str:
+        parts = [_read(part) for part in PART.finditer(match[1])]
         if len(parts) != len(mesh.names):
-            return found[0]
+            return match[0]
         axes = tuple(zip(mesh.names, parts, strict=True))
-        if found[2] is not None:
-            axes = _ordered(axes, found[2])
+        if match[2] is not None:
+            axes = _ordered(axes, match[2])
         elif not any(isinstance(part, Split) and part.order for part in parts):
             axes = Placement.in_mesh_order(axes).axes
         return dtensor(Placement(axes), mesh)

@@ -142,13 +142,13 @@ class Ops:
         if "runner_up" not in priced:
             return None
         text, more = str(priced["runner_up"]), float(priced["more_s"])
-        found = next((s for s in signatures(op, self._mesh) if str(s) == text), None)
+        signature = next((s for s in signatures(op, self._mesh) if str(s) == text), None)
         compute: float | None = None
-        if found is not None and "runner_up_s" in priced:
+        if signature is not None and "runner_up_s" in priced:
             extra = float(priced["runner_up_s"]) - float(priced["seconds"])
             compute = extra * int(priced.get("count", 1))
         return RunnerUp(
-            signature_text(found) if found else text,
+            signature_text(signature) if signature else text,
             more,
             compute,
             None if compute is None else more - compute,
@@ -174,10 +174,10 @@ class Ops:
         self, shape: tuple[int, ...], dtype: str, here: Placement, there: Placement
     ) -> float:
         step = step_between(here, there, len(shape))
-        held, given = (even_shape(shape, p, self._mesh) for p in (here, there))
-        if step is None or held is None or given is None or self.model is None:
+        held, held_after = (even_shape(shape, p, self._mesh) for p in (here, there))
+        if step is None or held is None or held_after is None or self.model is None:
             return 0.0
-        return self.model.step_seconds(step, held, given, dtype)
+        return self.model.step_seconds(step, held, held_after, dtype)
 
 
 def label(op: FlowOp) -> str:

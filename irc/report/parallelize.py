@@ -99,11 +99,11 @@ def _plan(export: Export) -> list[str]:
 
 
 def _style(style: Style) -> str:
-    given, gives = style.default
+    takes, gives = style.default
     arguments = [
         f"{name}={_layout(placed, last)}"
         for name, placed, default, last in (
-            ("input_layouts", style.given, given, style.last[0]),
+            ("input_layouts", style.takes, takes, style.last[0]),
             ("output_layouts", style.gives, gives, style.last[1]),
         )
         if placed != default
@@ -132,14 +132,14 @@ def collapsed(lines: Mapping[str, str], known: Iterable[str] = ()) -> dict[str, 
     groups: dict[str, list[str]] = {}
     for name in lines:
         groups.setdefault(_starred(name), []).append(name)
-    found: dict[str, str] = {}
+    starred: dict[str, str] = {}
     for star, names in groups.items():
         texts = {lines[name] for name in names}
         if len(names) > 1 and len(texts) == 1 and star not in silent:
-            found[star] = texts.pop()
+            starred[star] = texts.pop()
         else:
-            found |= {name: lines[name] for name in names}
-    return found
+            starred |= {name: lines[name] for name in names}
+    return starred
 
 
 def _starred(name: str) -> str:
@@ -168,10 +168,10 @@ def _sequence_note(export: Export) -> Iterable[str]:
 
 
 def _comments(losses: Iterable[str]) -> list[str]:
-    found = list(losses)
-    if not found:
+    texts = list(losses)
+    if not texts:
         return ["# The plan's placements are expressed in full.", ""]
-    lines = (_comment(t if t.startswith(" ") else f"- {t}") for t in found)
+    lines = (_comment(t if t.startswith(" ") else f"- {t}") for t in texts)
     return ["# Not in the styles above:", *lines, ""]
 
 

@@ -175,10 +175,10 @@ def _searched(plan: PartsPlan) -> list[str]:
     if SEARCHED not in plan.texts:
         return []
     data = json_text.parse_object(plan.texts[SEARCHED], SEARCHED)
-    found: _Searched = json_text.decode(_Searched, data, SEARCHED)
+    searched: _Searched = json_text.decode(_Searched, data, SEARCHED)
     rows = [
         (f"{stage}", kind, seconds(own.seconds), f"{own.runs}", seconds(own.runs * own.seconds))
-        for stage, functions in enumerate(found.stages)
+        for stage, functions in enumerate(searched.stages)
         for kind, own in functions.items()
     ]
     heads = ("stage", "function", "a run", "runs a step", "a step")

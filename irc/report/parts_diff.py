@@ -154,25 +154,28 @@ def _channels(a: PartsFactsReport, b: PartsFactsReport) -> Iterable[Change]:
         yield Change(name, _channel(was.get(name)), _channel(now.get(name)))
 
 
-def _channel(found: ChannelTraffic | None) -> str:
-    if found is None:
+def _channel(traffic: ChannelTraffic | None) -> str:
+    if traffic is None:
         return ""
-    return f"{found.dtype}{list(found.shape)} {found.before} to {found.after}, {size(found.bytes)}"
+    return (
+        f"{traffic.dtype}{list(traffic.shape)} {traffic.before} to {traffic.after},"
+        f" {size(traffic.bytes)}"
+    )
 
 
-def write_parts(found: PartsDifference) -> str:
+def write_parts(difference: PartsDifference) -> str:
     """Lay out a difference for a terminal."""
-    if found.same:
+    if difference.same:
         return "the plans are the same"
-    sections = [_lines("", found.whole)]
-    sections.append(_lines("Stages, bytes of a rank", found.stages))
-    sections.append(_lines("Channels, of a micro-batch", found.channels))
-    if found.weights:
-        lines = transition_lines(found.weights, "weight")
+    sections = [_lines("", difference.whole)]
+    sections.append(_lines("Stages, bytes of a rank", difference.stages))
+    sections.append(_lines("Channels, of a micro-batch", difference.channels))
+    if difference.weights:
+        lines = transition_lines(difference.weights, "weight")
         sections.append("\n".join(["Weights and states on the ranks of a stage", *lines]))
-    if found.functions:
-        number = counted(len(found.functions), "function")
-        sections.append(f"Functions\n  {number} differ: {', '.join(found.functions)}")
+    if difference.functions:
+        number = counted(len(difference.functions), "function")
+        sections.append(f"Functions\n  {number} differ: {', '.join(difference.functions)}")
     return "\n\n".join(filter(None, sections))
 
 

@@ -204,11 +204,11 @@ def _weights(plan: PartsPlan, held: Mapping[str, Buffer]) -> Iterable[ArgumentRo
 
 def held_buffers(part: Mapping[str, LoadedPlan]) -> dict[str, Buffer]:
     """Return what a rank of a part has all the time, by name."""
-    found: dict[str, Buffer] = {}
+    buffers: dict[str, Buffer] = {}
     for loaded in part.values():
         weights = (loaded.plan.buffers[index] for index in loaded.plan.weights)
-        found |= {buffer.name: buffer for buffer in weights}
-    return found
+        buffers |= {buffer.name: buffer for buffer in weights}
+    return buffers
 
 
 def held_placement(plan: PartsPlan, buffer: Buffer) -> Placement:
@@ -272,11 +272,11 @@ def _channels(plan: PartsPlan, notation: str) -> tuple[ChannelTraffic, ...]:
     def told(placement: Placement) -> str:
         return written(placement, plan.part_mesh, notation) if notation else str(placement)
 
-    found: list[ChannelTraffic] = []
+    channels: list[ChannelTraffic] = []
     for crossing in plan.facts.channels:
         path = plan.schedule.paths[0]
         channel = plan.channel(crossing.name, path[crossing.producer], path[crossing.consumer])
-        found.append(
+        channels.append(
             ChannelTraffic(
                 crossing.name,
                 crossing.producer,
@@ -288,7 +288,7 @@ def _channels(plan: PartsPlan, notation: str) -> tuple[ChannelTraffic, ...]:
                 channel.total_bytes,
             )
         )
-    return tuple(found)
+    return tuple(channels)
 
 
 def _divided(plan: PartsPlan) -> set[str]:

@@ -73,8 +73,8 @@ def _torchtitan_cut(plan: PartsPlan) -> list[str]:
 
 def _megatron_cut(plan: PartsPlan) -> list[str]:
     stages = stage_layers(plan)
-    found = [match for names in stages for name in names if (match := LAYER.match(name))]
-    lists = sorted({str(match[1]).rpartition(".")[0] for match in found})
+    matches = [match for names in stages for name in names if (match := LAYER.match(name))]
+    lists = sorted({str(match[1]).rpartition(".")[0] for match in matches})
     if len(lists) != 1:
         raise IrcError(
             "option-value",
@@ -140,15 +140,15 @@ def _divides_sequences(plan: PartsPlan) -> bool:
 
 
 def _notes(plan: PartsPlan, trainer: Trainer) -> list[str]:
-    found: list[str] = []
+    notes: list[str] = []
     if (
         trainer == "torchtitan"
         and "tensor" in plan.part_mesh.names
         and not _divides_sequences(plan)
     ):
-        found.append("torchtitan's tensor parallelism divides sequences, too; the plan does not")
+        notes.append("torchtitan's tensor parallelism divides sequences, too; the plan does not")
     if plan.facts.slices:
-        found.append("the plan divides some weights over the stages, which is not in it")
+        notes.append("the plan divides some weights over the stages, which is not in it")
     if plan.mesh.names[:1] != (PIPE,):
-        found.append("the trainer's mesh has the axis of stages outermost")
-    return found
+        notes.append("the trainer's mesh has the axis of stages outermost")
+    return notes

@@ -220,38 +220,38 @@ def _with_money(row: Row, hourly: float | None, items: int) -> Row:
     return replace(row, money_per_step=money, money_per_billion=money / items * 1e9)
 
 
-def plan_table(found: Planned) -> str:
+def plan_table(search: Planned) -> str:
     """Write the result of a search for people."""
-    works = [row for row in found.rows if row.step_s is not None]
-    lacks = [row for row in found.rows if row.step_s is None]
-    lines = pairs([("program", found.program), ("cluster", found.cluster)])
-    counts = f"{counted(len(found.rows), 'plan')} judged"
+    works = [row for row in search.rows if row.step_s is not None]
+    lacks = [row for row in search.rows if row.step_s is None]
+    lines = pairs([("program", search.program), ("cluster", search.cluster)])
+    counts = f"{counted(len(search.rows), 'plan')} judged"
     if off := [abs(row.priced_s / row.step_s - 1) for row in works if row.priced_s and row.step_s]:
-        priced = counted(len(found.priced) + len(off), "configuration")
+        priced = counted(len(search.priced) + len(off), "configuration")
         counts = f"{priced} priced from layers of the model, the best {len(off)} planned whole"
         counts += f" ({percent(max(off), 1.0)} off)"
-    if found.considered:
-        counts += f", {counted(found.considered, 'configuration')} with stages or micro-batches"
+    if search.considered:
+        counts += f", {counted(search.considered, 'configuration')} with stages or micro-batches"
         counts += " priced"
-    lines += pairs([("search", f"{counts}; the best by {found.objective}")])
-    if found.gap is not None:
+    lines += pairs([("search", f"{counts}; the best by {search.objective}")])
+    if search.gap is not None:
         lines += pairs(
-            [("gap", f"{percent(found.gap, 1.0)} at most: products alone take "
-              f"{seconds(found.bound_s)} on all devices at their peak")]
+            [("gap", f"{percent(search.gap, 1.0)} at most: products alone take "
+              f"{seconds(search.bound_s)} on all devices at their peak")]
         )  # fmt: skip
-    if found.left:
-        lines += pairs([("left alone", alone_text(found.left))])
-    if found.ended:
-        lines += pairs([("ended", f"early, by {found.ended}: the best plan so far")])
+    if search.left:
+        lines += pairs([("left alone", alone_text(search.left))])
+    if search.ended:
+        lines += pairs([("ended", f"early, by {search.ended}: the best plan so far")])
     heads = (
-        "", "mesh", "micro", "schedule", "recompute", "step", f"{found.items}/s", "MFU", "memory",
+        "", "mesh", "micro", "schedule", "recompute", "step", f"{search.items}/s", "MFU", "memory",
         "bubble", "exposed",
     )  # fmt: skip
     shown = works[:SHOWN] + [row for row in works[SHOWN:] if row.pinned]
     # Of unequal devices some may have no price.
     has_money = any(row.money_per_step is not None for row in shown)
     if has_money:
-        heads += ("money/step", f"1e9 {found.items}")
+        heads += ("money/step", f"1e9 {search.items}")
     lines += [
         "",
         *table(
@@ -262,7 +262,7 @@ def plan_table(found: Planned) -> str:
     ]
     if len(works) > len(shown):
         lines.append(f"  and {len(works) - len(shown)} more that are slower or larger (--json)")
-    for each in found.differences:
+    for each in search.differences:
         lines += ["", *difference_lines(each)]
     if lacks:
         lines += ["", "no plan"]
@@ -282,7 +282,7 @@ def plan_table(found: Planned) -> str:
         )
         if len(lacks) > SHOWN:
             lines.append(f"  and {len(lacks) - SHOWN} more (--json)")
-    notes = [*_objections(works), *_order(works), *([found.note] if found.note else [])]
+    notes = [*_objections(works), *_order(works), *([search.note] if search.note else [])]
     lines += [text for note in notes for text in ("", f"note: {note}")]
     return "\n".join(lines)
 

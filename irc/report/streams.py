@@ -26,10 +26,10 @@ class StreamFacts:
     busy_s: float
 
 
-def streams_of(found: Simulation) -> tuple[StreamFacts, ...]:
+def streams_of(simulation: Simulation) -> tuple[StreamFacts, ...]:
     """Return what each stream of a step does, by name."""
-    counts = Counter(action.stream for action in found.actions if action.seconds)
-    busy = found.timeline.busy(found.actions)
+    counts = Counter(action.stream for action in simulation.actions if action.seconds)
+    busy = simulation.timeline.busy(simulation.actions)
     return tuple(StreamFacts(name, count, busy[name]) for name, count in sorted(counts.items()))
 
 

@@ -34,13 +34,13 @@ class Style:
 
     Attributes:
         name: the class, ``ColwiseParallel`` or ``RowwiseParallel``.
-        given: the layout of the input as the module is called.
+        takes: the layout of the input as the module is called.
         gives: the layout of its output.
         last: the splits of the last dims of both.
     """
 
     name: Literal["ColwiseParallel", "RowwiseParallel"]
-    given: AxisPlacement
+    takes: AxisPlacement
     gives: AxisPlacement
     last: tuple[Split, Split]
 
@@ -77,18 +77,18 @@ def styles_of(evidence: Evidence, axis: str) -> Styles:
     refused: dict[str, str] = {}
     lost: list[str] = []
     for level in LEVELS:
-        found: dict[str, Style] = {}
+        styles: dict[str, Style] = {}
         for module, of in uses.items():
-            made = _style(of, axis, level)
-            if isinstance(made, str):
-                refused[module] = made
-            elif made is not None:
-                found[module] = made
-        walk = _InTorch(evidence, axis, found)
+            style = _style(of, axis, level)
+            if isinstance(style, str):
+                refused[module] = style
+            elif style is not None:
+                styles[module] = style
+        walk = _InTorch(evidence, axis, styles)
         conflicts = walk.run()
         if not conflicts:
             norms = tuple(walk.norms) if level == "exact" else ()
-            return Styles(level, found, norms, refused, tuple(lost), tuple(walk.reshapes))
+            return Styles(level, styles, norms, refused, tuple(lost), tuple(walk.reshapes))
         lost += [conflict for conflict in conflicts if conflict not in lost]
     raise AssertionError("whole tensors between modules are always right")
 
@@ -107,8 +107,8 @@ def _style(uses: Sequence[Use], axis: str, level: Level) -> Style | str | None:
     gives = _after(use, axis, level)
     if weight == Split(0 if use.kind == "linear" else 1):
         return Style("ColwiseParallel", _before(use, axis, level, B), gives, last)
-    given = _before(use, axis, level, _row_input(use))
-    return Style("RowwiseParallel", given, gives if level == "exact" else B, last)
+    takes = _before(use, axis, level, _row_input(use))
+    return Style("RowwiseParallel", takes, gives if level == "exact" else B, last)
 
 
 def _row_input(use: Use) -> AxisPlacement:
@@ -134,16 +134,16 @@ def _after(use: Use, axis: str, level: Level) -> AxisPlacement:
 
 def _wanted(value: SSAValue, axis: str) -> set[AxisPlacement]:
     """Return how readers want a value, after boxings, once it is no partial sum any more."""
-    found: set[AxisPlacement] = set()
+    placements: set[AxisPlacement] = set()
     for use in value.uses:
         reader = use.operation
         if isinstance(reader, BoxingOp):
-            found |= {on(reader.outputs[0], axis)}
+            placements |= {on(reader.outputs[0], axis)}
         elif isinstance(reader, FlowOp) and isinstance(on(value, axis), Partial):
-            found |= _wanted(reader.outputs[0], axis)
+            placements |= _wanted(reader.outputs[0], axis)
         else:
-            found |= {on(value, axis)}
-    return found
+            placements |= {on(value, axis)}
+    return placements
 
 
 class _InTorch:
@@ -175,21 +175,21 @@ class _InTorch:
                 return [values[v] for v in op.operands]
             if isinstance(op, CallOp):
                 inside = self._functions[op.callee.string_value()]
-                given: dict[SSAValue, AxisPlacement] = {}
+                placements: dict[SSAValue, AxisPlacement] = {}
                 called: dict[SSAValue, str] = {}
                 for argument, v in zip(inside.body.block.args, op.operands, strict=True):
-                    given[argument] = values[v]
+                    placements[argument] = values[v]
                     if v in names:
                         called[argument] = names[v]
-                made = self._function(inside, given, called)
+                results = self._function(inside, placements, called)
             elif isinstance(op, BoxingOp):
-                made = [values[op.x]]
+                results = [values[op.x]]
                 if op.x in names:
                     names[op.outputs[0]] = names[op.x]
             else:
                 assert isinstance(op, FlowOp)
-                made = self._op(op, values, names)
-            values.update(zip(op.results, made, strict=True))
+                results = self._op(op, values, names)
+            values.update(zip(op.results, results, strict=True))
         raise AssertionError(f"@{func.sym_name.data} does not return")
 
     def _op(
@@ -197,29 +197,29 @@ class _InTorch:
     ) -> list[AxisPlacement]:
         use = module_use(op, names)
         if use is not None and (style := self._styles.get(use.module)):
-            if values[use.input] != style.given:
+            if values[use.input] != style.takes:
                 self._conflict(op, f"'{use.module}' would be given {values[use.input]}")
             return [style.gives]
         if (of := self._bias_of(op, names)) is not None:
             return [values[of]]
-        found = [values[v] for v in op.inputs]
-        if all(isinstance(placed, Broadcast) for placed in found):
+        placements = [values[v] for v in op.inputs]
+        if all(isinstance(placed, Broadcast) for placed in placements):
             return [B for _ in op.outputs]
         planned = [on(v, self._axis) for v in op.inputs]
         results = [on(v, self._axis) for v in op.outputs]
-        if found != planned or any(isinstance(placed, Partial) for placed in results):
-            self._conflict(op, f"{label(op)} would read {', '.join(map(str, found))}")
+        if placements != planned or any(isinstance(placed, Partial) for placed in results):
+            self._conflict(op, f"{label(op)} would read {', '.join(map(str, placements))}")
             return [B for _ in op.outputs]
-        self._note(op, found, names)
+        self._note(op, placements, names)
         return results
 
     def _note(
-        self, op: FlowOp, found: Sequence[AxisPlacement], names: Mapping[SSAValue, str]
+        self, op: FlowOp, placements: Sequence[AxisPlacement], names: Mapping[SSAValue, str]
     ) -> None:
         if isinstance(op, ReshapeOp):
             self.reshapes[loc_of(op)] = None
         read = {names[v].rpartition(".")[0] for v in op.inputs if v in names}
-        if Split(1) in found and isinstance(op, PointwiseOp):
+        if Split(1) in placements and isinstance(op, PointwiseOp):
             self.norms.update(dict.fromkeys(name for name in read if name))
 
     def _bias_of(self, op: FlowOp, names: Mapping[SSAValue, str]) -> SSAValue | None:

@@ -31,8 +31,8 @@ def pin_for(plan: Plan, axis: str) -> str:
     weights = [plan.buffers[i] for i in plan.weights if plan.buffers[i].role == "parameter"]
     orders = (weights, inputs) if axis in TENSOR else (inputs, weights)
     for buffers in orders:
-        if (found := _largest(buffers, ranks)) is not None:
-            buffer, dim = found
+        if (largest := _largest(buffers, ranks)) is not None:
+            buffer, dim = largest
             return f'"{buffer.name}" = [{axis} = S({dim})]'
     return ""
 

@@ -85,10 +85,10 @@ def argument_row(mesh: Mesh, group: Sequence[Argument]) -> ArgumentRow:
     )
 
 
-def alike(found: Iterable[Argument]) -> list[list[Argument]]:
+def alike(ungrouped: Iterable[Argument]) -> list[list[Argument]]:
     """Return arguments, together those that differ only in the numbers of their names."""
     groups: dict[object, list[Argument]] = {}
-    for one in found:
+    for one in ungrouped:
         key = (NUMBER.sub("#", one.name), one.role, one.shape, one.dtype, one.placement)
         groups.setdefault(key, []).append(one)
     return list(groups.values())
@@ -105,9 +105,9 @@ def merged_names(names: Sequence[str]) -> str:
     return NUMBER.sub(lambda _: next(texts), names[0])
 
 
-def _numbers(found: Iterable[int]) -> str:
+def _numbers(numbers: Iterable[int]) -> str:
     runs: list[list[int]] = []
-    for number in sorted(found):
+    for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:
             runs[-1][1] = number
         else:

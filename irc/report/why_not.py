@@ -105,26 +105,26 @@ def why_not(
     return WhyNot(question, (), _cost(now), _cost(then), placement_changes(now, then, placements))
 
 
-def write(found: WhyNot) -> str:
+def write(answer: WhyNot) -> str:
     """Lay out the answer."""
-    if found.chosen is None or found.pinned is None or found.changes is None:
-        rows = [("infeasible" if i == 0 else "", text) for i, text in enumerate(found.reason)]
-        return "\n".join([found.question, *("  " + line for line in pairs(rows))])
-    more = found.pinned.total_s - found.chosen.total_s
-    if not found.changes.num_ops and not found.changes.arguments:
-        return f"{found.question}\n  it is so already"
+    if answer.chosen is None or answer.pinned is None or answer.changes is None:
+        rows = [("infeasible" if i == 0 else "", text) for i, text in enumerate(answer.reason)]
+        return "\n".join([answer.question, *("  " + line for line in pairs(rows))])
+    more = answer.pinned.total_s - answer.chosen.total_s
+    if not answer.changes.num_ops and not answer.changes.arguments:
+        return f"{answer.question}\n  it is so already"
     rows = [
-        ("costs", _costs(found.chosen, found.pinned, more)),
+        ("costs", _costs(answer.chosen, answer.pinned, more)),
         ("", "by the search's prices: compute and communication added up, before fusion"),
     ]
-    held = found.pinned.bytes_held - found.chosen.bytes_held
+    held = answer.pinned.bytes_held - answer.chosen.bytes_held
     if held:
         rows.append(("memory", f"a rank holds {size(abs(held))} {'more' if held > 0 else 'less'}"))
-    changes = found.changes
+    changes = answer.changes
     rows.append(
         ("changes", f"{counted(changes.num_ops, 'op')}, {changes.num_unchanged} stay as they are")
     )
-    lines = [found.question, *("  " + line for line in pairs(rows))]
+    lines = [answer.question, *("  " + line for line in pairs(rows))]
     lines += ["  " + line for line in transition_lines(changes.ops, "op")]
     return "\n".join([*lines, *("  " + t for t in transition_lines(changes.arguments, "argument"))])
 
@@ -157,10 +157,10 @@ def _options(evidence: Evidence) -> dict[str, Any]:
             help="compile the model again with this irc",
         )
     try:
-        found: dict[str, Any] = dict(json.loads(attr.data))
+        options: dict[str, Any] = dict(json.loads(attr.data))
     except (ValueError, TypeError, RecursionError):
         raise IrcError("plan-corrupt", f"{OPTIONS} is not a JSON object") from None
-    return found
+    return options
 
 
 def _is_argument(evidence: Evidence, target: str) -> bool:
@@ -172,9 +172,9 @@ def _is_argument(evidence: Evidence, target: str) -> bool:
 def _cost(module: ModuleOp) -> Cost:
     attr = module.attributes["irc.plan_cost"]
     assert isinstance(attr, StringAttr)
-    found = json.loads(attr.data)
-    compute = sum(float(row["seconds"]) * int(row["count"]) for row in found["ops"])
-    return Cost(float(found["added_up_s"]), compute, _bytes_held(module))
+    plan_cost = json.loads(attr.data)
+    compute = sum(float(row["seconds"]) * int(row["count"]) for row in plan_cost["ops"])
+    return Cost(float(plan_cost["added_up_s"]), compute, _bytes_held(module))
 
 
 def _bytes_held(module: ModuleOp) -> int:

@@ -29,11 +29,11 @@ def reduce_onnx(path: Path, out: Path | None, seconds: float) -> Small:
     """
     source = read_model(path)
     stored = {tensor.name for tensor in source.model.graph.initializer}
-    for given in source.model.graph.input:
-        if given.name not in stored and not _is_drawn(given.type):
+    for graph_input in source.model.graph.input:
+        if graph_input.name not in stored and not _is_drawn(graph_input.type):
             raise IrcError(
                 "option-value",
-                f"input '{given.name}' is no tensor of numbers, and others are not drawn",
+                f"input '{graph_input.name}' is no tensor of numbers, and others are not drawn",
                 help="irc compile says whether irc takes the file",
             )
     model = contained(source)

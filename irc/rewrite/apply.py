@@ -64,12 +64,12 @@ def _rewrite_block(block: Block, rules: Sequence[Rule], fixed: Fixed, places: li
         if op.parent is not block or len(op.outputs) != 1:
             continue
         fitting = [rule for rule in rules if any(is_op(op, head) for head in rule.heads)]
-        made = _first(op, fitting, fixed, places)
-        if made is None:
+        new_ops = _first(op, fitting, fixed, places)
+        if new_ops is None:
             continue
         if times == MOST:
             raise _endless(op, places)
-        pending += [(each, times + 1) for each in reversed(made)]
+        pending += [(each, times + 1) for each in reversed(new_ops)]
     for op in reversed(list(block.ops)):
         if is_unread(op):
             op.detach()
@@ -81,26 +81,26 @@ def _first(
 ) -> list[FlowOp] | None:
     """Apply the first rule that fits; return the ops that it made, or None where none does."""
     for rule in rules:
-        made = _try(rule, op, fixed, places)
-        if made is not None:
-            return made
+        new_ops = _try(rule, op, fixed, places)
+        if new_ops is not None:
+            return new_ops
     return None
 
 
 def _try(rule: Rule, op: FlowOp, fixed: Fixed, places: list[Place]) -> list[FlowOp] | None:
     miss, reason, covered = Miss(), "", 0
-    for found in matches(rule, op, fixed, miss):
-        if rule.test is not None and not holds(rule.test, found):
+    for bindings in matches(rule, op, fixed, miss):
+        if rule.test is not None and not holds(rule.test, bindings):
             reason = reason or f"its form fits, and its condition '{rule.test}' does not hold"
-            covered = covered or len(found.ops)
+            covered = covered or len(bindings.ops)
             continue
         try:
-            made = _replace(rule, op, found)
+            new_ops = _replace(rule, op, bindings)
         except MisfitError as error:
-            reason, covered = str(error), len(found.ops)
+            reason, covered = str(error), len(bindings.ops)
             continue
-        places.append(Place(rule.name, id_of(op), loc_of(op), ops=len(found.ops), fits=True))
-        return made
+        places.append(Place(rule.name, id_of(op), loc_of(op), ops=len(bindings.ops), fits=True))
+        return new_ops
     place = Place(
         rule.name, id_of(op), loc_of(op), reason or str(miss),
         ops=covered or miss.ops, fits=bool(reason),
@@ -109,39 +109,39 @@ def _try(rule: Rule, op: FlowOp, fixed: Fixed, places: list[Place]) -> list[Flow
     return None
 
 
-def _replace(rule: Rule, op: FlowOp, found: Found) -> list[FlowOp]:
+def _replace(rule: Rule, op: FlowOp, bindings: Found) -> list[FlowOp]:
     assert op.parent is not None
     old = op.outputs[0]
     before = op.prev_op
     b = FlowBuilder(op.parent, prefix=f"{id_of(op)}_{rule.name}", before=op)
     b.loc = loc_of(op)
     try:
-        value = build(rule, found, b, _type(op))
+        value = build(rule, bindings, b, _type(op))
     except MisfitError:
         _drop(_between(before, op))
         raise
-    made = _between(before, op)
+    new_ops = _between(before, op)
     old.replace_all_uses_with(value)
     last = value.owner
-    if isinstance(last, FlowOp) and last in made:
+    if isinstance(last, FlowOp) and last in new_ops:
         carry(last, op)
     op.detach()
     op.erase()
-    return made
+    return new_ops
 
 
 def _between(before: object, op: FlowOp) -> list[FlowOp]:
-    made: list[FlowOp] = []
+    ops: list[FlowOp] = []
     each = op.prev_op
     while each is not None and each is not before:
         assert isinstance(each, FlowOp)
-        made.append(each)
+        ops.append(each)
         each = each.prev_op
-    return made[::-1]
+    return ops[::-1]
 
 
-def _drop(made: Sequence[FlowOp]) -> None:
-    for each in reversed(made):
+def _drop(ops: Sequence[FlowOp]) -> None:
+    for each in reversed(ops):
         each.detach()
         each.erase()
 

@@ -31,36 +31,36 @@ class MisfitError(Exception):
     """Why a replacement cannot stand where its rule was found."""
 
 
-def build(rule: Rule, found: Found, b: FlowBuilder, wanted: TensorType) -> SSAValue:
+def build(rule: Rule, bindings: Found, b: FlowBuilder, wanted: TensorType) -> SSAValue:
     """Append the ops of a replacement and return its value, of type ``wanted``.
 
     Raises:
         MisfitError: where operands do not fit, or the result has another shape or dtype.
     """
-    maker = _Maker(found, b, wanted.dtype)
+    maker = _Maker(bindings, b, wanted.dtype)
     try:
-        made = maker.value(rule.put)
+        value = maker.value(rule.put)
     except (ValueError, TypeError, LookupError, ArithmeticError, VerifyException,
             UnboundError) as error:  # fmt: skip
         # The attributes of an op are checked by the code that infers its shape, as Python does.
         raise MisfitError(f"the replacement does not fit: {error}") from error
-    if made.type != wanted:
-        raise MisfitError(_difference(tensor(made), wanted))
-    return made
+    if value.type != wanted:
+        raise MisfitError(_difference(tensor(value), wanted))
+    return value
 
 
-def _difference(made: TensorType, wanted: TensorType) -> str:
-    if made.shape != wanted.shape:
-        shown, old = (f"[{', '.join(map(str, each.shape))}]" for each in (made, wanted))
+def _difference(actual: TensorType, wanted: TensorType) -> str:
+    if actual.shape != wanted.shape:
+        shown, old = (f"[{', '.join(map(str, each.shape))}]" for each in (actual, wanted))
         return f"the replacement has another shape: {shown}, not {old}"
-    if made.dtype != wanted.dtype:
-        return f"the replacement has another dtype: {made.dtype}, not {wanted.dtype}"
-    return f"the replacement has type {made}, not {wanted}"
+    if actual.dtype != wanted.dtype:
+        return f"the replacement has another dtype: {actual.dtype}, not {wanted.dtype}"
+    return f"the replacement has type {actual}, not {wanted}"
 
 
 class _Maker:
-    def __init__(self, found: Found, b: FlowBuilder, dtype: str) -> None:
-        self.found, self.b, self.dtype = found, b, dtype
+    def __init__(self, bindings: Found, b: FlowBuilder, dtype: str) -> None:
+        self.bindings, self.b, self.dtype = bindings, b, dtype
 
     def value(self, term: Term, dtype: str = "") -> SSAValue:
         """Return the value of a term; a number is one of ``dtype``."""
@@ -75,7 +75,7 @@ class _Maker:
             case Apply():
                 return self._apply(term)
             case _:
-                return self._scalar(float(evaluate(term, self.found)), dtype or self.dtype)
+                return self._scalar(float(evaluate(term, self.bindings)), dtype or self.dtype)
 
     def _scalar(self, number: float, dtype: str) -> SSAValue:
         if not is_float(dtype) and not number.is_integer():
@@ -83,14 +83,14 @@ class _Maker:
         return self.b.scalar(number, dtype)
 
     def _named(self, name: str) -> SSAValue:
-        if name not in self.found.values:
+        if name not in self.bindings.values:
             raise UnboundError(name)
-        return self.found.values[name]
+        return self.bindings.values[name]
 
     def _is_bound(self, term: Term) -> bool:
         match term:
             case Name():
-                return term.text in self.found.values
+                return term.text in self.bindings.values
             case Apply():
                 return all(map(self._is_bound, term.operands))
             case Number():
@@ -98,14 +98,14 @@ class _Maker:
             case Coalesce():
                 return any(map(self._is_bound, term.options))
             case Literal():
-                return term.name in self.found.numbers
+                return term.name in self.bindings.numbers
             case _:
                 return False
 
     def _apply(self, term: Apply) -> SSAValue:
         operands = self._operands(term)
         kind, attributes = OPERATORS[term.op], self._attributes(term)
-        main = [evaluate(each, self.found) for key, each in term.attributes if not key]
+        main = [evaluate(each, self.bindings) for key, each in term.attributes if not key]
         first = tensor(operands[0])
         if term.op == "cast":
             return self.b.cast(operands[0], str(main[0]))
@@ -138,26 +138,28 @@ class _Maker:
             for each in term.operands
             if not isinstance(each, Perhaps) or self._is_bound(each.term)
         ]
-        made = [None if isinstance(each, Number | Literal) else self.value(each) for each in kept]
-        types = [tensor(value).dtype for value in made if value is not None]
+        operands = [
+            None if isinstance(each, Number | Literal) else self.value(each) for each in kept
+        ]
+        types = [tensor(value).dtype for value in operands if value is not None]
         dtype = next((each for each in types if each != "i1"), self.dtype)
         return [
             self.value(each, dtype) if value is None else value
-            for each, value in zip(kept, made, strict=True)
+            for each, value in zip(kept, operands, strict=True)
         ]
 
     def _attributes(self, term: Apply) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        attributes: dict[str, Any] = {}
         for key, each in term.attributes:
             if key == "like":
-                op = evaluate(each, self.found).owner
+                op = evaluate(each, self.bindings).owner
                 assert isinstance(op, FlowOp)
-                found = {**op.plain, **found}
+                attributes = {**op.plain, **attributes}
             elif key:
-                found[key] = evaluate(each, self.found)
-        for key in found.keys() & floating_attributes(term.op):
-            found[key] = float(found[key])
-        return found
+                attributes[key] = evaluate(each, self.bindings)
+        for key in attributes.keys() & floating_attributes(term.op):
+            attributes[key] = float(attributes[key])
+        return attributes
 
 
 def _inverse(perm: tuple[int, ...]) -> tuple[int, ...]:

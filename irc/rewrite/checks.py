@@ -135,7 +135,7 @@ def check_put(term: Apply, lets: Mapping[str, Let]) -> None:
         MistakeError: where the op cannot be made so.
     """
     _check_operands(term)
-    kind, own, given = OPERATORS[term.op], attribute_kinds(term.op), dict(term.attributes)
+    kind, own, attributes = OPERATORS[term.op], attribute_kinds(term.op), dict(term.attributes)
     if term.op == "pool":
         raise MistakeError("a replacement makes no 'pool': its result has no type of its own")
     for key, value in term.attributes:
@@ -147,14 +147,14 @@ def check_put(term: Apply, lets: Mapping[str, Let]) -> None:
     main = [value for key, value in term.attributes if not key]
     if term.op == "cast" and not main:
         raise MistakeError("'cast' needs a dtype", 'write it as: cast["f32"](x)')
-    if kind in (ContractOp, TransposeOp) and not main and "like" not in given:
+    if kind in (ContractOp, TransposeOp) and not main and "like" not in attributes:
         shown = "*sd,*td->*st" if kind is ContractOp else "*dt->*td"
         raise MistakeError(f"'{term.op}' needs its dims", f'write it as: {term.op}["{shown}"](...)')
-    if kind in (ContractOp, TransposeOp, ReduceOp) or "like" in given:
+    if kind in (ContractOp, TransposeOp, ReduceOp) or "like" in attributes:
         return
     optional = _optional(term.op)
     for key, wanted in own.items():
-        if key not in given and key not in optional:
+        if key not in attributes and key not in optional:
             shown = ", which rules cannot write" if wanted == LIST else ""
             raise MistakeError(
                 f"'{term.op}' needs the attribute '{key}'{shown}",

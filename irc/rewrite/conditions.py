@@ -27,7 +27,7 @@ class UnboundError(Exception):
         return f"nothing is bound to '{self.args[0]}' here"
 
 
-def evaluate(term: Term, found: Found) -> Any:
+def evaluate(term: Term, bindings: Found) -> Any:
     """Return what a term of a condition or an attribute is.
 
     Raises:
@@ -40,53 +40,53 @@ def evaluate(term: Term, found: Found) -> Any:
         case Text():
             return term.value
         case Literal():
-            if term.name not in found.numbers:
+            if term.name not in bindings.numbers:
                 raise UnboundError(f"${term.name}")
-            return found.numbers[term.name]
+            return bindings.numbers[term.name]
         case Name() if term.text in CONSTANTS:
             return CONSTANTS[term.text]
         case Name():
-            if term.text not in found.values:
+            if term.text not in bindings.values:
                 raise UnboundError(term.text)
-            return found.values[term.text]
+            return bindings.values[term.text]
         case Coalesce():
-            return _first(term, found)
+            return _first(term, bindings)
         case Apply():
-            return _call(term, found)
+            return _call(term, bindings)
         case _:
             raise AssertionError(f"{term} has no value")
 
 
-def _first(term: Coalesce, found: Found) -> Any:
+def _first(term: Coalesce, bindings: Found) -> Any:
     for option in term.options:
         try:
-            return evaluate(option, found)
+            return evaluate(option, bindings)
         except UnboundError:
             continue
     raise UnboundError(str(term))
 
 
-def holds(term: Term, found: Found) -> bool:
+def holds(term: Term, bindings: Found) -> bool:
     """True where a condition holds; one about a name that is not bound does."""
     match term:
         case Apply(op="and"):
-            return all(holds(each, found) for each in term.operands)
+            return all(holds(each, bindings) for each in term.operands)
         case Apply(op="or"):
-            return any(holds(each, found) for each in term.operands)
+            return any(holds(each, bindings) for each in term.operands)
         case Apply(op="not"):
-            return not holds(term.operands[0], found)
+            return not holds(term.operands[0], bindings)
         case _:
             try:
-                return bool(evaluate(term, found))
+                return bool(evaluate(term, bindings))
             except UnboundError:
                 return True
 
 
-def _call(term: Apply, found: Found) -> Any:
+def _call(term: Apply, bindings: Found) -> Any:
     function = FUNCTIONS[term.op].call
-    operands = [evaluate(each, found) for each in term.operands]
+    operands = [evaluate(each, bindings) for each in term.operands]
     try:
-        return function(found, *operands)
+        return function(bindings, *operands)
     except (TypeError, ValueError, AttributeError, LookupError, AssertionError,
             ArithmeticError) as error:  # fmt: skip
         raise IrcError(
@@ -95,39 +95,39 @@ def _call(term: Apply, found: Found) -> Any:
         ) from error  # fmt: skip
 
 
-def _rank(found: Found, value: SSAValue) -> int:
+def _rank(bindings: Found, value: SSAValue) -> int:
     return tensor(value).ndim
 
 
-def _size(found: Found, value: SSAValue, dim: int) -> int | Size:
+def _size(bindings: Found, value: SSAValue, dim: int) -> int | Size:
     shape = tensor(value).shape
     if not -len(shape) <= dim < len(shape):
         raise IndexError(f"dim {dim} of a value of {len(shape)} dims")
     return shape[dim]
 
 
-def _dtype(found: Found, value: SSAValue) -> str:
+def _dtype(bindings: Found, value: SSAValue) -> str:
     return tensor(value).dtype
 
 
-def _inside(found: Found, value: SSAValue) -> bool:
+def _inside(bindings: Found, value: SSAValue) -> bool:
     """True where only ops that the rule found read a value."""
-    return all(use.operation in found.ops for use in value.uses)
+    return all(use.operation in bindings.ops for use in value.uses)
 
 
-def _fixed(found: Found, value: SSAValue) -> bool:
+def _fixed(bindings: Found, value: SSAValue) -> bool:
     """True for a weight, a literal, and what depends on those alone."""
-    return found.fixed(value)
+    return bindings.fixed(value)
 
 
 def _of_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
-    def inner(found: Found, *operands: Any) -> Any:
+    def inner(bindings: Found, *operands: Any) -> Any:
         return function(*operands)
 
     return inner
 
 
-def _among(found: Found, word: str, words: str) -> bool:
+def _among(bindings: Found, word: str, words: str) -> bool:
     return word in words.split()
 
 

@@ -71,10 +71,10 @@ def keep_texts(module: ModuleOp, texts: Sequence[tuple[str, str]]) -> None:
 
 def kept_texts(module: ModuleOp) -> tuple[tuple[str, str], ...]:
     """Return name and text of the rules that :func:`keep_texts` left; none in another module."""
-    found = module.attributes.get(KEPT)
-    if not isinstance(found, ArrayAttr):
+    attr = module.attributes.get(KEPT)
+    if not isinstance(attr, ArrayAttr):
         return ()
-    return tuple(map(_entry, cast("ArrayAttr[Attribute]", found)))
+    return tuple(map(_entry, cast("ArrayAttr[Attribute]", attr)))
 
 
 def _entry(kept: Attribute) -> tuple[str, str]:

@@ -104,24 +104,24 @@ def stream_losses(block: Block, min_bytes: int) -> list[Place]:
 
 def _is_loss(op: GatherOp) -> bool:
     log = op.x.owner
-    found = find_softmax(log) if isinstance(log, FlowOp) else None
-    return found is not None and found.kind == "log_softmax"
+    softmax = find_softmax(log) if isinstance(log, FlowOp) else None
+    return softmax is not None and softmax.kind == "log_softmax"
 
 
 def _rewrite(block: Block, op: GatherOp, min_bytes: int) -> str:
     log, index = op.inputs
     assert isinstance(log.owner, FlowOp)
-    found = find_softmax(log.owner)
-    assert found is not None
+    softmax = find_softmax(log.owner)
+    assert softmax is not None
     dim, kind = op.dim, tensor(log)
     others = {use.operation for use in log.uses} - {op}
     sums = [other for other in block.ops if other in others and _is_sum(other, dim)]
-    if found.dims != (dim,) or len(sums) != len(others):
+    if softmax.dims != (dim,) or len(sums) != len(others):
         raise MissError("its log-probabilities are read by others too: all of them are made")
-    shape = _static(found.x)
+    shape = _static(softmax.x)
     if _static(index) != tuple(1 if i == dim else size for i, size in enumerate(shape)):
         raise MissError("it looks up other than one class of each row")
-    layer = _layer_of(found.x, dim)
+    layer = _layer_of(softmax.x, dim)
     if kind.dtype != accumulating(tensor(layer.h).dtype):
         raise MissError(f"its softmax is in {kind.dtype}, of a layer in {tensor(layer.h).dtype}")
     text = _worth(layer, shape, dim, min_bytes)
@@ -132,21 +132,21 @@ def _rewrite(block: Block, op: GatherOp, min_bytes: int) -> str:
     b = FlowBuilder(block, f"{id_of(op)}.", before=first)
     b.loc = loc_of(op)
     rows = prod(size for i, size in enumerate(shape) if i != dim)
-    given = {"h": _rows_of(b, layer, dim), "w": layer.w, "index": b.reshape(index, (rows,))}
+    operands = {"h": _rows_of(b, layer, dim), "w": layer.w, "index": b.reshape(index, (rows,))}
     if layer.bias is not None:
-        given["bias"] = layer.bias
+        operands["bias"] = layer.bias
     result = TensorType.of((rows,), kind.dtype)
     loss, log_sums = b.ops(
         ExternOp,
-        list(given.values()),
+        list(operands.values()),
         results=[result, result],
         target=LOSS,
-        arguments=arguments(LOSS, given),
+        arguments=arguments(LOSS, operands),
     )
-    made = b.reshape(b.pointwise("neg", loss), tensor(op.outputs[0]).shape)
-    op.outputs[0].replace_all_uses_with(made)
+    picked = b.reshape(b.pointwise("neg", loss), tensor(op.outputs[0]).shape)
+    op.outputs[0].replace_all_uses_with(picked)
     if sums:
-        total = _total(b, given, log_sums, shape[dim])
+        total = _total(b, operands, log_sums, shape[dim])
         for each in sums:
             old = each.results[0]
             old.replace_all_uses_with(b.reshape(total, tensor(old).shape))
@@ -160,7 +160,7 @@ def _is_sum(op: Operation, dim: int) -> bool:
 
 
 def _total(
-    b: FlowBuilder, given: Mapping[str, SSAValue], log_sums: SSAValue, classes: int
+    b: FlowBuilder, operands: Mapping[str, SSAValue], log_sums: SSAValue, classes: int
 ) -> SSAValue:
     """Append the sum of a row's log-probabilities, [n], without logits.
 
@@ -172,10 +172,10 @@ def _total(
         total = b.reduce("sum", b.cast(value, wide), [0], keep_dims=False)
         return b.pointwise("div", total, b.scalar(classes, wide))
 
-    h = b.cast(given["h"], wide)
-    x = b.op(ContractOp, [h, mean(given["w"])], spec="nd,d->n")
-    if "bias" in given:
-        x = b.pointwise("add", x, mean(given["bias"]))
+    h = b.cast(operands["h"], wide)
+    x = b.op(ContractOp, [h, mean(operands["w"])], spec="nd,d->n")
+    if "bias" in operands:
+        x = b.pointwise("add", x, mean(operands["bias"]))
     return b.pointwise("mul", b.pointwise("sub", x, log_sums), b.scalar(classes, wide))
 
 
@@ -329,9 +329,9 @@ def _dim_before(op: ReshapeOp, dim: int) -> int:
     Raises:
         MissError: where the dim is split or joined with others.
     """
-    made, given = _static(op.outputs[0]), _static(op.x)
-    for at in reversed(range(len(given))):
-        if given[at] == made[dim] and prod(given[:at]) == prod(made[:dim]):
+    new_shape, old_shape = _static(op.outputs[0]), _static(op.x)
+    for at in reversed(range(len(old_shape))):
+        if old_shape[at] == new_shape[dim] and prod(old_shape[:at]) == prod(new_shape[:dim]):
             return at
     raise MissError("its classes are joined with other dims")
 
@@ -383,10 +383,10 @@ def _static(value: SSAValue) -> tuple[int, ...]:
     Raises:
         MissError: where a size is open.
     """
-    found = [size for size in tensor(value).shape if not isinstance(size, Size)]
-    if len(found) != tensor(value).ndim:
+    sizes = [size for size in tensor(value).shape if not isinstance(size, Size)]
+    if len(sizes) != tensor(value).ndim:
         raise MissError("a size of its logits is open: how many blocks there are is not known")
-    return tuple(found)
+    return tuple(sizes)
 
 
 def _num_uses(value: SSAValue) -> int:

@@ -65,10 +65,10 @@ class Miss:
     wanted: str = ""
     value: SSAValue | None = None
 
-    def note(self, found: Found, wanted: Term | str, value: SSAValue) -> None:
+    def note(self, bindings: Found, wanted: Term | str, value: SSAValue) -> None:
         """Remember an attempt that got further than those before."""
-        if len(found.ops) > self.ops:
-            self.ops, self.wanted, self.value = len(found.ops), str(wanted), value
+        if len(bindings.ops) > self.ops:
+            self.ops, self.wanted, self.value = len(bindings.ops), str(wanted), value
 
     def __str__(self) -> str:
         shown = "nothing" if self.value is None else describe(self.value)
@@ -91,47 +91,49 @@ def matches(
     yield from _match(rule.find, root.outputs[0], Found(fixed), miss)
 
 
-def _match(term: Term, value: SSAValue, found: Found, miss: Miss) -> Iterator[Found]:
+def _match(term: Term, value: SSAValue, bindings: Found, miss: Miss) -> Iterator[Found]:
     match term:
         case Name():
-            bound = found.bind(term.text, value)
+            bound = bindings.bind(term.text, value)
             if bound is None:
-                miss.note(found, f"{term}, which is {describe(found.values[term.text])}", value)
+                miss.note(
+                    bindings, f"{term}, which is {describe(bindings.values[term.text])}", value
+                )
             else:
                 yield bound
         case Let(name, form):
-            if name in found.values:
-                if found.values[name] is value:
-                    yield found
+            if name in bindings.values:
+                if bindings.values[name] is value:
+                    yield bindings
                 else:
-                    miss.note(found, term, value)
+                    miss.note(bindings, term, value)
                 return
-            for inner in _match(form, value, found, miss):
+            for inner in _match(form, value, bindings, miss):
                 if (bound := inner.bind(name, value)) is not None:
                     yield bound
         case Choice():
             for option in term.options:
-                yield from _match(option, value, found, miss)
+                yield from _match(option, value, bindings, miss)
         case Number():
             number = literal(value)
             if number is not None and isclose(number, term.value, rel_tol=CLOSE):
-                yield found
+                yield bindings
             else:
-                miss.note(found, term, value)
+                miss.note(bindings, term, value)
         case Literal():
-            yield from _literal(term, value, found, miss)
+            yield from _literal(term, value, bindings, miss)
         case Apply():
-            yield from _apply(term, value, found, miss)
+            yield from _apply(term, value, bindings, miss)
         case _:
             raise AssertionError(f"{term} stands in no form")
 
 
-def _literal(term: Literal, value: SSAValue, found: Found, miss: Miss) -> Iterator[Found]:
+def _literal(term: Literal, value: SSAValue, bindings: Found, miss: Miss) -> Iterator[Found]:
     number = literal(value)
-    if number is None or found.numbers.get(term.name, number) != number:
-        miss.note(found, term, value)
+    if number is None or bindings.numbers.get(term.name, number) != number:
+        miss.note(bindings, term, value)
     else:
-        yield replace(found, numbers={**found.numbers, term.name: number})
+        yield replace(bindings, numbers={**bindings.numbers, term.name: number})
 
 
 def literal(value: SSAValue) -> float | None:
@@ -141,12 +143,12 @@ def literal(value: SSAValue) -> float | None:
     return None
 
 
-def _apply(term: Apply, value: SSAValue, found: Found, miss: Miss) -> Iterator[Found]:
+def _apply(term: Apply, value: SSAValue, bindings: Found, miss: Miss) -> Iterator[Found]:
     op = value.owner
     if not (isinstance(op, FlowOp) and len(op.outputs) == 1 and is_op(op, term.op)):
-        miss.note(found, term, value)
+        miss.note(bindings, term, value)
         return
-    inside = found if op in found.ops else replace(found, ops=(*found.ops, op))
+    inside = bindings if op in bindings.ops else replace(bindings, ops=(*bindings.ops, op))
     orders: list[tuple[SSAValue, ...]] = [tuple(op.inputs)]
     swaps = term.op in COMMUTATIVE or isinstance(op, ContractOp)
     if swaps and len(set(op.inputs)) == len(op.inputs) == 2:
@@ -159,31 +161,31 @@ def _apply(term: Apply, value: SSAValue, found: Found, miss: Miss) -> Iterator[F
 
 
 def _operands(
-    terms: tuple[Term, ...], values: tuple[SSAValue, ...], found: Found, miss: Miss
+    terms: tuple[Term, ...], values: tuple[SSAValue, ...], bindings: Found, miss: Miss
 ) -> Iterator[Found]:
     if not terms:
-        yield found
+        yield bindings
         return
-    for inner in _match(terms[0], values[0], found, miss):
+    for inner in _match(terms[0], values[0], bindings, miss):
         yield from _operands(terms[1:], values[1:], inner, miss)
 
 
 def _has_attributes(term: Apply, op: FlowOp, *, swapped: bool) -> bool:
-    given = op.plain
+    attributes = op.plain
     for key, wanted in term.attributes:
         if key:
-            if given.get(key) != _plain(wanted):
+            if attributes.get(key) != _plain(wanted):
                 return False
         elif isinstance(op, ContractOp):
             assert isinstance(wanted, Text)
-            if not spec_matches(wanted.value, _spec(given["spec"], swapped=swapped)):
+            if not spec_matches(wanted.value, _spec(attributes["spec"], swapped=swapped)):
                 return False
         elif isinstance(op, TransposeOp):
             assert isinstance(wanted, Text)
-            if not _is_perm(wanted.value, given["perm"]):
+            if not _is_perm(wanted.value, attributes["perm"]):
                 return False
         elif isinstance(op, ReduceOp):
-            if dims_of(_numbers(term), tensor(op.x).ndim) != tuple(sorted(given["dims"])):
+            if dims_of(_numbers(term), tensor(op.x).ndim) != tuple(sorted(attributes["dims"])):
                 return False
         elif isinstance(op, ReshapeOp | BroadcastOp):
             if tensor(op.outputs[0]).shape != tuple(_numbers(term)):

@@ -84,22 +84,22 @@ def _unexpected(error: Any, text: str, where: str) -> IrcError:
             because="the text ends in the middle of a rule",
             help=_advice("", expected),
         )  # fmt: skip
-    found = str(getattr(error, "token", "") or text.split("\n")[line - 1][column - 1 :][:1])[:40]
+    token = str(getattr(error, "token", "") or text.split("\n")[line - 1][column - 1 :][:1])[:40]
     return IrcError(
         "rewrite-syntax", "cannot read a rewrite rule", where=f"{where}:{line}:{column}",
-        because=f"it stops making sense at '{found}', column {column}",
-        help=_advice(found, expected),
+        because=f"it stops making sense at '{token}', column {column}",
+        help=_advice(token, expected),
     )  # fmt: skip
 
 
-def _advice(found: str, expected: set[str]) -> str:
+def _advice(token: str, expected: set[str]) -> str:
     if not expected - {"RULE", "PATTERN", "$END"}:
         return "begin it with its kind and name: rule twice x + x => 2 * x"
-    if found == "=" and "ARROW" in expected:
+    if token == "=" and "ARROW" in expected:
         return "=> stands between what is found and what takes its place"
-    if "RPAR" in expected and found in ("=>", "", "rule", "where", "let", "pattern"):
+    if "RPAR" in expected and token in ("=>", "", "rule", "where", "let", "pattern"):
         return "a ')' is missing before it"
-    if "ARROW" in expected and found in ("", "rule", "pattern"):
+    if "ARROW" in expected and token in ("", "rule", "pattern"):
         return f"it has no replacement; {EXAMPLE}"
     return EXAMPLE
 
@@ -167,14 +167,14 @@ def _rule(name: str, children: Sequence[Any], patterns: Mapping[str, Pattern], w
     trees = [child for child in children if child is not None]
     lets = [tree for tree in trees if tree.data == "let"]
     tests = [tree for tree in trees if tree.data == "where"]
-    found, put = [tree for tree in trees if tree.data not in ("let", "where")]
-    _check_lets(lets, found)
+    form, put = [tree for tree in trees if tree.data not in ("let", "where")]
+    _check_lets(lets, form)
     reader = Reader(patterns)
     reader.define(lets, "")
-    find = reader.term(found, "form")
+    find = reader.term(form, "form")
     if not list(heads(find)):
         raise MistakeError(
-            f"it must find an op, and '{find}' is any value", EXAMPLE, place_of(found)
+            f"it must find an op, and '{find}' is any value", EXAMPLE, place_of(form)
         )
     beside = Reader(patterns, bound=_bound(find))
     test = beside.term(tests[0].children[0], "condition") if tests else None

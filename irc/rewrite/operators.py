@@ -55,12 +55,12 @@ def spec_matches(pattern: str, spec: str) -> bool:
     >>> spec_matches("*sd,*td->*st", "abqe,abke->abqk"), spec_matches("*sd,*dt->*st", "qe,ke->qk")
     (True, False)
     """
-    (*wanted, goal), (*given, result) = _terms(pattern), _terms(spec)
-    if len(wanted) != len(given):
+    (*wanted, goal), (*operands, result) = _terms(pattern), _terms(spec)
+    if len(wanted) != len(operands):
         return False
     lead: str | None = None
     letters: dict[str, str] = {}
-    for form, term in zip((*wanted, goal), (*given, result), strict=True):
+    for form, term in zip((*wanted, goal), (*operands, result), strict=True):
         named = form.removeprefix("*")
         count = len(term) - len(named)
         if count < 0 or (count and named == form):

@@ -50,8 +50,8 @@ class Pattern:
 
 def place_of(node: Any) -> tuple[int, int] | None:
     """Return line and column of a token or a tree, where it has any."""
-    found = getattr(node, "meta", node)
-    line, column = getattr(found, "line", None), getattr(found, "column", None)
+    position = getattr(node, "meta", node)
+    line, column = getattr(position, "line", None), getattr(position, "column", None)
     return None if line is None or column is None else (int(line), int(column))
 
 
@@ -98,10 +98,10 @@ class Reader:
         try:
             if self.depth > MAX_DEPTH:
                 raise MistakeError(f"it is nested over {MAX_DEPTH} deep")
-            made = self._term(tree, side)
-            if side == "form" and self.depth == 1 and height(made) > MAX_DEPTH:
+            term = self._term(tree, side)
+            if side == "form" and self.depth == 1 and height(term) > MAX_DEPTH:
                 raise MistakeError(f"what it is made of is nested over {MAX_DEPTH} deep")
-            return made
+            return term
         except MistakeError as error:
             error.at = error.at or place_of(tree)
             raise
@@ -162,25 +162,25 @@ class Reader:
         term = self.term(left, "condition")
         if sign is not None:
             term = Apply(str(sign), (), (term, self.term(right, "condition")))
-        if (found := kind_of(term)) != "truth":
+        if (term_kind := kind_of(term)) != "truth":
             raise MistakeError(
-                f"'{term}' is a {found}, and a condition is true or false", "compare it: a == b"
+                f"'{term}' is a {term_kind}, and a condition is true or false", "compare it: a == b"
             )
         return term
 
     def _apply(self, parts: Sequence[Any], side: Side) -> Term:
-        word, given, *rest = parts
+        word, attribute_list, *rest = parts
         name, of_value = str(word), side in ("form", "replacement")
         operands = tuple(self.term(each, side) for each in rest if each is not None)
         if side == "form" and name in self.patterns:
-            if given is not None:
+            if attribute_list is not None:
                 raise MistakeError(f"'{name}' is a pattern, and has no attributes")
             return self._use(self.patterns[name], operands)
         known = OPERATORS if of_value else {**NAMED, **ARITHMETIC}
         if name not in known:
             raise MistakeError(*_unknown(name, side, self.patterns), at=place_of(word))
         attributes: list[tuple[str, Term]] = []
-        for each in () if given is None else given.children:
+        for each in () if attribute_list is None else attribute_list.children:
             key, tree = ("", each) if each.data != "named" else each.children
             if key and str(key) in dict(attributes):
                 raise MistakeError(f"the attribute '{key}' is given twice", at=place_of(key))

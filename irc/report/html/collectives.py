@@ -48,13 +48,13 @@ def line_traffic(
         contention: what the streams of a rank share.
         whys: by id of a boxing, why it is there.
     """
-    found: dict[tuple[str, str, str], LineTraffic] = {}
+    traffic: dict[tuple[str, str, str], LineTraffic] = {}
     for plan, runs in plans:
         for row in collectives(plan, contention):
             start = row.start
             kind, axis = start.op.removeprefix("comm."), str(start.attrs["axis"])
             line = "" if start.loc == "unknown" else start.loc
-            own = found.setdefault((line, kind, axis), LineTraffic(line, kind, axis))
+            own = traffic.setdefault((line, kind, axis), LineTraffic(line, kind, axis))
             held = max(plan.buffers[i].size_bytes for i in (*start.inputs, *start.outputs))
             own.runs += runs
             own.num_bytes += runs * held
@@ -62,7 +62,7 @@ def line_traffic(
             own.exposed_s += runs * row.bare_s
             if whys and (why := whys.get(start.id.rpartition("/")[2].removesuffix(".start"))):
                 own.whys[why] = None
-    return sorted(found.values(), key=lambda row: (-row.exposed_s, -row.seconds, row.line))
+    return sorted(traffic.values(), key=lambda row: (-row.exposed_s, -row.seconds, row.line))
 
 
 def reasons(evidence: Evidence) -> dict[str, str]:

@@ -29,13 +29,13 @@ def e(tag: str, *children: Child, **attributes: object) -> Element:
     >>> text_of(e("p", "a < ", e("b", "<b>"), class_="note", hidden=False))
     '<p class="note">a &lt; <b>&lt;b&gt;</b></p>'
     """
-    made = ET.Element(tag)
+    element = ET.Element(tag)
     for name, value in attributes.items():
         if value is not None and value is not False:
             text = "" if value is True else _number(value)
-            made.set(name.rstrip("_").replace("_", "-"), text)
-    add(made, children)
-    return made
+            element.set(name.rstrip("_").replace("_", "-"), text)
+    add(element, children)
+    return element
 
 
 def add(parent: Element, child: Child) -> None:

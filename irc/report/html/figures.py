@@ -158,8 +158,8 @@ def items_of(plan: Plan) -> tuple[int, str] | None:
 def figures_of_parts(plan: PartsPlan, facts: PartsFactsReport, step: Simulation) -> Figures:
     """Return the figures of a plan of several programs, of which a step is simulated."""
     name = next(iter(plan.parts[0].values())).plan.cluster or THIS_HOST
-    found = cluster_of(name)
-    cluster = None if found is None else found.fit(plan.mesh)
+    whole_cluster = cluster_of(name)
+    cluster = None if whole_cluster is None else whole_cluster.fit(plan.mesh)
     verdict = None if cluster is None else verdict_of_parts(plan, cluster, step)
     held = max(all_held(plan), key=lambda each: each.num_bytes())
     memory = [

@@ -18,7 +18,7 @@ def head(of: Figures, title: str, facts: list[tuple[str, Child]]) -> Element:
         facts: further names and what they are.
     """
     mesh = of.mesh_text
-    made = e(
+    header = e(
         "header",
         e("p", "irc report", class_="kicker"),
         e("h1", title),
@@ -26,8 +26,8 @@ def head(of: Figures, title: str, facts: list[tuple[str, Child]]) -> Element:
         e("div", _figures(of), class_="figures"),
         id="plan",
     )
-    add(made, time_figure(of))
-    add(made, memory_figure(of))
+    add(header, time_figure(of))
+    add(header, memory_figure(of))
     rows: list[tuple[str, Child]] = [
         ("mesh", f"{mesh or 'one device'} ({counted(of.ranks, 'rank')})"),
         ("priced for", of.cluster + (f", devices {of.device}" if of.device else "")),
@@ -35,8 +35,8 @@ def head(of: Figures, title: str, facts: list[tuple[str, Child]]) -> Element:
         *facts,
         ("plan", code(of.hash[:16])),
     ]
-    made.append(definitions(rows))
-    return made
+    header.append(definitions(rows))
+    return header
 
 
 def sentence(of: Figures) -> str:
@@ -58,21 +58,21 @@ def sentence(of: Figures) -> str:
 
 
 def _figures(of: Figures) -> list[Element]:
-    found = [
+    figures = [
         _figure(f"{of.unit}, predicted", seconds(of.seconds) if of.seconds else "not predicted")
     ]
     if of.items_per_s is not None and of.items is not None:
-        found.append(_figure(f"{of.items[1]} a second", _short(of.items_per_s)))
+        figures.append(_figure(f"{of.items[1]} a second", _short(of.items_per_s)))
     share = of.held_bytes / of.capacity if of.capacity else None
     of_what = f"of {size(of.capacity)} a rank" if of.capacity else "held by the fullest rank"
-    found.append(
+    figures.append(
         _figure(of_what, size(of.held_bytes), None if share is None else percent(share, 1))
     )
     if of.exposed_s is not None and of.seconds:
-        found.append(_figure("exposed communication", percent(of.exposed_s, of.seconds)))
+        figures.append(_figure("exposed communication", percent(of.exposed_s, of.seconds)))
     if of.bubble is not None:
-        found.append(_figure("bubble", percent(of.bubble, 1.0)))
-    return found
+        figures.append(_figure("bubble", percent(of.bubble, 1.0)))
+    return figures
 
 
 def _figure(name: str, value: str, beside: str | None = None) -> Element:

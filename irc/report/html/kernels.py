@@ -49,7 +49,7 @@ def ran(plans: Sequence[tuple[LoadedPlan, int]]) -> list[Ran]:
     Args:
         plans: each with how often it runs.
     """
-    found: dict[tuple[str, str], Ran] = {}
+    rows: dict[tuple[str, str], Ran] = {}
     for loaded, runs in plans:
         texts = _texts(loaded)
         plain = {
@@ -59,14 +59,14 @@ def ran(plans: Sequence[tuple[LoadedPlan, int]]) -> list[Ran]:
             if isinstance(step, Start | Wait):
                 continue
             name, digest = _named(loaded.plan, step, plain)
-            own = found.setdefault((name, digest), Ran(name, isinstance(step, Call)))
+            own = rows.setdefault((name, digest), Ran(name, isinstance(step, Call)))
             own.runs += runs
             own.seconds += runs * (step.seconds or 0.0)
             if step.loc != "unknown":
                 own.lines[step.loc] = None
             if isinstance(step, Call) and not own.file:
                 own.file, own.source = texts.get(loaded.plan.kernels[step.kernel].name, ("", ""))
-    return sorted(found.values(), key=lambda row: (-row.seconds, row.name))
+    return sorted(rows.values(), key=lambda row: (-row.seconds, row.name))
 
 
 def _texts(loaded: LoadedPlan) -> dict[str, tuple[str, str]]:

@@ -39,31 +39,32 @@ def measured_section(folder: str | Path, run: str | Path) -> Element:
             f"'{run}' was not measured of '{folder}'",
             help=f"irc run {folder} --trace FILE",
         )
-    found = compare(predicted, measured)
-    most = max(found.predicted_s, found.measured_s)
+    comparison = compare(predicted, measured)
+    most = max(comparison.predicted_s, comparison.measured_s)
     rows = [
-        ("in all", seconds(found.predicted_s), seconds(found.measured_s),
-         _bars(found.predicted_s, found.measured_s, most)),
+        ("in all", seconds(comparison.predicted_s), seconds(comparison.measured_s),
+         _bars(comparison.predicted_s, comparison.measured_s, most)),
         *((row.kind, seconds(row.predicted_s), seconds(row.measured_s),
-           _bars(row.predicted_s, row.measured_s, most)) for row in found.kinds),
+           _bars(row.predicted_s, row.measured_s, most)) for row in comparison.kinds),
     ]  # fmt: skip
     lost = [
         (code(row.line or "no line of the model"), row.kind, seconds(row.predicted_s),
          seconds(row.measured_s), seconds(row.lost_s))
-        for row in found.lines[:MOST_LINES]
+        for row in comparison.lines[:MOST_LINES]
     ]  # fmt: skip
     lead = (
-        f"Measured {seconds(found.measured_s)}, predicted {seconds(found.predicted_s)}: the"
-        f" prediction is {percent(found.predicted_s, found.measured_s)} of what was measured. What"
-        " is lost is what was measured beyond what was predicted, in the mean over the ranks."
+        f"Measured {seconds(comparison.measured_s)}, predicted {seconds(comparison.predicted_s)}:"
+        f" the prediction is {percent(comparison.predicted_s, comparison.measured_s)} of what was"
+        " measured. What is lost is what was measured beyond what was predicted, in the mean over"
+        " the ranks."
     )
     return section(
         "measured", "Measured beside predicted", lead,
         table(("time", "predicted", "measured", ""), rows, right="lrrl", label="By kind of time"),
         table(("line of the model", "kind", "predicted", "measured", "lost"), lost, right="llrrr",
               label="By line of the model"),
-        rest(len(found.lines), MOST_LINES, "line"),
-        e("ul", (e("li", note) for note in found.notes)) if found.notes else None,
+        rest(len(comparison.lines), MOST_LINES, "line"),
+        e("ul", (e("li", note) for note in comparison.notes)) if comparison.notes else None,
     )  # fmt: skip
 
 
@@ -93,5 +94,5 @@ def predicted_trace(folder: str | Path) -> Trace:
         return step_trace(parts, predict_step(parts, cluster), cluster)
     loaded = load_plan(folder)
     cluster = find_cluster(loaded.plan.cluster or THIS_HOST)
-    found = predict(loaded.plan, contention=Contention.of(cluster, loaded.plan.device_mesh))
-    return call_trace(loaded.plan, found, loaded.hash)
+    simulation = predict(loaded.plan, contention=Contention.of(cluster, loaded.plan.device_mesh))
+    return call_trace(loaded.plan, simulation, loaded.hash)

@@ -180,17 +180,17 @@ def _placements(mesh: Mesh, arguments: dict[str, list[Argument]]) -> Element:
     """Return how inputs, weights and outputs lie on the mesh, alike ones in one row."""
     rows: list[Sequence[Child]] = []
     left: list[Element | None] = []
-    for role, found in arguments.items():
-        groups = alike(found)
+    for role, of_role in arguments.items():
+        groups = alike(of_role)
         shown = groups[: SHOWN[role]]
         rows += [_row(role, group, mesh) for group in shown]
         left.append(_more(sum(map(len, groups[SHOWN[role] :])), role))
-    every = [one for found in arguments.values() for one in found]
+    every = [one for of_role in arguments.values() for one in of_role]
     heads = ("", "name", "type", *mesh.names, "a rank holds")
     right = "lll" + "l" * len(mesh.names) + "r"
     lying = table(heads, rows, right=right, label="Placements")
     drawn_mesh = ranks_picture(mesh) if 1 < mesh.num_ranks <= MOST_RANKS else None
-    title = f"{', '.join(counted(len(found), role) for role, found in arguments.items())}"
+    title = f"{', '.join(counted(len(of_role), role) for role, of_role in arguments.items())}"
     if mesh.num_ranks > 1:
         split = sum(one.placement is not None and not one.placement.is_replicated for one in every)
         title += f", of which {split} lie in parts on a mesh of {mesh}"

@@ -74,18 +74,18 @@ def _memory_lead(evidence: Evidence, unit: str, base: int) -> str:
 def _facts(evidence: Evidence) -> list[tuple[str, Child]]:
     """Return what else the head says: what repeats, why it was chosen, open sizes, machine code."""
     loaded = evidence.loaded
-    found: list[tuple[str, Child]] = []
+    facts: list[tuple[str, Child]] = []
     blocks = {name: n for name, n in evidence.counts.items() if name != "forward" and n > 1}
     if blocks:
         text = ", ".join(f"{name} runs {counted(n, 'time')}" for name, n in blocks.items())
-        found.append(("repeated blocks", text))
+        facts.append(("repeated blocks", text))
     if evidence.search:
-        found.append(("why this plan", _why(evidence.search)))
+        facts.append(("why this plan", _why(evidence.search)))
     if loaded.sized is not None:
-        found.append(("open sizes", open_line(loaded.sized.sizes)))
+        facts.append(("open sizes", open_line(loaded.sized.sizes)))
     if (codes := native_codes(evidence)) is not None:
-        found.append(("without torch", codes))
-    return found
+        facts.append(("without torch", codes))
+    return facts
 
 
 def _why(search: dict[str, Any]) -> str:

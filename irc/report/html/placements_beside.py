@@ -79,10 +79,10 @@ def placements_beside(own: Laid, theirs: Laid, names: Sequence[str]) -> list[Ele
     if not common:
         return []
     other = [name for name in common if own.parts(name) != theirs.parts(name)]
-    found = [e("h3", "What lies otherwise")]
+    elements = [e("h3", "What lies otherwise")]
     if not other:
-        found.append(e("p", f"Nothing: {counted(len(common), 'weight')} of both lie alike."))
-        return found
+        elements.append(e("p", f"Nothing: {counted(len(common), 'weight')} of both lie alike."))
+        return elements
     alike: dict[object, list[str]] = {}
     for name in other:
         one = own.weights[name]
@@ -94,9 +94,9 @@ def placements_beside(own: Laid, theirs: Laid, names: Sequence[str]) -> list[Ele
     said = f"{len(other):,} of {counted(len(common), 'weight')} of both lie otherwise"
     if (left := sum(map(len, list(alike.values())[SHOWN:]))) > 0:
         said += f", of which {left:,} are not shown here: irc diff has all"
-    found.append(e("p", f"{said}. Modules that differ in their numbers alone are one."))
-    found.append(e("div", _tree("model", root, own, theirs, names), class_="tree"))
-    return found
+    elements.append(e("p", f"{said}. Modules that differ in their numbers alone are one."))
+    elements.append(e("div", _tree("model", root, own, theirs, names), class_="tree"))
+    return elements
 
 
 def _at(root: _Module, path: str) -> _Module:

@@ -50,9 +50,9 @@ def fitted(rows: Sequence[Row], total_s: float, pixels: int, most: int = MOST_SP
     """
     columns = pixels
     while True:
-        found = [Row(row.name, tuple(binned(row.spans, total_s / columns))) for row in rows]
-        if columns <= 16 or sum(len(row.spans) for row in found) <= most:
-            return found
+        binned_rows = [Row(row.name, tuple(binned(row.spans, total_s / columns))) for row in rows]
+        if columns <= 16 or sum(len(row.spans) for row in binned_rows) <= most:
+            return binned_rows
         columns //= 2
 
 
@@ -92,10 +92,10 @@ def _joined(spans: Sequence[Span]) -> Span:
 
 def overlaid(starts: Iterable[float], ends: Iterable[float]) -> list[tuple[float, float]]:
     """Return the union of intervals, in order."""
-    found: list[tuple[float, float]] = []
+    union: list[tuple[float, float]] = []
     for begin, end in sorted(zip(starts, ends, strict=True)):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
+        if union and begin <= union[-1][1]:
+            union[-1] = union[-1][0], max(union[-1][1], end)
         else:
-            found.append((begin, end))
-    return found
+            union.append((begin, end))
+    return union
