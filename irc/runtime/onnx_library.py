@@ -37,12 +37,12 @@ def run(
         results: shape and dtype that the op states for each result, which are checked.
     """
     if target.startswith(PREFIX):
-        found = run_extern(target, arguments, inputs, [dtype for _, dtype in results])
-        return _checked(target, found, results)
+        values = run_extern(target, arguments, inputs, [dtype for _, dtype in results])
+        return _checked(target, values, results)
     positions, options = arguments
     operands = [None if p is None else inputs[p["operand"]] for p in positions]
-    found = LIBRARY[target.removeprefix("onnx::")](operands, options)[: len(results)]
-    return _checked(target, found, results)
+    values = LIBRARY[target.removeprefix("onnx::")](operands, options)[: len(results)]
+    return _checked(target, values, results)
 
 
 def prepared_cell(
@@ -72,8 +72,8 @@ def prepared_cell(
         return None
 
     def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        found = cell([None if i is None else inputs[i] for i in places])
-        return _checked(target, found[: len(results)], results)
+        values = cell([None if i is None else inputs[i] for i in places])
+        return _checked(target, values[: len(results)], results)
 
     return run
 
@@ -116,9 +116,9 @@ def _kept(
 
 
 def _checked(
-    target: str, found: list[Any], results: Sequence[tuple[tuple[int, ...], str]]
+    target: str, values: list[Any], results: Sequence[tuple[tuple[int, ...], str]]
 ) -> list[torch.Tensor]:
-    for value, (shape, _) in zip(found, results, strict=True):
+    for value, (shape, _) in zip(values, results, strict=True):
         # -1: what decides the size is this op.
         if len(value.shape) != len(shape) or any(
             stated not in (-1, size) for stated, size in zip(shape, value.shape, strict=True)
@@ -129,7 +129,7 @@ def _checked(
                 f"a result of {target.rpartition(':')[2]} is {list(value.shape)}, "
                 f"the program says {list(shape)}",
             )
-    return found
+    return values
 
 
 def _conv_transpose(operands: Operands, options: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -193,9 +193,12 @@ def _max_pool(operands: Operands, options: Mapping[str, Any]) -> list[torch.Tens
         indices = indices.unfold(2 + i, reach[i], stride)[..., ::dilation]
     flat = values.flatten(2 + n)
     best = flat.argmax(-1, keepdim=True)
-    found = [flat.gather(-1, best).squeeze(-1), indices.flatten(2 + n).gather(-1, best).squeeze(-1)]
+    pooled = [
+        flat.gather(-1, best).squeeze(-1),
+        indices.flatten(2 + n).gather(-1, best).squeeze(-1),
+    ]
     kept = tuple(slice(0, size) for size in (*x.shape[:2], *options["result"]))
-    return [value[kept].contiguous() for value in found]
+    return [value[kept].contiguous() for value in pooled]
 
 
 def _non_zero(operands: Operands, options: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -216,11 +219,11 @@ def _grid_sample(operands: Operands, options: Mapping[str, Any]) -> list[torch.T
     x, grid = operands
     assert x is not None and grid is not None
     mode: str = options["mode"]
-    found = torch.nn.functional.grid_sample(
+    sampled = torch.nn.functional.grid_sample(
         x, grid.to(x.dtype), mode=MODES.get(mode, mode), padding_mode=options["padding"],
         align_corners=bool(options["align"]),
     )  # fmt: skip
-    return [found]
+    return [sampled]
 
 
 def _det(operands: Operands, options: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -238,20 +241,20 @@ def _col2im(operands: Operands, options: Mapping[str, Any]) -> list[torch.Tensor
     assert x is not None
     image, (top, left, bottom, right) = options["image"], options["pads"]
     padded = (image[0] + top + bottom, image[1] + left + right)
-    found = torch.nn.functional.fold(
+    images = torch.nn.functional.fold(
         x, padded, options["block"], dilation=options["dilations"], stride=options["strides"]
     )
-    return [found[..., top : top + image[0], left : left + image[1]].contiguous()]
+    return [images[..., top : top + image[0], left : left + image[1]].contiguous()]
 
 
 def _dft(operands: Operands, options: Mapping[str, Any]) -> list[torch.Tensor]:
     (x,) = operands
     assert x is not None
-    found = transformed(
+    spectrum = transformed(
         as_array(x), options["axis"], options["length"],
         inverse=options["inverse"], onesided=options["onesided"],
     )  # fmt: skip
-    return [as_tensor(found)]
+    return [as_tensor(spectrum)]
 
 
 LIBRARY: Mapping[str, Kernel] = {

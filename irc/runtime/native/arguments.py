@@ -57,10 +57,10 @@ class Argument:
             raise self._mismatch("an array that cannot be written to")
         return value
 
-    def _mismatch(self, found: str) -> IrcError:
+    def _mismatch(self, actual: str) -> IrcError:
         return IrcError(
             "input-mismatch",
-            f"input '{self.name}' is {found}; the program takes {list(self.shape)} {self.dtype}",
+            f"input '{self.name}' is {actual}; the program takes {list(self.shape)} {self.dtype}",
             help="give a numpy array of this shape and dtype, or compile for another",
         )
 
@@ -81,30 +81,30 @@ def as_array(value: Any) -> Array:
     raise TypeError(f"of {type(value).__name__}")
 
 
-def in_order(given: Mapping[str, Any] | Sequence[Any], names: Sequence[str]) -> Sequence[Any]:
+def in_order(inputs: Mapping[str, Any] | Sequence[Any], names: Sequence[str]) -> Sequence[Any]:
     """Return the inputs in order.
 
     Args:
-        given: by name, or in order already.
+        inputs: by name, or in order already.
         names: of those that there are to be.
 
     Raises:
         IrcError: ``input-mismatch``: one is missing, or there is one too many.
     """
-    if not isinstance(given, Mapping):
-        if len(given) != len(names):
+    if not isinstance(inputs, Mapping):
+        if len(inputs) != len(names):
             raise IrcError(
-                "input-mismatch", f"the program takes {len(names)} inputs, not {len(given)}"
+                "input-mismatch", f"the program takes {len(names)} inputs, not {len(inputs)}"
             )
-        return given
-    if len(given) != len(names) or any(name not in given for name in names):
-        for name in (*given, *names):
-            if name not in names or name not in given:
+        return inputs
+    if len(inputs) != len(names) or any(name not in inputs for name in names):
+        for name in (*inputs, *names):
+            if name not in names or name not in inputs:
                 what = "missing" if name in names else "not an input of the program"
                 raise IrcError(
                     "input-mismatch", f"input '{name}' is {what}", help=did_you_mean(name, names)
                 )
-    return [given[name] for name in names]
+    return [inputs[name] for name in names]
 
 
 def shown(fresh: Array, view: View) -> Array:

@@ -114,23 +114,23 @@ class NativeDriver:
     """Binds programs to machine code: loaded once, with their weights and the memory of calls.
 
     Args:
-        found: the verified folder.
+        native_folder: the verified folder.
         code: which of its codes.
         threads: that a call uses.
         mapped: leave weights in the file.
     """
 
-    def __init__(self, found: Native, code: Code, threads: int, *, mapped: bool) -> None:
-        program = found.program
+    def __init__(self, native_folder: Native, code: Code, threads: int, *, mapped: bool) -> None:
+        program = native_folder.program
         self._threads = threads
-        library = load_code(found, code)
+        library = load_code(native_folder, code)
         POOL.want(threads, WORKER(("irc_worker", library)))
         self._function = _entry_function(library)
         listed = (ctypes.c_void_p * program.kernels).in_dll(library, "irc_kernels")
         self._kernels = [address or 0 for address in listed]
         self._driver = DRIVER(("irc_driver", library))
         self._workspaces: list[Workspaces] = [[] for _ in code.tables]
-        weights = load_weights(found, mapped=mapped, threads=threads)
+        weights = load_weights(native_folder, mapped=mapped, threads=threads)
         self._bases = [0] * program.num_bases
         self._keep = [weights, *_point(self._bases, program, weights)]
         self._slots = [port.view.base for port in program.inputs]
@@ -156,16 +156,16 @@ class NativeDriver:
         ]
         return Bound(self, Steps(program, segments))
 
-    def run(self, steps: Steps, given: list[Array]) -> list[Array]:
+    def run(self, steps: Steps, inputs: list[Array]) -> list[Array]:
         """Run once, on inputs as the steps take them; any thread may call it at any time."""
         if POOL.num_threads < POOL.wanted:  # in a child made by fork
             POOL.start()
         if self._turn is None:
-            return self._run(steps, given)
+            return self._run(steps, inputs)
         with self._turn:
-            return self._run(steps, given)
+            return self._run(steps, inputs)
 
-    def _run(self, steps: Steps, given: list[Array]) -> list[Array]:
+    def _run(self, steps: Steps, inputs: list[Array]) -> list[Array]:
         try:
             lease = self._leases.pop()
         except IndexError:
@@ -173,7 +173,7 @@ class NativeDriver:
         if lease.user is not steps:
             self._set_up(lease, steps)
         fresh = [empty(shape, dtype) for shape, dtype in steps.fresh]
-        addresses = [address_of(array) for array in (*given, *fresh)]
+        addresses = [address_of(array) for array in (*inputs, *fresh)]
         if lease.entry is not None:
             lease.entry.run(*addresses)
         else:

@@ -97,8 +97,8 @@ def open_at(place: Path, expected: str = "") -> Native:
     """Read the description of a program in a native folder; raises as :func:`open_native`."""
     text = files.read_file(place, MANIFEST, json_text.MAX_BYTES)
     manifest = parse_native_manifest(text, str(place / MANIFEST))
-    found = files.plan_hash(text)
-    check_expected(place, found, expected)
+    program_hash = files.plan_hash(text)
+    check_expected(place, program_hash, expected)
     content = verified(place, PROGRAM, manifest)
     program = parse_program(content, str(place / PROGRAM))
     _check_origin(place, program)
@@ -111,19 +111,19 @@ def open_at(place: Path, expected: str = "") -> Native:
         texts.append(verified(place, SIZES, manifest))
         sizes = parse_native_sizes(texts[-1], program, str(place / SIZES))
     owner = owner_digest(texts, program.codes)
-    return Native(place, program, manifest, found, sizes, owner)
+    return Native(place, program, manifest, program_hash, sizes, owner)
 
 
-def check_expected(folder: Path, found: str, expected: str) -> None:
+def check_expected(folder: Path, program_hash: str, expected: str) -> None:
     """Refuse another program than the one that is asked for by its hash, or the beginning of it.
 
     Raises:
         IrcError: ``plan-hash-mismatch``.
     """
-    if expected and (len(expected) < 8 or not found.startswith(expected.lower())):
+    if expected and (len(expected) < 8 or not program_hash.startswith(expected.lower())):
         raise IrcError(
             "plan-hash-mismatch",
-            f"the program in '{folder}' is {found[:16]}, not {expected[:64]}",
+            f"the program in '{folder}' is {program_hash[:16]}, not {expected[:64]}",
             help="load the program that you compiled, or ask for the hash of this one",
         )
 
@@ -151,13 +151,13 @@ def check_trusted(place: Path, digest: str, expected: str, *, trust: bool) -> No
     )
 
 
-def native_place(given: str | os.PathLike[str]) -> Path:
+def native_place(path: str | os.PathLike[str]) -> Path:
     """Return the native folder of a plan, or the folder itself where it is one.
 
     Raises:
         IrcError: ``native-missing``, ``plan-missing``.
     """
-    folder = Path(given)
+    folder = Path(path)
     if (folder / FOLDER / MANIFEST).is_file():
         return folder / FOLDER
     if (folder / MANIFEST).is_file() and any((folder / n).is_file() for n in (PROGRAM, HOST)):

@@ -76,8 +76,8 @@ def open_native_host(place: Path, expected: str = "") -> NativeHostFolder:
     """
     text = files.read_file(place, MANIFEST, MAX_BYTES)
     manifest = parse_manifest(text, str(place / MANIFEST))
-    found = files.plan_hash(text)
-    check_expected(place, found, expected)
+    program_hash = files.plan_hash(text)
+    check_expected(place, program_hash, expected)
     host = parse_native_host(verified(place, HOST, manifest), str(place / HOST))
     beside = place.parent / HOST
     if place.name == FOLDER and beside.is_file():
@@ -95,17 +95,17 @@ def open_native_host(place: Path, expected: str = "") -> NativeHostFolder:
             raise corrupt(f"{name} is not the program that {HOST} says", str(place)) from None
         if len(digest) != hashlib.sha256().digest_size * 2:
             raise corrupt(f"{name} is named by no digest", str(place))
-    return NativeHostFolder(place, host, manifest, regions, found)
+    return NativeHostFolder(place, host, manifest, regions, program_hash)
 
 
-def stored_arrays(found: NativeHostFolder) -> list[Array]:
+def stored_arrays(native_folder: NativeHostFolder) -> list[Array]:
     """Return the arrays of the host, read-only."""
-    content = verified(found.folder, WEIGHTS, found.manifest)
+    content = verified(native_folder.folder, WEIGHTS, native_folder.manifest)
     arrays: list[Array] = []
-    for each in found.host.arrays:
+    for each in native_folder.host.arrays:
         length = prod(each.shape) * ITEM_BYTES.get(each.dtype, 0)
         if min(each.shape, default=0) < 0 or not 0 <= each.start <= len(content) - length:
-            raise corrupt("an array lies outside the weights", str(found.folder / WEIGHTS))
+            raise corrupt("an array lies outside the weights", str(native_folder.folder / WEIGHTS))
         part = content[each.start : each.start + length]
         arrays.append(np.frombuffer(part, dtype_of(each.dtype)).reshape(each.shape))
     return arrays
@@ -136,24 +136,24 @@ class NativeRegions:
     def __init__(self, programs: Mapping[str, Callable[[list[Item]], list[Array]]]) -> None:
         self._programs = programs
 
-    def run(self, name: str, given: list[Item], sizes: Known) -> list[Item] | None:
+    def run(self, name: str, inputs: list[Item], sizes: Known) -> list[Item] | None:
         """Run a region; None where its plan is not for the sizes."""
         try:
-            return list(self._programs[name](given))
+            return list(self._programs[name](inputs))
         except IrcError as error:
             if "size-outside" not in error.codes:
                 raise
         return None
 
-    def step(self, name: str, given: list[Item], sizes: Known) -> list[Item]:
+    def step(self, name: str, inputs: list[Item], sizes: Known) -> list[Item]:
         """Refuse sizes that a region's plan is not for: torch alone runs its ops one by one.
 
         Raises:
             IrcError: ``size-outside``.
         """
-        return self._programs[name](given)
+        return self._programs[name](inputs)
 
-    def library(self, step: Library, given: list[Item], shapes: Sequence[Sequence[int]]) -> Any:
+    def library(self, step: Library, operands: list[Item], shapes: Sequence[Sequence[int]]) -> Any:
         """Refuse: a file with such steps is not read."""
         raise corrupt(f"{step.op} is torch's", HOST)
 
@@ -162,7 +162,7 @@ class NativeHostProgram:
     """A loaded host program; :func:`irc.runtime.load` makes one.
 
     Args:
-        found: the verified folder.
+        native_folder: the verified folder.
         programs: the loaded program of each region.
         code: the name of the code that runs.
         threads: that a call of a region uses.
@@ -177,17 +177,17 @@ class NativeHostProgram:
     """
 
     def __init__(
-        self, found: NativeHostFolder, programs: Mapping[str, Any], code: str, threads: int
+        self, native_folder: NativeHostFolder, programs: Mapping[str, Any], code: str, threads: int
     ) -> None:
-        self.hash, self.code, self.threads = found.hash, code, threads
-        host = self._host = found.host
+        self.hash, self.code, self.threads = native_folder.hash, code, threads
+        host = self._host = native_folder.host
         self._names = list(host.code.inputs)
         self.sizes: tuple[HostSize, ...] = host.code.symbols
         regions = NativeRegions({name: each.run for name, each in programs.items()})
         self._stated = host.code.functions[ENTRY].inputs
         self.inputs = tuple(map(self._argument, self._names, self._stated))
         self.outputs = tuple(HostArgument(name, None, None) for name in host.code.outputs)
-        self._calls = HostCalls(host.code, stored_arrays(found), regions)
+        self._calls = HostCalls(host.code, stored_arrays(native_folder), regions)
 
     def run(self, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Item]:
         """Run once; any thread may call it at any time.
@@ -203,10 +203,10 @@ class NativeHostProgram:
             IrcError: ``input-mismatch``; ``size-outside``, also where a size that the run decides
                 is one that a region was not checked for; ``index-out-of-range``.
         """
-        given = in_order(inputs, self._names)
+        ordered = in_order(inputs, self._names)
         return self._calls.run([
             value if wanted.shape is None or type(value) is np.ndarray else _array(wanted, value)
-            for wanted, value in zip(self.inputs, given, strict=True)
+            for wanted, value in zip(self.inputs, ordered, strict=True)
         ])  # fmt: skip
 
     def __call__(self, *inputs: Any) -> list[Item]:
@@ -222,13 +222,13 @@ class NativeHostProgram:
         """
         numbers = example_or(self.sizes, sizes)
         known = sizes_of(self._host.code, [numbers[each.symbol] for each in self.sizes])
-        found: list[Port] = []
+        ports: list[Port] = []
         for name, stated in zip(self._names, self._stated, strict=True):
             if stated is None:
                 raise IrcError("input-mismatch", f"input '{name}' is no tensor: none can be drawn")
             shape = tuple(number_of(dim, known) for dim in stated.shape)
-            found.append(Port(name, View(0, 0, stated.dtype, shape)))
-        return tuple(found)
+            ports.append(Port(name, View(0, 0, stated.dtype, shape)))
+        return tuple(ports)
 
     def _argument(self, name: str, stated: Any) -> HostArgument:
         if stated is None:

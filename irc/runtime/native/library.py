@@ -74,8 +74,8 @@ def library_step(step: Library) -> Callable[[Bases], None]:
             elif write is not None:
                 write(inputs, outputs)
             else:
-                found = library.run(step.op, step.attrs, inputs, results)
-                for out, value, wanted in zip(outputs, found, step.wanted, strict=True):
+                values = library.run(step.op, step.attrs, inputs, results)
+                for out, value, wanted in zip(outputs, values, step.wanted, strict=True):
                     if wanted:
                         out.copy_(value)
 

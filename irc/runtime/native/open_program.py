@@ -56,7 +56,7 @@ class OpenProgram:
     """A loaded program for all sizes that its plan was checked for.
 
     Args:
-        found: the verified folder.
+        native_folder: the verified folder.
         code: which of its codes.
         threads: that a call uses.
         mapped: leave weights in the file.
@@ -70,15 +70,15 @@ class OpenProgram:
         hash: names program and weights.
     """
 
-    def __init__(self, found: Native, code: Code, threads: int, *, mapped: bool) -> None:
-        if found.sizes is None:
+    def __init__(self, native_folder: Native, code: Code, threads: int, *, mapped: bool) -> None:
+        if native_folder.sizes is None:
             raise InternalError("the sizes of the program are fixed")
-        self.hash, self.code, self.threads = found.hash, code.name, threads
+        self.hash, self.code, self.threads = native_folder.hash, code.name, threads
         # First what says that the code is this program's: its numbers are worked with after that.
-        self._driver = NativeDriver(found, code, threads, mapped=mapped)
-        self._sized = SizedProgram(found.program, found.sizes, code)
+        self._driver = NativeDriver(native_folder, code, threads, mapped=mapped)
+        self._sized = SizedProgram(native_folder.program, native_folder.sizes, code)
         self._names = self._sized.names
-        self.sizes: tuple[Symbol, ...] = found.sizes.given.symbols
+        self.sizes: tuple[Symbol, ...] = native_folder.sizes.given.symbols
         form = self._sized.form
         self.inputs = tuple(map(self._argument, form.inputs))
         self.outputs = tuple(map(self._argument, form.outputs))
@@ -127,7 +127,7 @@ class OpenProgram:
     def _argument(self, port: Port) -> OpenArgument:
         names = {each.symbol: each.name for each in self.sizes}
         shape = (
-            re.sub(r"[A-Za-z_]\w*", lambda found: names.get(found[0], found[0]), str(dim))
+            re.sub(r"[A-Za-z_]\w*", lambda match: names.get(match[0], match[0]), str(dim))
             if isinstance(dim, Size)
             else dim
             for dim in port.view.shape

@@ -62,9 +62,9 @@ def load(
     place = native_place(folder)
     threads = default_threads() if threads is None else threads
     if not (place / HOST).is_file():
-        found = open_at(place, hash)
-        check_trusted(place, found.hash, hash, trust=trust)
-        return _program(found, threads, code, mapped=mapped)
+        native_folder = open_at(place, hash)
+        check_trusted(place, native_folder.hash, hash, trust=trust)
+        return _program(native_folder, threads, code, mapped=mapped)
     from irc.runtime.native.host import NativeHostProgram, open_native_host
 
     host = open_native_host(place, hash)
@@ -76,21 +76,23 @@ def load(
     return NativeHostProgram(host, programs, names[0] if names else "numpy", threads)
 
 
-def _program(found: Native, threads: int, code: str, *, mapped: bool) -> Program | OpenProgram:
-    chosen = choose(found.program, code)
-    check_torch(found.program.library)
-    if found.sizes is None:
-        return Program(found, chosen, threads, mapped=mapped)
+def _program(
+    native_folder: Native, threads: int, code: str, *, mapped: bool
+) -> Program | OpenProgram:
+    chosen = choose(native_folder.program, code)
+    check_torch(native_folder.program.library)
+    if native_folder.sizes is None:
+        return Program(native_folder, chosen, threads, mapped=mapped)
     from irc.runtime.native.open_program import OpenProgram
 
-    return OpenProgram(found, chosen, threads, mapped=mapped)
+    return OpenProgram(native_folder, chosen, threads, mapped=mapped)
 
 
 class Program:
     """A loaded program; :func:`load` makes one.
 
     Args:
-        found: the verified folder.
+        native_folder: the verified folder.
         code: which of its codes.
         threads: that a call uses.
         mapped: leave weights in the file.
@@ -103,10 +105,12 @@ class Program:
         hash: names program and weights.
     """
 
-    def __init__(self, found: Native, code: Code, threads: int, *, mapped: bool) -> None:
-        self.hash, self.code, self.threads = found.hash, code.name, threads
-        self._bound = NativeDriver(found, code, threads, mapped=mapped).bind(found.program, code)
-        self._ports = found.program.inputs
+    def __init__(self, native_folder: Native, code: Code, threads: int, *, mapped: bool) -> None:
+        self.hash, self.code, self.threads = native_folder.hash, code.name, threads
+        self._bound = NativeDriver(native_folder, code, threads, mapped=mapped).bind(
+            native_folder.program, code
+        )
+        self._ports = native_folder.program.inputs
         self._names = [port.name for port in self._ports]
         self.inputs, self.outputs = self._bound.inputs, self._bound.outputs
 

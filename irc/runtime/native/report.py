@@ -56,18 +56,18 @@ def measure(run: Run, import_s: float) -> dict[str, Any]:
         trust=run.trust,
     )
     loaded = time.perf_counter()
-    found = _opened(run.plan)
-    given = _inputs(run.inputs, program.ports(run.sizes))
+    native_folder = _opened(run.plan)
+    inputs = _inputs(run.inputs, program.ports(run.sizes))
     times: list[float] = []
     outputs: list[Array] = []
     for _ in range(max(run.repeat, 1)):
         began = time.perf_counter()
-        outputs = program.run(given)
+        outputs = program.run(inputs)
         times.append(time.perf_counter() - began)
     if run.outputs is not None:
         named = {f"{k}": value for k, value in enumerate(outputs)}
         np.savez(run.outputs, allow_pickle=False, **named)
-    sizes = found.bytes
+    sizes = native_folder.bytes
     files, size = runtime_files()
     return {
         "code": program.code,
@@ -75,9 +75,9 @@ def measure(run: Run, import_s: float) -> dict[str, Any]:
         "hash": program.hash,
         "import_s": import_s,
         "load_s": loaded - started,
-        "code_bytes": found.code_bytes(program.code),
+        "code_bytes": native_folder.code_bytes(program.code),
         "folder_bytes": sum(sizes.values()),
-        "weight_bytes": found.weight_bytes,
+        "weight_bytes": native_folder.weight_bytes,
         "runtime_files": files,
         "runtime_bytes": size,
         **resident_bytes(),
@@ -135,8 +135,8 @@ def _inputs(path: str | None, ports: tuple[Port, ...]) -> list[Array]:
     if path is None:
         return [random_input(port, seed) for seed, port in enumerate(ports)]
     try:
-        with np.load(path, allow_pickle=False) as given:
-            return [given[port.name] for port in ports]
+        with np.load(path, allow_pickle=False) as arrays:
+            return [arrays[port.name] for port in ports]
     except (OSError, ValueError) as error:
         raise IrcError("input-mismatch", f"the inputs cannot be read: {error}", path) from None
     except KeyError as error:

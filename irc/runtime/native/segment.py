@@ -164,10 +164,10 @@ class Segment:
         """Return memory for a run, that of another run where it is large enough."""
         num_bytes = self.stride * self.num_threads
         try:
-            found = self._free.pop()
+            workspace = self._free.pop()
         except IndexError:
-            found = Workspace(num_bytes)
-        if found.num_bytes < num_bytes:
-            found = Workspace(num_bytes)
-        found.lend(self, self._faults)
-        return found
+            workspace = Workspace(num_bytes)
+        if workspace.num_bytes < num_bytes:
+            workspace = Workspace(num_bytes)
+        workspace.lend(self, self._faults)
+        return workspace

@@ -85,10 +85,10 @@ class SizedProgram:
         self._divisions = sizes.divisions[program.codes.index(code)]
         try:
             self._layouts = [_Layout.of(table) for table in code.tables]
-            made = self.at(self.given.example)
+            example = self.at(self.given.example)
         except IndexError:
             raise corrupt("a table of calls ends too early", SIZES) from None
-        if made != replace(program, codes=(code,)):
+        if example != replace(program, codes=(code,)):
             raise corrupt("at the sizes of the example it gives another program", SIZES)
 
     def at(self, full: Mapping[str, int]) -> Program:
@@ -120,20 +120,20 @@ class SizedProgram:
             return known[size]
 
         parts = {name: evaluate(part, number) for name, part in self._parts.items()}
-        made = replace(self.form, **(parts | {"arena_bytes": arena}))
-        held = _held(made)
+        bare = replace(self.form, **(parts | {"arena_bytes": arena}))
+        held = _held(bare)
         for span in sizes.spans:
             if not 0 <= numbers[span.offset] <= held[span.base] - numbers[span.bytes]:
                 raise ValueError(f"base {span.base} has {held[span.base]} bytes, fewer than used")
-        for view in _views(made):
+        for view in _views(bare):
             if not 0 <= view.offset <= held[view.base] - _extent(view):
                 raise ValueError(f"base {view.base} has {held[view.base]} bytes, fewer than seen")
         starts = [numbers[span.offset] for span in sizes.spans]
         parts = zip(self._code.tables, self._layouts, sizes.tables, self._divisions, strict=True)
         tables = tuple(_table(*part, numbers, starts) for part in parts)
-        found = replace(made, codes=(replace(self._code, tables=tables),))
-        check_program(found, SIZES)
-        return found
+        program = replace(bare, codes=(replace(self._code, tables=tables),))
+        check_program(program, SIZES)
+        return program
 
 
 def _table(
@@ -171,20 +171,20 @@ def _table(
 
 def _held(program: Program) -> dict[int, int]:
     """Return the bytes of each base."""
-    found = {0: program.arena_bytes}
-    found |= {port.view.base: _extent(port.view) for port in program.inputs}
-    found |= {e.base: _extent(View(e.base, 0, e.dtype, e.shape)) for e in program.fresh}
-    return found | {each.base: each.bytes for each in program.stored}
+    held = {0: program.arena_bytes}
+    held |= {port.view.base: _extent(port.view) for port in program.inputs}
+    held |= {e.base: _extent(View(e.base, 0, e.dtype, e.shape)) for e in program.fresh}
+    return held | {each.base: each.bytes for each in program.stored}
 
 
 def _views(program: Program) -> list[View]:
-    found = [port.view for port in (*program.inputs, *program.outputs)]
+    views = [port.view for port in (*program.inputs, *program.outputs)]
     for step in program.steps:
         if isinstance(step, Copy):
-            found += [step.source, step.target]
+            views += [step.source, step.target]
         elif isinstance(step, Library):
-            found += [*step.inputs, *step.outputs]
-    return found
+            views += [*step.inputs, *step.outputs]
+    return views
 
 
 def _extent(view: View) -> int:

@@ -34,9 +34,9 @@ def masked_softmax(scores: Array, bias: Array) -> Array:
     top = np.max(scores, -1, keepdims=True, initial=-np.inf)
     powers = np.exp(scores - np.where(np.isneginf(top), 0, top).astype(scores.dtype))
     total = powers.sum(-1, keepdims=True)
-    found = powers / np.where(total == 0, np.ones((), total.dtype), total)
+    chances = powers / np.where(total == 0, np.ones((), total.dtype), total)
     closed = np.isneginf(np.max(bias, -1, keepdims=True, initial=-np.inf))
-    return np.where(closed, np.zeros((), found.dtype), found).astype(scores.dtype)
+    return np.where(closed, np.zeros((), chances.dtype), chances).astype(scores.dtype)
 
 
 def bias_of(call: Call, dtype: Any, steps: int, keys: int, past: int, batch: int) -> Array:
@@ -93,8 +93,8 @@ def _attention(call: Call) -> tuple[Array, ...]:
     chances = masked_softmax(wide, bias)
     stages = (capped, capped, scores, chances)
     seen = stages[call.attr("qk_matmul_output_mode", 0)].astype(dtype)
-    found = matmul(chances.astype(dtype), v)
-    return packed(found) if three else found, *present, seen
+    output = matmul(chances.astype(dtype), v)
+    return packed(output) if three else output, *present, seen
 
 
 def _flex_attention(call: Call) -> Array:
@@ -142,12 +142,12 @@ def _linear_attention(call: Call) -> tuple[Array, Array]:
         state = state + key[..., None] * value[..., None, :]
         full = np.repeat(state, shares, 1)
         outputs.append(np.einsum("bhk,bhkv->bhv", q4[:, :, t], full) * scale)
-    found = (
+    output = (
         packed(np.stack(outputs, 2))
         if outputs
         else np.zeros((*q.shape[:2], count * shares * v4.shape[-1]))
     )
-    return found.astype(dtype), state.astype(kind)
+    return output.astype(dtype), state.astype(kind)
 
 
 def rotated(x: Array, cos: Array, sin: Array, *, interleaved: bool) -> Array:
@@ -172,8 +172,8 @@ def _rotary(call: Call) -> Array:
         cos, sin = cos[places], sin[places]
     width = call.attr("rotary_embedding_dim", 0) or apart.shape[-1]
     cos, sin = cos[..., : width // 2], sin[..., : width // 2]
-    found = rotated(apart, cos, sin, interleaved=bool(call.attr("interleaved", 0)))
-    return found.transpose(0, 2, 1, 3) if four else found.reshape(x.shape)
+    output = rotated(apart, cos, sin, interleaved=bool(call.attr("interleaved", 0)))
+    return output.transpose(0, 2, 1, 3) if four else output.reshape(x.shape)
 
 
 KERNELS: Kernels = {

@@ -13,10 +13,10 @@ def _shift(call: Call) -> Array:
     fn = {"LEFT": np.left_shift, "RIGHT": np.right_shift}[call.attr("direction")]
     bits = call[0].dtype.itemsize * 8
     # A shift by all bits or more leaves nothing but the sign; in C it is undefined.
-    found: Array = fn(call[0], np.minimum(call[1], bits - 1))
-    if call.attr("direction") == "RIGHT" and found.dtype.kind == "i":
-        return found
-    return np.where(call[1] >= bits, np.zeros_like(found), found)
+    shifted: Array = fn(call[0], np.minimum(call[1], bits - 1))
+    if call.attr("direction") == "RIGHT" and shifted.dtype.kind == "i":
+        return shifted
+    return np.where(call[1] >= bits, np.zeros_like(shifted), shifted)
 
 
 FOUR_BITS = (*SMALL_INTEGERS[:2], ELEMENTS[23])

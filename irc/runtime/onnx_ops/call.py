@@ -63,10 +63,10 @@ class Call:
 
     def axes(self, index: int) -> tuple[int, ...] | None:
         """Return axes from the attribute (older opsets) or an operand; None where neither is."""
-        given = self.attr("axes")
-        if given is None:
-            given = self.some_ints(index)
-        return None if given is None else tuple(int(axis) for axis in given)
+        axes = self.attr("axes")
+        if axes is None:
+            axes = self.some_ints(index)
+        return None if axes is None else tuple(int(axis) for axis in axes)
 
 
 Kernel: TypeAlias = Callable[[Call], "Array | Sequence[Item] | Any"]

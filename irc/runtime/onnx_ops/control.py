@@ -27,8 +27,8 @@ def _loop(call: Call) -> tuple[Item, ...]:
     columns: list[list[Array]] | None = None
     trip = 0
     while going and (trips is None or trip < trips):
-        condition, *found = body(np.array(trip, np.int64), np.array(going), *carried)
-        carried, rows = found[: len(carried)], found[len(carried) :]
+        condition, *values = body(np.array(trip, np.int64), np.array(going), *carried)
+        carried, rows = values[: len(carried)], values[len(carried) :]
         columns = columns or [[] for _ in rows]
         for column, row in zip(columns, rows, strict=True):
             column.append(row)
@@ -58,11 +58,11 @@ def _scan_of_batches(call: Call) -> tuple[Item, ...]:
     batch = operands[0].shape[0]
     runs: list[tuple[Item, ...]] = []
     for b in range(batch):
-        given = [x[b] for x in operands]
+        sample = [x[b] for x in operands]
         if lengths is not None:
             steps = int(lengths[b])
-            given = [x[:steps] if i >= len(given) - count else x for i, x in enumerate(given)]
-        runs.append(_scan_once(call, given, call.attr("body"), "directions"))
+            sample = [x[:steps] if i >= len(sample) - count else x for i, x in enumerate(sample)]
+        runs.append(_scan_once(call, sample, call.attr("body"), "directions"))
     return tuple(np.stack([_padded(run[i], runs, i) for run in runs]) for i in range(len(runs[0])))
 
 
@@ -89,9 +89,9 @@ def _scan_once(
             np.take(x, steps - 1 - step if back else step, axis)
             for x, axis, back in zip(scanned, axes, backwards, strict=True)
         ]
-        found = body(*states, *rows)
-        states = found[: len(states)]
-        for column, value in zip(columns, found[len(states) :], strict=True):
+        values = body(*states, *rows)
+        states = values[: len(states)]
+        for column, value in zip(columns, values[len(states) :], strict=True):
             column.append(value)
     if not steps:
         return *states, *_no_rows(call, len(states))
@@ -110,8 +110,8 @@ def _sequence_map(call: Call) -> tuple[Any, ...]:
     count = len(call[0])
     columns: list[list[Item]] = [[] for _ in range(call.outputs)]
     for i in range(count):
-        given: list[Any] = [x[i] if isinstance(x, list) else x for x in call.inputs]
-        for column, value in zip(columns, body(*given), strict=True):
+        arguments: list[Any] = [x[i] if isinstance(x, list) else x for x in call.inputs]
+        for column, value in zip(columns, body(*arguments), strict=True):
             column.append(value)
     return tuple(columns)
 

@@ -38,11 +38,11 @@ def convolve(call: Call, x: Array, w: Array, bias: Array | None) -> Array:
     reach = [(k - 1) * d + 1 for k, d in zip(w.shape[2:], dilations, strict=True)]
     low, high = padding(call, x.shape[2:], reach, strides)
     padded = np.pad(x, [(0, 0), (0, 0), *zip(low, high, strict=True)])
-    found = torch.ops.aten.convolution(
+    output = torch.ops.aten.convolution(
         as_tensor(padded), as_tensor(w), None if bias is None else as_tensor(bias), strides,
         [0] * n, dilations, False, [0] * n, call.attr("group", 1),
     )  # fmt: skip
-    return as_array(found)
+    return as_array(output)
 
 
 def _conv(call: Call) -> Array:
@@ -73,10 +73,10 @@ def _conv_transpose(call: Call) -> Array:
         slice(max(0, a), size - max(0, b))
         for a, b, size in zip(low, high, full.shape[2:], strict=True)
     ]
-    found = full[(slice(None), slice(None), *place)]
+    output = full[(slice(None), slice(None), *place)]
     if bias is not None:
-        found = found + bias.astype(found.dtype).reshape(-1, *[1] * n)
-    return np.ascontiguousarray(found).astype(dtype)
+        output = output + bias.astype(output.dtype).reshape(-1, *[1] * n)
+    return np.ascontiguousarray(output).astype(dtype)
 
 
 def _cropped(
@@ -128,13 +128,13 @@ def _causal(call: Call) -> tuple[Array, Array]:
     wide = joined.astype(np.float32) if dtype in HALF else joined
     length = x.shape[-1]
     taps = [w[None, :, 0, i, None].astype(wide.dtype) for i in range(k)]
-    found = np.sum([wide[..., i : i + length] * tap for i, tap in enumerate(taps)], 0)
+    output = np.sum([wide[..., i : i + length] * tap for i, tap in enumerate(taps)], 0)
     if bias is not None:
-        found = found + bias.astype(wide.dtype)[:, None]
+        output = output + bias.astype(wide.dtype)[:, None]
     if call.attr("activation", "none") in ("silu", "swish"):
-        found = found * sigmoid(found)
+        output = output * sigmoid(output)
     last = joined[..., joined.shape[-1] - (k - 1) :]
-    return np.asarray(found).astype(dtype), np.ascontiguousarray(last)
+    return np.asarray(output).astype(dtype), np.ascontiguousarray(last)
 
 
 def _deform_conv(call: Call) -> Array:
@@ -160,21 +160,21 @@ def _deform_conv(call: Call) -> Array:
         batch, groups, channels // groups * kernel[0] * kernel[1], rows * columns
     )
     kernels = w.reshape(groups, w.shape[0] // groups, -1)
-    found = np.einsum("gok,bgkn->bgon", kernels, flat).reshape(batch, w.shape[0], rows, columns)
-    return found if bias is None else found + bias[:, None, None]
+    output = np.einsum("gok,bgkn->bgon", kernels, flat).reshape(batch, w.shape[0], rows, columns)
+    return output if bias is None else output + bias[:, None, None]
 
 
 def bilinear(x: Array, rows: Array, columns: Array) -> Array:
     """Read a (channels, height, width) image between its pixels; outside it is zero."""
     top, left = np.floor(rows).astype(np.int64), np.floor(columns).astype(np.int64)
-    found = np.zeros((x.shape[0], *rows.shape), x.dtype)
+    pixels = np.zeros((x.shape[0], *rows.shape), x.dtype)
     for di, dj in product((0, 1), (0, 1)):
         i, j = top + di, left + dj
         weight = (1 - np.abs(rows - i)) * (1 - np.abs(columns - j))
         inside = (i >= 0) & (i < x.shape[1]) & (j >= 0) & (j < x.shape[2])
         values = x[:, np.clip(i, 0, x.shape[1] - 1), np.clip(j, 0, x.shape[2] - 1)]
-        found += (values * np.where(inside, weight, 0)).astype(x.dtype)
-    return found
+        pixels += (values * np.where(inside, weight, 0)).astype(x.dtype)
+    return pixels
 
 
 KERNELS: Kernels = {

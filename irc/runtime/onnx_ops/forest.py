@@ -96,19 +96,19 @@ class Forest:
         step = max(1, AT_ONCE // max(1, len(self.roots)))
         parts = [self._part(x[at : at + step], targets, how) for at in range(0, len(x), step)]
         none = (np.zeros((0, targets)), np.zeros((0, targets), np.bool_))
-        found, seen = (np.concatenate(each) for each in zip(none, *parts, strict=True))
-        found = np.where(seen, found, 0)
-        return (found / len(self.roots) if how == "AVERAGE" else found), seen
+        aggregates, seen = (np.concatenate(each) for each in zip(none, *parts, strict=True))
+        aggregates = np.where(seen, aggregates, 0)
+        return (aggregates / len(self.roots) if how == "AVERAGE" else aggregates), seen
 
     def _part(self, x: Array, targets: int, how: str) -> tuple[Array, Array]:
         shape = (len(x), targets)
-        found = np.full(shape, STARTS.get(how, 0.0))
+        aggregates = np.full(shape, STARTS.get(how, 0.0))
         seen = np.zeros(shape, np.bool_)
         leaf = self.places(x)
         for target, weight, counts in zip(*(np.moveaxis(w[leaf], -1, 0) for w in self._weights),
                                           strict=True):  # fmt: skip
             rows, trees = np.nonzero(counts)
             place = rows, target[rows, trees]
-            COMBINE.get(how, np.add).at(found, place, weight[rows, trees])
+            COMBINE.get(how, np.add).at(aggregates, place, weight[rows, trees])
             seen[place] = True
-        return found, seen
+        return aggregates, seen

@@ -58,10 +58,10 @@ def _drawn(call: Call, shape: Sequence[int], like: Any = None) -> Array:
     element = call.attr("dtype")
     dtype = ELEMENTS[element] if element else like or np.dtype(np.float32)
     if call.op.startswith("RandomNormal"):
-        found = generator.normal(call.attr("mean", 0.0), call.attr("scale", 1.0), shape)
+        drawn = generator.normal(call.attr("mean", 0.0), call.attr("scale", 1.0), shape)
     else:
-        found = generator.uniform(call.attr("low", 0.0), call.attr("high", 1.0), shape)
-    return np.asarray(found).astype(dtype)
+        drawn = generator.uniform(call.attr("low", 0.0), call.attr("high", 1.0), shape)
+    return np.asarray(drawn).astype(dtype)
 
 
 def _bernoulli(call: Call) -> Array:

@@ -60,7 +60,7 @@ def _png(data: bytes) -> Array:
 
 def _unfiltered(lines: Array, step: int) -> Array:
     """Undo PNG's filters: each byte is a difference from its left, upper and upper left one."""
-    found = np.zeros((lines.shape[0], lines.shape[1] - 1), np.uint8)
+    pixels = np.zeros((lines.shape[0], lines.shape[1] - 1), np.uint8)
     above = np.zeros(lines.shape[1] - 1, np.int64)
     for y, line in enumerate(lines):
         row, how = line[1:].astype(np.int64), int(line[0])
@@ -72,8 +72,8 @@ def _unfiltered(lines: Array, step: int) -> Array:
                 corner = above[x - step] if x >= step else 0
                 row[x] = (row[x] + _predicted(how, left, above[x], corner)) & 0xFF
         above = row & 0xFF
-        found[y] = above
-    return found
+        pixels[y] = above
+    return pixels
 
 
 def _predicted(how: int, left: int, up: int, corner: int) -> int:

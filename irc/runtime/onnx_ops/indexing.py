@@ -55,11 +55,11 @@ def _gather_nd(call: Call) -> Array:
     shape = indices.shape[:batch]
     flat = x.reshape(-1, *x.shape[batch:])
     places = indices.reshape(-1, *indices.shape[batch:])
-    found = [a[tuple(np.moveaxis(i, -1, 0))] for a, i in zip(flat, places, strict=True)]
-    if not found:
+    gathered = [a[tuple(np.moveaxis(i, -1, 0))] for a, i in zip(flat, places, strict=True)]
+    if not gathered:
         rest = x.shape[batch + indices.shape[-1] :]
         return np.zeros((*shape, *indices.shape[batch:-1], *rest), x.dtype)
-    return np.stack(found).reshape(*shape, *found[0].shape)
+    return np.stack(gathered).reshape(*shape, *gathered[0].shape)
 
 
 def _compress(call: Call) -> Array:

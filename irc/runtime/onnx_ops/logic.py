@@ -18,12 +18,12 @@ def _compare(fn: Callable[..., Any]) -> Kernel:
 
 def _is_inf(call: Call) -> Array:
     x = call[0].astype(np.float32) if call[0].dtype.kind == "V" else call[0]
-    found = np.zeros(x.shape, np.bool_)
+    mask = np.zeros(x.shape, np.bool_)
     if call.attr("detect_positive", 1):
-        found |= x == np.inf
+        mask |= x == np.inf
     if call.attr("detect_negative", 1):
-        found |= x == -np.inf
-    return found
+        mask |= x == -np.inf
+    return mask
 
 
 KERNELS: Kernels = {

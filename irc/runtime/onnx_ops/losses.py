@@ -16,14 +16,14 @@ def likelihood(scores: Array, target: Array, weight: Array | None, call: Call) -
     chosen = np.where(valid, target, 0).astype(np.int64)
     weights = np.ones(target.shape, scores.dtype) if weight is None else weight[chosen]
     weights = np.where(valid, weights, np.zeros((), scores.dtype))
-    found = -np.take_along_axis(scores, chosen[:, None], 1)[:, 0] * weights
+    losses = -np.take_along_axis(scores, chosen[:, None], 1)[:, 0] * weights
     match call.attr("reduction", "mean"):
         case "none":
-            return found.astype(scores.dtype)
+            return losses.astype(scores.dtype)
         case "sum":
-            return np.asarray(found.sum()).astype(scores.dtype)
+            return np.asarray(losses.sum()).astype(scores.dtype)
         case _:
-            return np.asarray(found.sum() / weights.sum()).astype(scores.dtype)
+            return np.asarray(losses.sum() / weights.sum()).astype(scores.dtype)
 
 
 def _cross_entropy(call: Call) -> tuple[Array, Array]:

@@ -19,11 +19,11 @@ def _zip_map(call: Call) -> list[dict[Any, float]]:
 def _vectorizer(call: Call) -> Array:
     """One row of a map's values in the order of the vocabulary, zero where it has no such key."""
     keys = call.attr("string_vocabulary") or call.attr("int64_vocabulary")
-    given = call[0]
-    if any(isinstance(value, str) for value in given.values()):
-        return strings([given.get(key, "") for key in keys], (1, len(keys)))
-    kind = np.int64 if all(isinstance(v, int) for v in given.values()) else np.float32
-    return np.array([[given.get(key, 0) for key in keys]], kind)
+    mapping = call[0]
+    if any(isinstance(value, str) for value in mapping.values()):
+        return strings([mapping.get(key, "") for key in keys], (1, len(keys)))
+    kind = np.int64 if all(isinstance(v, int) for v in mapping.values()) else np.float32
+    return np.array([[mapping.get(key, 0) for key in keys]], kind)
 
 
 def _cast_map(call: Call) -> Array:

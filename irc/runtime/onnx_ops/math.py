@@ -75,13 +75,13 @@ def _mod(call: Call) -> Array:
 def _pow(call: Call) -> Array:
     base, exponent = call[0], call[1]
     if not is_float(base.dtype) and not is_float(exponent.dtype):
-        found = np.power(base.astype(np.float64), exponent.astype(np.float64))
+        power = np.power(base.astype(np.float64), exponent.astype(np.float64))
         exact = np.power(base.astype(np.int64), np.maximum(exponent, 0).astype(np.int64))
-        found = np.where(exponent >= 0, exact, found.astype(np.int64))
+        power = np.where(exponent >= 0, exact, power.astype(np.int64))
     else:
         wide = np.float64 if np.float64 in (base.dtype, exponent.dtype) else np.float32
-        found = np.power(base.astype(wide), exponent.astype(wide))
-    return found.astype(base.dtype)
+        power = np.power(base.astype(wide), exponent.astype(wide))
+    return power.astype(base.dtype)
 
 
 def _clip(call: Call) -> Array:
@@ -103,8 +103,8 @@ def _mean(call: Call) -> Array:
 
 def _einsum(call: Call) -> Array:
     spec = call.attr("equation").replace(" ", "")
-    found = in_single(lambda *operands: np.einsum(spec, *operands))(*call.inputs)
-    return found.astype(call[0].dtype, copy=False)
+    product = in_single(lambda *operands: np.einsum(spec, *operands))(*call.inputs)
+    return product.astype(call[0].dtype, copy=False)
 
 
 def matmul(a: Array, b: Array) -> Array:
@@ -117,10 +117,10 @@ def matmul(a: Array, b: Array) -> Array:
 def _gemm(call: Call) -> Array:
     a, b = (call[i].T if call.attr(n, 0) else call[i] for i, n in ((0, "transA"), (1, "transB")))
     wide = np.float32 if a.dtype in HALF else a.dtype
-    found = np.matmul(a.astype(wide), b.astype(wide)) * np.asarray(call.attr("alpha", 1.0), wide)
+    product = np.matmul(a.astype(wide), b.astype(wide)) * np.asarray(call.attr("alpha", 1.0), wide)
     if call.has(2):
-        found = found + call[2].astype(wide) * np.asarray(call.attr("beta", 1.0), wide)
-    return found.astype(a.dtype)
+        product = product + call[2].astype(wide) * np.asarray(call.attr("beta", 1.0), wide)
+    return product.astype(a.dtype)
 
 
 def _det(call: Call) -> Array:

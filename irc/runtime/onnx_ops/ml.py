@@ -15,8 +15,8 @@ from irc.runtime.onnx_ops.values import Array, strings
 def _of_kind(call: Call, stem: str) -> Any:
     """Return an attribute that is written in one of several types: ``keys_int64s``, ..."""
     for kind in ("tensor", "strings", "int64s", "floats"):
-        if (found := call.attr(f"{stem}_{kind}")) is not None:
-            return found
+        if (value := call.attr(f"{stem}_{kind}")) is not None:
+            return value
     return None
 
 
@@ -28,10 +28,12 @@ def _label_encoder(call: Call) -> Array:
     kind, default = _default(call, values)
     table = dict(zip(keys, values, strict=True))
     nan = next((value for key, value in table.items() if key != key), default)
-    found = [nan if key != key else table.get(key, default) for key in call[0].reshape(-1).tolist()]
+    mapped = [
+        nan if key != key else table.get(key, default) for key in call[0].reshape(-1).tolist()
+    ]
     if kind is None:
-        return strings(found, call[0].shape)
-    return np.array(found, kind).reshape(call[0].shape)
+        return strings(mapped, call[0].shape)
+    return np.array(mapped, kind).reshape(call[0].shape)
 
 
 def _default(call: Call, values: Any) -> tuple[Any, Any]:
@@ -57,8 +59,8 @@ def _category_mapper(call: Call) -> Array:
     flat = call[0].reshape(-1).tolist()
     if call[0].dtype == object:
         table = dict(zip(names, numbers, strict=True))
-        found = [table.get(text, call.attr("default_int64", -1)) for text in flat]
-        return np.array(found, np.int64).reshape(call[0].shape)
+        mapped = [table.get(text, call.attr("default_int64", -1)) for text in flat]
+        return np.array(mapped, np.int64).reshape(call[0].shape)
     words = dict(zip(numbers, names, strict=True))
     default = call.attr("default_string", "_Unused")
     return strings([words.get(number, default) for number in flat], call[0].shape)
@@ -103,14 +105,14 @@ def _imputer(call: Call) -> Array:
 def _one_hot(call: Call) -> Array:
     known = call.attr("cats_strings") or call.attr("cats_int64s")
     table = {key: i for i, key in enumerate(known)}
-    found = np.zeros((call[0].size, len(known)), np.float32)
-    for row, key in zip(found, call[0].reshape(-1).tolist(), strict=True):
+    rows = np.zeros((call[0].size, len(known)), np.float32)
+    for row, key in zip(rows, call[0].reshape(-1).tolist(), strict=True):
         at = table.get(key if isinstance(key, str) else int(key))
         if at is not None:
             row[at] = 1
         elif not call.attr("zeros", 1):
             raise ValueError(f"OneHotEncoder meets {key!r}, which is none of its categories")
-    return found.reshape(*call[0].shape, len(known))
+    return rows.reshape(*call[0].shape, len(known))
 
 
 def _rows(call: Call) -> Array:
@@ -121,8 +123,8 @@ def _rows(call: Call) -> Array:
 def _linear_regressor(call: Call) -> Array:
     targets = call.attr("targets", 1)
     weights = np.asarray(call.attr("coefficients"), np.float64).reshape(targets, -1)
-    found = _rows(call) @ weights.T + np.asarray(call.attr("intercepts") or 0.0)
-    return transformed(found, call.attr("post_transform", "NONE")).astype(np.float32)
+    scores = _rows(call) @ weights.T + np.asarray(call.attr("intercepts") or 0.0)
+    return transformed(scores, call.attr("post_transform", "NONE")).astype(np.float32)
 
 
 def _linear_classifier(call: Call) -> tuple[Array, Array]:

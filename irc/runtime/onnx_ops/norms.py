@@ -27,23 +27,23 @@ def _batch(call: Call) -> Array | tuple[Array, ...]:
         axes = tuple(i for i in range(x.ndim) if i != 1)
         mean, variance = x.mean(axes), x.var(axes)
     root = np.sqrt(variance + np.float32(call.attr("epsilon", 1e-5)))
-    found = (x - by_channel(mean, x.ndim)) / by_channel(root, x.ndim)
-    found = (found * by_channel(scale, x.ndim) + by_channel(bias, x.ndim)).astype(dtype)
+    normed = (x - by_channel(mean, x.ndim)) / by_channel(root, x.ndim)
+    normed = (normed * by_channel(scale, x.ndim) + by_channel(bias, x.ndim)).astype(dtype)
     if not training:
-        return found
+        return normed
     keep = np.float32(call.attr("momentum", 0.9))
     moved = [
         old * keep + new * (1 - keep) for old, new in zip(running, (mean, variance), strict=True)
     ]
-    return found, *(m.astype(call[3].dtype) for m in moved)
+    return normed, *(m.astype(call[3].dtype) for m in moved)
 
 
 def _instance(call: Call) -> Array:
     x = _wide(call[0])
     axes = tuple(range(2, x.ndim))
-    found = _standard(x, axes, call.attr("epsilon", 1e-5))
-    found = found * by_channel(_wide(call[1]), x.ndim) + by_channel(_wide(call[2]), x.ndim)
-    return found.astype(call[0].dtype)
+    normed = _standard(x, axes, call.attr("epsilon", 1e-5))
+    normed = normed * by_channel(_wide(call[1]), x.ndim) + by_channel(_wide(call[2]), x.ndim)
+    return normed.astype(call[0].dtype)
 
 
 def _standard(x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
@@ -55,13 +55,13 @@ def _standard(x: Array, axes: tuple[int, ...], epsilon: float) -> Array:
 def _group(call: Call) -> Array:
     x, count = _wide(call[0]), call.attr("num_groups")
     apart = x.reshape(x.shape[0], count, -1)
-    found = _standard(apart, (2,), call.attr("epsilon", 1e-5)).reshape(x.shape)
+    normed = _standard(apart, (2,), call.attr("epsilon", 1e-5)).reshape(x.shape)
     scale, bias = _wide(call[1]), _wide(call[2])
     if call.version < 21 and scale.size == count:
         # Before opset 21 a scale is that of a group.
         scale, bias = (np.repeat(v, x.shape[1] // count) for v in (scale, bias))
-    found = found * by_channel(scale, x.ndim) + by_channel(bias, x.ndim)
-    return found.astype(call[0].dtype)
+    normed = normed * by_channel(scale, x.ndim) + by_channel(bias, x.ndim)
+    return normed.astype(call[0].dtype)
 
 
 def _layer(call: Call) -> tuple[Array, ...]:
@@ -72,10 +72,10 @@ def _layer(call: Call) -> tuple[Array, ...]:
     mean = stash.mean(axes, keepdims=True)
     variance = np.square(stash - mean).mean(axes, keepdims=True)
     inverse = 1 / np.sqrt(variance + np.asarray(call.attr("epsilon", 1e-5), stash.dtype))
-    found = ((stash - mean) * inverse).astype(dtype) * call[1]
+    normed = ((stash - mean) * inverse).astype(dtype) * call[1]
     if call.has(2):
-        found = found + call[2]
-    return found.astype(dtype), mean, inverse
+        normed = normed + call[2]
+    return normed.astype(dtype), mean, inverse
 
 
 def _root_mean_square(call: Call) -> Array:

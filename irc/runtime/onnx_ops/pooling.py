@@ -60,8 +60,8 @@ class Windows:
             ones = np.pad(ones, [(0, 0), (0, 0), *zip(self.low, self.high, strict=True)],
                           constant_values=1)  # fmt: skip
             bare, self.low = self.low, [0] * len(self.low)
-            found, self.low = self.of(ones, 0), bare
-            return found
+            counts, self.low = self.of(ones, 0), bare
+            return counts
         return self.of(ones, 0)
 
 
@@ -70,9 +70,9 @@ def _max(call: Call) -> tuple[Array, ...]:
     lowest = -np.inf if is_float(x.dtype) else np.iinfo(x.dtype).min
     flat = windows.of(x, lowest)
     best = np.argmax(flat, -1)[..., None]
-    found = np.take_along_axis(flat, best, -1)[..., 0]
+    maxima = np.take_along_axis(flat, best, -1)[..., 0]
     if call.outputs < 2:
-        return (found,)
+        return (maxima,)
     places = np.arange(x.size).reshape(x.shape)
     if call.attr("storage_order", 0):
         n = x.ndim - 2
@@ -80,7 +80,7 @@ def _max(call: Call) -> tuple[Array, ...]:
         image = np.arange(volume).reshape(x.shape[:1:-1]).transpose(*reversed(range(n)))
         places = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *[1] * n) * volume + image
     where = np.take_along_axis(windows.of(places, 0), best, -1)[..., 0]
-    return found, where.astype(np.int64)
+    return maxima, where.astype(np.int64)
 
 
 def _average(call: Call) -> Array:
@@ -123,13 +123,15 @@ def _unpool(call: Call) -> Array:
         for i, size in enumerate(x.shape[2:])
     ]
     inner = (*x.shape[:2], *inferred)
-    found = np.zeros(int(np.prod(inner)), x.dtype)
-    found[places.reshape(-1)] = x.reshape(-1)
-    found = found.reshape(inner)
+    unpooled = np.zeros(int(np.prod(inner)), x.dtype)
+    unpooled[places.reshape(-1)] = x.reshape(-1)
+    unpooled = unpooled.reshape(inner)
     if call.has(2):
         shape = tuple(call.ints(2))
-        found = np.pad(found, [(0, want - have) for want, have in zip(shape, inner, strict=True)])
-    return found
+        unpooled = np.pad(
+            unpooled, [(0, want - have) for want, have in zip(shape, inner, strict=True)]
+        )
+    return unpooled
 
 
 KERNELS: Kernels = {

@@ -37,12 +37,12 @@ def spread(value: Array, x: Array, axis: int, block: int) -> Array:
 def quantized(x: Array, scale: Array, zero: Array | None, dtype: np.dtype, *,
               saturate: bool = True) -> Array:  # fmt: skip
     """``saturate(round(x / scale) + zero)``, rounding to even."""
-    found = x / scale
+    scaled = x / scale
     if is_float(dtype):
         if zero is not None and dtype not in FLOAT8:
-            found = found + zero.astype(found.dtype)
-        return cast(np.asarray(found), dtype, saturate=saturate)
-    whole = np.rint(found.astype(np.float64))
+            scaled = scaled + zero.astype(scaled.dtype)
+        return cast(np.asarray(scaled), dtype, saturate=saturate)
+    whole = np.rint(scaled.astype(np.float64))
     if zero is not None:
         whole = whole + zero.astype(np.float64)
     low, high = limits(dtype)
@@ -77,9 +77,9 @@ def _dequantize(call: Call) -> Array:
     x, scale, zero = call[0], call[1], call[2]
     axis, block = call.attr("axis", 1), call.attr("block_size", 0)
     zero = None if zero is None else spread(zero, x, axis, block)
-    found = dequantized(x, spread(scale, x, axis, block), zero)
+    values = dequantized(x, spread(scale, x, axis, block), zero)
     element = call.attr("output_dtype", 0)
-    return np.asarray(found).astype(ELEMENTS[element] if element else scale.dtype)
+    return np.asarray(values).astype(ELEMENTS[element] if element else scale.dtype)
 
 
 def _dynamic_quantize(call: Call) -> tuple[Array, Array, Array]:
@@ -113,8 +113,8 @@ def _qlinear_matmul(call: Call) -> Array:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = call.inputs
     whole = np.matmul(centred(a, _rows(a_zero)), centred(b, b_zero))
     scale = _rows(a_scale).astype(np.float32) * b_scale.astype(np.float32)
-    found = whole.astype(np.float32) * scale / y_scale.astype(np.float32)
-    return quantized(found, np.ones((), np.float32), y_zero, y_zero.dtype)
+    product = whole.astype(np.float32) * scale / y_scale.astype(np.float32)
+    return quantized(product, np.ones((), np.float32), y_zero, y_zero.dtype)
 
 
 def _conv_integer(call: Call) -> Array:

@@ -18,12 +18,14 @@ def _recurrent(call: Call) -> tuple[Array, ...]:
 
     direction = call.attr("direction", "forward")
     names = {name.lower(): name for name in ACTIVATIONS}
-    given = call.attr("activations") or DEFAULTS[call.op] * (1 + (direction == "bidirectional"))
+    activations = call.attr("activations") or DEFAULTS[call.op] * (
+        1 + (direction == "bidirectional")
+    )
     options = {
         "direction": direction,
         "layout": call.attr("layout", 0),
         "hidden": call.attr("hidden_size") or call[2].shape[-1],
-        "activations": [names[name.lower()] for name in given],
+        "activations": [names[name.lower()] for name in activations],
         "alpha": call.attr("activation_alpha") or [],
         "beta": call.attr("activation_beta") or [],
         "clip": call.attr("clip"),

@@ -20,9 +20,9 @@ def _reduce(fn: Callable[..., Any], *, wide: bool = True) -> Kernel:
                 axes = None
             elif call.attr("noop_with_empty_axes", 0):
                 axes = ()
-        given = x.astype(np.float32) if wide and x.dtype in HALF else x
-        found = fn(given, axis=axes, keepdims=bool(call.attr("keepdims", 1)))
-        return np.asarray(found).astype(x.dtype)
+        operand = x.astype(np.float32) if wide and x.dtype in HALF else x
+        reduced = fn(operand, axis=axes, keepdims=bool(call.attr("keepdims", 1)))
+        return np.asarray(reduced).astype(x.dtype)
 
     return kernel
 
@@ -41,8 +41,8 @@ def _log_sum_exp(x: Array, axis: Any, keepdims: bool) -> Array:
         return np.log(np.sum(x, axis=axis, keepdims=keepdims))
     top = np.max(x, axis=axis, keepdims=True)
     safe = np.where(np.isfinite(top), top, 0)
-    found = np.log(np.sum(np.exp(x - safe), axis=axis, keepdims=True)) + safe
-    return found if keepdims else np.squeeze(found, axis)
+    log_sums = np.log(np.sum(np.exp(x - safe), axis=axis, keepdims=True)) + safe
+    return log_sums if keepdims else np.squeeze(log_sums, axis)
 
 
 def _extreme(fn: Callable[..., Any], *, lowest: bool) -> Callable[..., Array]:
@@ -63,10 +63,10 @@ def _arg(fn: Callable[..., Any]) -> Kernel:
         x, axis = call[0], call.attr("axis", 0)
         if call.attr("select_last_index", 0):
             flipped = fn(np.flip(x, axis), axis=axis, keepdims=True)
-            found = x.shape[axis] - 1 - flipped
+            indices = x.shape[axis] - 1 - flipped
         else:
-            found = fn(x, axis=axis, keepdims=True)
-        return (found if call.attr("keepdims", 1) else np.squeeze(found, axis)).astype(np.int64)
+            indices = fn(x, axis=axis, keepdims=True)
+        return (indices if call.attr("keepdims", 1) else np.squeeze(indices, axis)).astype(np.int64)
 
     return kernel
 
@@ -76,11 +76,13 @@ def _running(fn: Callable[..., Any], empty: int) -> Kernel:
         x, axis = call[0], int(call.number(1))
         reverse = call.attr("reverse", 0)
         x = np.flip(x, axis) if reverse else x
-        found = fn(x, axis=axis, dtype=x.dtype)
+        cumulative = fn(x, axis=axis, dtype=x.dtype)
         if call.attr("exclusive", 0):
             first = np.full_like(np.take(x, [0], axis), empty) if x.shape[axis] else x
-            found = np.concatenate([first, np.take(found, range(x.shape[axis] - 1), axis)], axis)
-        return np.ascontiguousarray(np.flip(found, axis) if reverse else found)
+            cumulative = np.concatenate(
+                [first, np.take(cumulative, range(x.shape[axis] - 1), axis)], axis
+            )
+        return np.ascontiguousarray(np.flip(cumulative, axis) if reverse else cumulative)
 
     return kernel
 
@@ -101,9 +103,9 @@ def log_softmax(x: Array, axis: int) -> Array:
 
 def _hardmax(x: Array, axis: int) -> Array:
     best = np.expand_dims(np.argmax(x, axis), axis)
-    found = np.zeros_like(x)
-    np.put_along_axis(found, best, np.ones((), x.dtype), axis)
-    return found
+    one_hot = np.zeros_like(x)
+    np.put_along_axis(one_hot, best, np.ones((), x.dtype), axis)
+    return one_hot
 
 
 def _along(fn: Callable[[Array, int], Array]) -> Kernel:

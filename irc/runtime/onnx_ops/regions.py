@@ -34,7 +34,7 @@ def _suppress(call: Call) -> Array:
     """Greedy non-maximum suppression for each batch and class."""
     boxes, scores = call[0], call[1]
     most, limit, least = call.number(2, 0), call.number(3, 0.0), call.number(4, -np.inf)
-    found: list[tuple[int, int, int]] = []
+    selected: list[tuple[int, int, int]] = []
     for b, c in product(range(scores.shape[0]), range(scores.shape[1])):
         corners = _corners(boxes[b].astype(np.float64), bool(call.attr("center_point_box", 0)))
         values = scores[b, c]
@@ -43,10 +43,10 @@ def _suppress(call: Call) -> Array:
         taken = 0
         while left.size and taken < most:
             best, left = left[0], left[1:]
-            found.append((b, c, int(best)))
+            selected.append((b, c, int(best)))
             left = left[_overlap(corners[best], corners[left]) <= limit]
             taken += 1
-    return np.array(found, np.int64).reshape(-1, 3)
+    return np.array(selected, np.int64).reshape(-1, 3)
 
 
 def _roi_align(call: Call) -> Array:
@@ -55,7 +55,7 @@ def _roi_align(call: Call) -> Array:
     scale, samples = call.attr("spatial_scale", 1.0), call.attr("sampling_ratio", 0)
     default = "half_pixel" if call.version >= 16 else "output_half_pixel"
     half = call.attr("coordinate_transformation_mode", default) == "half_pixel"
-    found = np.empty((len(rois), x.shape[1], height, width), x.dtype)
+    pooled = np.empty((len(rois), x.shape[1], height, width), x.dtype)
     for r, (left, top, right, bottom) in enumerate(rois * scale - (0.5 if half else 0)):
         spans = [bottom - top, right - left]
         if not half:
@@ -68,8 +68,8 @@ def _roi_align(call: Call) -> Array:
         values = _read(x[int(batch[r])], rows, columns, call.attr("mode", "avg") == "max")
         values = values.reshape(x.shape[1], height, counts[0], width, counts[1])
         reduce = np.max if call.attr("mode", "avg") == "max" else np.mean
-        found[r] = reduce(values, (2, 4))
-    return found
+        pooled[r] = reduce(values, (2, 4))
+    return pooled
 
 
 def _places(start: float, span: float, bins: int, samples: int) -> Array:
@@ -98,7 +98,7 @@ def _neighbours(places: Array, size: int) -> list[tuple[Array, Array]]:
 def _max_roi_pool(call: Call) -> Array:
     x, rois, (height, width) = call[0], call[1], call.attr("pooled_shape")
     scale = call.attr("spatial_scale", 1.0)
-    found = np.zeros((len(rois), x.shape[1], height, width), x.dtype)
+    pooled = np.zeros((len(rois), x.shape[1], height, width), x.dtype)
     for r, (batch, *corners) in enumerate(rois):
         left, top, right, bottom = (int(np.floor(c * scale + 0.5)) for c in corners)
         tall, wide = max(bottom - top + 1, 1), max(right - left + 1, 1)
@@ -107,8 +107,8 @@ def _max_roi_pool(call: Call) -> Array:
             columns = _bin(j, width, wide, left, x.shape[3])
             if rows[0] < rows[1] and columns[0] < columns[1]:
                 part = x[int(batch), :, rows[0] : rows[1], columns[0] : columns[1]]
-                found[r, :, i, j] = part.max((1, 2))
-    return found
+                pooled[r, :, i, j] = part.max((1, 2))
+    return pooled
 
 
 def _bin(i: int, count: int, span: int, start: int, size: int) -> tuple[int, int]:
@@ -136,12 +136,12 @@ def _grid_sample(call: Call) -> Array:
     mode = call.attr("mode", "linear")
     known = {"linear": "bilinear", "bilinear": "bilinear", "cubic": "bicubic", "bicubic": "bicubic"}
     wide = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
-    found = torch.nn.functional.grid_sample(
+    sampled = torch.nn.functional.grid_sample(
         x.to(wide), grid.to(wide), mode=str(known.get(mode, mode)),
         padding_mode=call.attr("padding_mode", "zeros"),
         align_corners=bool(call.attr("align_corners", 0)),
     )  # fmt: skip
-    return as_array(found.to(x.dtype))
+    return as_array(sampled.to(x.dtype))
 
 
 KERNELS: Kernels = {

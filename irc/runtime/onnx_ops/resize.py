@@ -149,7 +149,7 @@ def _axes(call: Call) -> Mapping[int, Axis]:
         sizes, scales = [int(ratio * x.shape[a] + 0.5) for a in axes], [ratio] * len(axes)
     cropped = call.attr("coordinate_transformation_mode") == "tf_crop_and_resize"
     region: Sequence[float] = call[1].reshape(-1).tolist() if cropped and call.has(1) else ()
-    found: dict[int, Axis] = {}
+    by_dim: dict[int, Axis] = {}
     for i, dim in enumerate(axes):
         size = x.shape[dim]
         start, end = (region[i], region[i + len(axes)]) if region else (0.0, 1.0)
@@ -159,8 +159,8 @@ def _axes(call: Call) -> Mapping[int, Axis]:
             assert scales is not None
             scale = scales[i]
             result = int(np.floor(np.float32(size * (end - start)) * np.float32(scale)))
-        found[dim] = Axis(size, result, scale, start, end)
-    return found
+        by_dim[dim] = Axis(size, result, scale, start, end)
+    return by_dim
 
 
 def _targets(call: Call) -> tuple[list[int] | None, list[float] | None]:
@@ -187,8 +187,8 @@ def _along(call: Call, x: Array, dim: int, axis: Axis, places: Array) -> Array:
         taps, weights = interpolation(places, axis.size, mode, a, exclude)
         matrix = np.zeros((axis.result, axis.size))
         np.add.at(matrix, (np.broadcast_to(np.arange(axis.result), taps.shape), taps), weights)
-    found = np.moveaxis(np.tensordot(matrix, x.astype(np.float64), (1, dim)), 0, dim)
-    return found.astype(x.dtype) if is_float(x.dtype) else np.rint(found).astype(x.dtype)
+    resized = np.moveaxis(np.tensordot(matrix, x.astype(np.float64), (1, dim)), 0, dim)
+    return resized.astype(x.dtype) if is_float(x.dtype) else np.rint(resized).astype(x.dtype)
 
 
 KERNELS: Kernels = {"Resize": _resize, "Upsample": _resize}

@@ -35,12 +35,12 @@ Ops of other domains than ONNX's own are written ``domain::Op``.
 @cache
 def kernels() -> Kernels:
     """Return all kernels by op type."""
-    found: dict[str, Any] = {}
+    table: dict[str, Any] = {}
     for name in CATEGORIES:
         for key, kernel in import_module(f"irc.runtime.onnx_ops.{name}").KERNELS.items():
-            assert key not in found, key
-            found[key] = kernel
-    return found
+            assert key not in table, key
+            table[key] = kernel
+    return table
 
 
 def key_of(op: str, domain: str) -> str:
@@ -82,10 +82,10 @@ def run_extern(
         ValueError: where a result is not of the dtype that the program states.
     """
     items = [as_item(value) for value in inputs]
-    found = run_items(target, arguments, items, wanted, functions)
+    results = run_items(target, arguments, items, wanted, functions)
     return [
         value if dtype is None else as_tensor(value)
-        for value, dtype in zip(found, wanted, strict=False)
+        for value, dtype in zip(results, wanted, strict=False)
     ]
 
 
@@ -111,7 +111,7 @@ def run_items(
     if functions is not None:
         attributes = {n: _body(v, functions, items) for n, v in attributes.items()}
     try:
-        found = run_node(key, options["version"], operands, attributes, len(wanted), env, memo)
+        results = run_node(key, options["version"], operands, attributes, len(wanted), env, memo)
     except ImportError as error:
         raise IrcError(
             "package-missing", f"{key} runs with {error.name}, which is not installed",
@@ -132,7 +132,7 @@ def run_items(
         ) from error  # fmt: skip
     return [
         value if dtype is None else _array(target, value, dtype)
-        for value, dtype in zip(found, wanted, strict=False)
+        for value, dtype in zip(results, wanted, strict=False)
     ]
 
 
@@ -165,8 +165,8 @@ def _body(value: Any, functions: Functions, items: Sequence[Item]) -> Any:
     return partial(_called, functions, value["function"], captured)
 
 
-def _called(functions: Functions, name: str, captured: list[Item], *given: Item) -> list[Item]:
-    return [as_item(value) for value in functions(name, [*given, *captured])]
+def _called(functions: Functions, name: str, captured: list[Item], *inputs: Item) -> list[Item]:
+    return [as_item(value) for value in functions(name, [*inputs, *captured])]
 
 
 def _kind(value: Item) -> str:
@@ -208,8 +208,8 @@ def run_node(
     values = _attributes(attributes, env, memo)
     call = Call(key, version, operands, values, outputs, memo)
     with np.errstate(all="ignore"):
-        found = kernels()[key](call)
-    results = found if isinstance(found, tuple) else (found,)
+        returned = kernels()[key](call)
+    results = returned if isinstance(returned, tuple) else (returned,)
     return [_normal(value) for value in results]
 
 
@@ -225,12 +225,12 @@ def _attributes(
     attributes: Mapping[str, Any], env: Mapping[int, Item], memo: dict[str, Any]
 ) -> Mapping[str, Any]:
     """Return attributes as Python values: once, unless one is a body, for it sees the call."""
-    found: Mapping[str, Any] | None = memo.get("attributes")
-    if found is None:
-        found = {name: _attribute(value, env) for name, value in attributes.items()}
-        if not any(isinstance(value, partial) for value in found.values()):
-            memo["attributes"] = found
-    return found
+    values: Mapping[str, Any] | None = memo.get("attributes")
+    if values is None:
+        values = {name: _attribute(value, env) for name, value in attributes.items()}
+        if not any(isinstance(value, partial) for value in values.values()):
+            memo["attributes"] = values
+    return values
 
 
 def _attribute(value: Any, env: Mapping[int, Item]) -> Any:
@@ -247,19 +247,19 @@ def _attribute(value: Any, env: Mapping[int, Item]) -> Any:
             return value
 
 
-def run_body(body: Mapping[str, Any], env: Mapping[int, Item], *given: Item) -> list[Item]:
+def run_body(body: Mapping[str, Any], env: Mapping[int, Item], *inputs: Item) -> list[Item]:
     """Run a subgraph.
 
     Args:
         body: slots of its inputs and outputs, and its nodes in order: key, version,
             slots of operands and results (-1: absent), attributes.
         env: values of slots outside it.
-        given: its inputs.
+        inputs: its inputs.
     """
     values = dict(env)
-    values.update(zip(body["in"], given, strict=False))
+    values.update(zip(body["in"], inputs, strict=False))
     for key, version, read, written, attributes in body["nodes"]:
         operands = [None if slot < 0 else values[slot] for slot in read]
-        found = run_node(key, version, operands, attributes, len(written), values)
-        values.update((s, v) for s, v in zip(written, found, strict=False) if s >= 0)
+        results = run_node(key, version, operands, attributes, len(written), values)
+        values.update((s, v) for s, v in zip(written, results, strict=False) if s >= 0)
     return [values[slot] for slot in body["out"]]

@@ -15,16 +15,16 @@ def _place(call: Call, index: int) -> int:
 
 
 def _insert(call: Call) -> list[Item]:
-    found = list(call[0])
-    place = _place(call, 2) if call.has(2) else len(found)
-    found.insert(place + len(found) if place < 0 else place, call[1])
-    return found
+    items = list(call[0])
+    place = _place(call, 2) if call.has(2) else len(items)
+    items.insert(place + len(items) if place < 0 else place, call[1])
+    return items
 
 
 def _erase(call: Call) -> list[Item]:
-    found = list(call[0])
-    del found[_place(call, 1) if call.has(1) else -1]
-    return found
+    items = list(call[0])
+    del items[_place(call, 1) if call.has(1) else -1]
+    return items
 
 
 def _concat(call: Call) -> Array:

@@ -26,10 +26,10 @@ def transformed(x: Array, axis: int, length: int | None, *, inverse: bool,
     if inverse and onesided:
         length = 2 * (x.shape[axis] - 1) if length is None else length
         return np.fft.irfft(values, n=length, axis=axis)[..., None].astype(x.dtype)
-    found = (np.fft.ifft if inverse else np.fft.fft)(values, n=length, axis=axis)
+    spectrum = (np.fft.ifft if inverse else np.fft.fft)(values, n=length, axis=axis)
     if onesided:
-        found = np.take(found, range(found.shape[axis] // 2 + 1), axis)
-    return _pairs(found, x.dtype)
+        spectrum = np.take(spectrum, range(spectrum.shape[axis] // 2 + 1), axis)
+    return _pairs(spectrum, x.dtype)
 
 
 def _dft(call: Call) -> Array:
@@ -51,8 +51,8 @@ def _stft(call: Call) -> Array:
     before = (length - window.shape[0]) // 2
     window = np.pad(window, (before, length - window.shape[0] - before))
     onesided = call.attr("onesided", 1) and not np.iscomplexobj(values)
-    found = (np.fft.rfft if onesided else np.fft.fft)(frames * window, axis=-1)
-    return _pairs(found, x.dtype)
+    spectra = (np.fft.rfft if onesided else np.fft.fft)(frames * window, axis=-1)
+    return _pairs(spectra, x.dtype)
 
 
 def _window(*cosines: float) -> Kernel:
@@ -76,16 +76,18 @@ def _mel(call: Call) -> Array:
     mels = np.arange(bins + 2) * ((high - low) / (bins + 2)) + low
     hertz = 700 * (10 ** (mels / 2595) - 1)
     places = ((length + 1) * hertz // rate).astype(np.int64)
-    found = np.zeros((spectrum, bins), np.float64)
+    weights = np.zeros((spectrum, bins), np.float64)
     for i in range(bins):
         first, centre, last = places[i : i + 3]
         if centre == first:
-            found[centre, i] = 1
+            weights[centre, i] = 1
         else:
-            found[first : centre + 1, i] = (np.arange(first, centre + 1) - first) / (centre - first)
+            weights[first : centre + 1, i] = (np.arange(first, centre + 1) - first) / (
+                centre - first
+            )
         if last > centre:
-            found[centre:last, i] = (last - np.arange(centre, last)) / (last - centre)
-    return found.astype(ELEMENTS[call.attr("output_datatype", 1)])
+            weights[centre:last, i] = (last - np.arange(centre, last)) / (last - centre)
+    return weights.astype(ELEMENTS[call.attr("output_datatype", 1)])
 
 
 KERNELS: Kernels = {

@@ -78,8 +78,8 @@ def coupled(pairs: Array, count: int) -> Array:
         pairs: (n, classes, classes), the probability of the first against the second.
         count: of classes.
     """
-    found = np.full((len(pairs), count), 1 / count)
-    for p, r in zip(found, pairs, strict=True):
+    chances = np.full((len(pairs), count), 1 / count)
+    for p, r in zip(chances, pairs, strict=True):
         Q = -r.T * r
         np.fill_diagonal(Q, np.square(r.T).sum(1) - np.diag(np.square(r)))
         for _ in range(MAX_STEPS):
@@ -93,7 +93,7 @@ def coupled(pairs: Array, count: int) -> Array:
                 pQp = (pQp + step * (step * Q[i, i] + 2 * Qp[i])) / (1 + step) ** 2
                 Qp = (Qp + step * Q[i]) / (1 + step)
                 p /= 1 + step
-    return found
+    return chances
 
 
 def probabilities(call: Call, scores: Array, count: int) -> Array:

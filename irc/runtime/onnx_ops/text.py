@@ -32,8 +32,8 @@ def _split(call: Call) -> tuple[Array, Array]:
 
 def _match(call: Call) -> Array:
     pattern, x = re.compile(call.attr("pattern", "")), call[0]
-    found = [pattern.fullmatch(text) is not None for text in x.reshape(-1).tolist()]
-    return np.array(found, np.bool_).reshape(x.shape)
+    matches = [pattern.fullmatch(text) is not None for text in x.reshape(-1).tolist()]
+    return np.array(matches, np.bool_).reshape(x.shape)
 
 
 def _normalise(call: Call) -> Array:
@@ -62,12 +62,12 @@ def _count_ngrams(call: Call) -> Array:
             if gram in pool:
                 counts[r, places[pool[gram]]] += 1
     mode = call.attr("mode")
-    found = counts if mode == "TF" else (counts > 0).astype(np.float32)
+    features = counts if mode == "TF" else (counts > 0).astype(np.float32)
     if mode != "TF":
-        found = _weighted(found, weights, places) if mode == "IDF" else found
+        features = _weighted(features, weights, places) if mode == "IDF" else features
     if mode == "TFIDF":
-        found = _weighted(counts, weights, places)
-    return found if x.ndim > 1 else found[0]
+        features = _weighted(counts, weights, places)
+    return features if x.ndim > 1 else features[0]
 
 
 def _weighted(counts: Array, weights: Sequence[float] | None, places: Sequence[int]) -> Array:
@@ -81,22 +81,22 @@ def _weighted(counts: Array, weights: Sequence[float] | None, places: Sequence[i
 def _pool(call: Call) -> dict[tuple[Any, ...], int]:
     items = call.attr("pool_strings") or call.attr("pool_int64s")
     starts = call.attr("ngram_counts")
-    found: dict[tuple[Any, ...], int] = {}
+    pool: dict[tuple[Any, ...], int] = {}
     for size, (start, end) in enumerate(zip(starts, (*starts[1:], len(items)), strict=True), 1):
         for at in range(start, end, size):
-            found[tuple(items[at : at + size])] = len(found)
-    return found
+            pool[tuple(items[at : at + size])] = len(pool)
+    return pool
 
 
 def _ngrams(call: Call, row: Sequence[Any]) -> list[tuple[Any, ...]]:
-    found: list[tuple[Any, ...]] = []
+    grams: list[tuple[Any, ...]] = []
     for size in range(call.attr("min_gram_length"), call.attr("max_gram_length") + 1):
         # Skips make no difference to single items, which are counted once.
         most = 1 if size == 1 else call.attr("max_skip_count") + 1
         for gap in range(1, most + 1):
             reach = (size - 1) * gap
-            found += [tuple(row[at : at + reach + 1 : gap]) for at in range(len(row) - reach)]
-    return found
+            grams += [tuple(row[at : at + reach + 1 : gap]) for at in range(len(row) - reach)]
+    return grams
 
 
 KERNELS: Kernels = {

@@ -64,8 +64,8 @@ def _new_forest(call: Call) -> Forest:
 def _ensemble(call: Call) -> Array:
     forest: Forest = call.kept("forest", lambda: _new_forest(call))
     how = AGGREGATES[call.attr("aggregate_function", 1)]
-    found, _ = forest.run(call[0], call.attr("n_targets"), how)
-    return transformed(found, TRANSFORMS[call.attr("post_transform", 0)]).astype(call[0].dtype)
+    aggregates, _ = forest.run(call[0], call.attr("n_targets"), how)
+    return transformed(aggregates, TRANSFORMS[call.attr("post_transform", 0)]).astype(call[0].dtype)
 
 
 def _children(call: Call, side: str) -> list[int]:
@@ -109,18 +109,18 @@ def _old_forest(call: Call, kind: str) -> Forest:
 def _numbers(call: Call, name: str) -> Array:
     """Return an attribute that a second one, of doubles, may stand for."""
     exact = call.attr(f"{name}_as_tensor")
-    given = exact if exact is not None else call.attr(name)
-    return np.asarray(given if given is not None else [], np.float64).reshape(-1)
+    numbers = exact if exact is not None else call.attr(name)
+    return np.asarray(numbers if numbers is not None else [], np.float64).reshape(-1)
 
 
 def _regressor(call: Call) -> Array:
     targets = call.attr("n_targets", 1)
     how = call.attr("aggregate_function", "SUM")
     forest: Forest = call.kept("forest", lambda: _old_forest(call, "target"))
-    found, _ = forest.run(call[0], targets, how)
+    aggregates, _ = forest.run(call[0], targets, how)
     base = _numbers(call, "base_values")
-    found = found + base if base.size else found
-    return transformed(found, call.attr("post_transform", "NONE")).astype(np.float32)
+    aggregates = aggregates + base if base.size else aggregates
+    return transformed(aggregates, call.attr("post_transform", "NONE")).astype(np.float32)
 
 
 def _classifier(call: Call) -> tuple[Array, Array]:

@@ -114,9 +114,9 @@ def literal(form: Mapping[str, Any]) -> Array:
     array([1, 2], dtype=uint8)
     """
     if "strings" in form:
-        found = np.empty(len(form["strings"]), object)
-        found[:] = form["strings"]
-        return found.reshape(form["shape"])
+        array = np.empty(len(form["strings"]), object)
+        array[:] = form["strings"]
+        return array.reshape(form["shape"])
     return _literal(form["element"], tuple(form["shape"]), form["data"])
 
 
@@ -137,6 +137,6 @@ def strings(values: Any, shape: tuple[int, ...] | None = None) -> Array:
     (2,)
     """
     flat = list(values)
-    found = np.empty(len(flat), object)
-    found[:] = flat
-    return found if shape is None else found.reshape(shape)
+    array = np.empty(len(flat), object)
+    array[:] = flat
+    return array if shape is None else array.reshape(shape)
