@@ -31,9 +31,9 @@ class AbsentParameter(nn.Parameter):
     @classmethod
     def of(cls, value: torch.Tensor, name: str) -> AbsentParameter:
         """Return one of the shape, dtype and requires_grad of a parameter."""
-        made = cls(torch.empty_like(value, device="meta"), requires_grad=value.requires_grad)
-        made.own_name = name
-        return made
+        parameter = cls(torch.empty_like(value, device="meta"), requires_grad=value.requires_grad)
+        parameter.own_name = name
+        return parameter
 
     @classmethod
     def __torch_function__(
@@ -48,9 +48,9 @@ class AbsentParameter(nn.Parameter):
         Raises:
             IrcError: ``weights-apart``.
         """
-        given = pytree.tree_leaves((args, dict(kwargs or {})))
+        leaves = pytree.tree_leaves((args, dict(kwargs or {})))
         with torch._C.DisableTorchFunctionSubclass():  # pyright: ignore[reportPrivateUsage]
-            tensors = [x for x in given if isinstance(x, torch.Tensor)]
+            tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
             own = next(x for x in tensors if isinstance(x, AbsentParameter))
             if not all(x.is_meta for x in tensors):
                 raise absent_error(own)

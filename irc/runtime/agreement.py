@@ -31,17 +31,17 @@ def is_checked() -> bool:
 
 def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """Return a digest of named tensors."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted(tensors):
-        found.update(name.encode())
-        add_tensor(found, tensors[name])
-    return found.digest()
+        digest.update(name.encode())
+        add_tensor(digest, tensors[name])
+    return digest.digest()
 
 
-def add_tensor(found: Any, tensor: torch.Tensor) -> None:
+def add_tensor(digest: Any, tensor: torch.Tensor) -> None:
     """Add a tensor's shape, dtype and bytes to a digest; of one in parts, the first two."""
-    found.update(kind_of(tensor).encode())
-    found.update(checksum(tensor).to_bytes(4, "little"))
+    digest.update(kind_of(tensor).encode())
+    digest.update(checksum(tensor).to_bytes(4, "little"))
 
 
 def kind_of(tensor: torch.Tensor) -> str:

@@ -31,27 +31,27 @@ NUMPY: Mapping[torch.dtype, Any] = {
 def array_call(executor: Executor) -> Call:
     """Return what runs a plan on arrays, the short way where the plan is kernels alone."""
 
-    def whole(given: Sequence[Any]) -> list[Any]:
-        return [as_item(value) for value in executor(*map(as_tensor, given))]
+    def whole(inputs: Sequence[Any]) -> list[Any]:
+        return [as_item(value) for value in executor(*map(as_tensor, inputs))]
 
     takes = [(tuple(shape), NUMPY.get(dtype)) for shape, dtype in executor.takes]
     forms = executor.forms
-    made = list(executor.made) if forms is None else forms
-    both = (*(kind for _, kind in takes), *(NUMPY.get(dtype) for _, _, dtype in made))
+    output_forms = list(executor.made) if forms is None else forms
+    both = (*(kind for _, kind in takes), *(NUMPY.get(dtype) for _, _, dtype in output_forms))
     if None in both or not executor.is_kernels_alone():
         return whole
     leases, new_lease, is_stale = executor.leases, executor.new_lease, executor.is_stale
     show = executor.show if forms is None else None
 
-    def short(given: Sequence[Any]) -> list[Any]:
+    def short(inputs: Sequence[Any]) -> list[Any]:
         if is_stale is not None and is_stale():
-            return whole(given)
+            return whole(inputs)
         addresses: list[int] = []
-        for value, (shape, kind) in zip(given, takes, strict=True):
+        for value, (shape, kind) in zip(inputs, takes, strict=True):
             if value.shape != shape or value.dtype != kind or not value.flags.c_contiguous:
-                return whole(given)
+                return whole(inputs)
             addresses.append(value.__array_interface__["data"][0])  # half of what .ctypes costs
-        results = [_empty_strided_cpu(*kind) for kind in made]
+        results = [_empty_strided_cpu(*kind) for kind in output_forms]
         addresses += [result.data_ptr() for result in results]
         try:
             lease = leases.pop()

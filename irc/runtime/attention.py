@@ -46,14 +46,14 @@ def attention(
     """
     shift = 0 if start is None else int(start)
     if is_causal and shift <= -q.shape[-2]:
-        found = _nothing(q, v) if y0 is None or sums0 is None else (y0, sums0)
+        results = _nothing(q, v) if y0 is None or sums0 is None else (y0, sums0)
     else:
         causal = is_causal and shift < k.shape[-2] - 1
-        found = _flash(q, k, v, mask, causal, shift, scale)
-        found = found or _blocked(_Scores(q, k, mask, causal, shift, scale), v)
+        results = _flash(q, k, v, mask, causal, shift, scale)
+        results = results or _blocked(_Scores(q, k, mask, causal, shift, scale), v)
         if y0 is not None and sums0 is not None:
-            found = merge(y0, sums0, *found)
-    return [*found] if with_sums else [found[0]]
+            results = merge(y0, sums0, *results)
+    return [*results] if with_sums else [results[0]]
 
 
 def merge(
@@ -94,14 +94,16 @@ def backward(
     ``dK = dS^T Q`` (arXiv:2205.14135, appendix B).
     """
     shift = 0 if start is None else int(start)
-    given = (dq0, dk0, dv0)
+    addends = (dq0, dk0, dv0)
     if is_causal and shift <= -q.shape[-2]:
-        pairs = zip((q, k, v), given, strict=True)
+        pairs = zip((q, k, v), addends, strict=True)
         return [x.new_zeros(x.shape) if d is None else d for x, d in pairs]
     causal = is_causal and shift < k.shape[-2] - 1
-    found = _flash_backward(g, q, k, v, y, sums, mask, causal, shift, scale)
-    found = found or _blocked_backward(_Scores(q, k, mask, causal, shift, scale), g, v, y, sums)
-    return [x if d is None else d + x for x, d in zip(found, given, strict=True)]
+    gradients = _flash_backward(g, q, k, v, y, sums, mask, causal, shift, scale)
+    gradients = gradients or _blocked_backward(
+        _Scores(q, k, mask, causal, shift, scale), g, v, y, sums
+    )
+    return [x if d is None else d + x for x, d in zip(gradients, addends, strict=True)]
 
 
 def _nothing(q: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -260,8 +262,8 @@ def _blocked_backward(
         part = gs[..., rows, :]
         chances = torch.exp(block - safe[..., rows, :])
         dv += torch.einsum("...rst,...rse->...te", chances.to(v.dtype), part)
-        given = torch.einsum("...rse,...te->...rst", part, v).to(wide)
-        slopes = (chances * (given - share[..., rows, :]) * scores.scale).to(q.dtype)
+        chance_slopes = torch.einsum("...rse,...te->...rst", part, v).to(wide)
+        slopes = (chances * (chance_slopes - share[..., rows, :]) * scores.scale).to(q.dtype)
         parts.append(torch.einsum("...rst,...td->...rsd", slopes, k))
         dk += torch.einsum("...rst,...rsd->...td", slopes, heads[..., rows, :])
     return [torch.cat(parts, -2).reshape(q.shape), dk, dv]

@@ -56,14 +56,14 @@ class Box(torch.Tensor):
         from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
         from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-        found: list[WriteItem] = []
+        write_items: list[WriteItem] = []
         for chunk, part in zip(self.__create_chunk_list__(), self.parts.values(), strict=True):
             if part.numel() or not prod(self.shape):  # of an empty one others have all
                 kind = TensorProperties.create_from_tensor(part)
                 data = TensorWriteData(chunk, kind, torch.Size(self.shape))
                 index = MetadataIndex(fqn, chunk.offsets)
-                found.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
-        return found
+                write_items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
+        return write_items
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         from torch.distributed.checkpoint.metadata import ChunkStorageMetadata

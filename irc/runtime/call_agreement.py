@@ -89,16 +89,16 @@ class Call:
         leaves, names = self.leaves(), list(self.names())
         if len(names) != len(leaves):
             names = [f"argument {number}" for number in range(1, len(leaves) + 1)]
-        found = [["what is called", self.what, ""]]
-        found += [[f"{name}", "", repr(value)] for name, value in self.more.items()]
+        rows = [["what is called", self.what, ""]]
+        rows += [[f"{name}", "", repr(value)] for name, value in self.more.items()]
         for name, leaf in zip(names, leaves, strict=True):
             if isinstance(leaf, torch.Tensor):
-                found.append([f"'{name}'", kind_of(leaf), f"{checksum(leaf)}"])
+                rows.append([f"'{name}'", kind_of(leaf), f"{checksum(leaf)}"])
             elif isinstance(leaf, PLAIN):
-                found.append([f"'{name}'", repr(leaf), ""])
+                rows.append([f"'{name}'", repr(leaf), ""])
             else:
-                found.append([f"'{name}'", type(leaf).__name__, ""])
-        return found
+                rows.append([f"'{name}'", type(leaf).__name__, ""])
+        return rows
 
     def is_part(self, number: int) -> bool:
         """True where a thing of :meth:`described` is this rank's own part."""
@@ -177,7 +177,7 @@ def _different(call: Call, whole: Sequence[bytes], samples: Sequence[int]) -> Ir
     notes: list[str] = []
     different = set(_others(whole))
     for number in range(max(map(len, every))):
-        things: list[Any] = [found[number] if number < len(found) else None for found in every]
+        things: list[Any] = [rows[number] if number < len(rows) else None for rows in every]
         kinds = [thing and (thing[0], thing[1]) for thing in things]
         if apart := _others(kinds):
             notes.append(_of_kinds(things, apart))

@@ -178,11 +178,11 @@ class Checkpoint:
     def groups(self) -> list[dict[str, Any]]:
         """Return the groups of the optimiser, as torch has them; every rank calls it."""
         names = [name for name in self.objects if name.startswith(GROUPS)]
-        found: dict[str, dict[str, Any]] = {}
+        groups: dict[str, dict[str, Any]] = {}
         for name, value in self.values(names).items():
             number, _, key = name.removeprefix(GROUPS).partition(".")
-            found.setdefault(number, {})[key] = value
-        return list(found.values())
+            groups.setdefault(number, {})[key] = value
+        return list(groups.values())
 
     def section(self, name: str) -> Any:
         """Return all that is under one name, whole; None where there is nothing."""

@@ -156,9 +156,9 @@ def check_files(path: Path, share: int, num_shares: int) -> str:
     for name in sorted(wanted)[share::num_shares]:
         if not (path / name).is_file():
             return f"'{name}' is missing"
-        found = (path / name).stat().st_size
-        if found != wanted[name].bytes:
-            return f"'{name}' has {found} bytes of {wanted[name].bytes}"
+        size = (path / name).stat().st_size
+        if size != wanted[name].bytes:
+            return f"'{name}' has {size} bytes of {wanted[name].bytes}"
         if digest_of(path / name) != wanted[name]:
             return f"'{name}' is not what was written: its SHA-256 is another"
     return ""
@@ -166,9 +166,9 @@ def check_files(path: Path, share: int, num_shares: int) -> str:
 
 def digest_of(path: Path) -> FileDigest:
     """Return the digest of a file."""
-    found, size = hashlib.sha256(), 0
+    digest, size = hashlib.sha256(), 0
     with path.open("rb") as file:
         while piece := file.read(PIECE_BYTES):
-            found.update(piece)
+            digest.update(piece)
             size += len(piece)
-    return FileDigest(size, found.hexdigest())
+    return FileDigest(size, digest.hexdigest())

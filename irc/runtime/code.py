@@ -183,8 +183,8 @@ def check_calls(plan: Plan, kernels: Mapping[str, KernelOp], where: str) -> None
         stated = plan.kernels[index]
         if (kernel := kernels.get(stated.name)) is None:
             raise corrupt(f"ir/ holds no kernel '{stated.name}'", where)
-        given = [(arg.elements, arg.dtype) for arg in stated.args]
-        if (stated.num_inputs, given) != (kernel.num_inputs.value.data, _buffers(kernel, sizes)):
+        buffers = [(arg.elements, arg.dtype) for arg in stated.args]
+        if (stated.num_inputs, buffers) != (kernel.num_inputs.value.data, _buffers(kernel, sizes)):
             raise corrupt(f"kernel '{stated.name}' takes other buffers in ir/ than it is given",
                           where)  # fmt: skip
 
@@ -221,16 +221,16 @@ def _written_open(
     from irc.dialects.size import lowest
     from irc.runtime.kernel_templates import kernel_templates
 
-    made = {t.like.sym_name.data: t.at(sizes.example) for t in kernel_templates(loaded, sizes)}
-    for kernel in made.values():
+    instances = {t.like.sym_name.data: t.at(sizes.example) for t in kernel_templates(loaded, sizes)}
+    for kernel in instances.values():
         kernel.verify()
-    check_calls(loaded.plan, {**kernels, **made}, where)
+    check_calls(loaded.plan, {**kernels, **instances}, where)
     spans = (*sizes.symbols, *sizes.quotients)
     low, most = ({s.symbol: getattr(s, side) for s in spans} for side in ("low", "high"))
     backend = _backend(loaded.plan)
-    texts = {name: backend.emit(kernel) for name, kernel in made.items()}
+    texts = {name: backend.emit(kernel) for name, kernel in instances.items()}
     with lowest(low):
-        for name in (kernel.name for kernel in loaded.plan.kernels if kernel.name not in made):
+        for name in (kernel.name for kernel in loaded.plan.kernels if kernel.name not in instances):
             kernel = kernels[name]
             why = backend.run_time_sizes(kernel, most) if kernel.symbols else None
             if why is not None:

@@ -107,9 +107,9 @@ class TorchCommunicator:
             for processes in places:
                 for own in mesh.groups(axis):
                     ranks = [processes[i] for i in own]
-                    made = dist.new_group(ranks)
+                    group = dist.new_group(ranks)
                     if rank in ranks:
-                        groups[axis] = (ref(made), size)
+                        groups[axis] = (ref(group), size)
         defer_network_threads()
         return TorchCommunicator(groups) if mesh.num_ranks > 1 else None
 
@@ -125,9 +125,9 @@ class TorchCommunicator:
                 groups[axis] = (ref(dist.group.WORLD), size)
                 continue
             for ranks in mesh.groups(axis):
-                made = dist.new_group(ranks)
+                group = dist.new_group(ranks)
                 if rank in ranks:
-                    groups[axis] = (ref(made), size)
+                    groups[axis] = (ref(group), size)
         defer_network_threads()
         return TorchCommunicator(groups)
 
@@ -165,27 +165,27 @@ class TorchCommunicator:
             (before if self.counted is None else self.counted(before))()
 
 
-def _all_reduce(_size: int, attrs: Mapping[str, Any], given: Operands) -> Prepared:
-    if given.target.data_ptr() != given.source.data_ptr():
-        given.target.copy_(given.source)
-    begin = partial(all_reduce, given.target, attrs["fn"])
-    message = Message("all_reduce", given.target, given.target, attrs["fn"])
-    return Prepared(begin, message, is_apart=_is_apart(given.target))
+def _all_reduce(_size: int, attrs: Mapping[str, Any], operands: Operands) -> Prepared:
+    if operands.target.data_ptr() != operands.source.data_ptr():
+        operands.target.copy_(operands.source)
+    begin = partial(all_reduce, operands.target, attrs["fn"])
+    message = Message("all_reduce", operands.target, operands.target, attrs["fn"])
+    return Prepared(begin, message, is_apart=_is_apart(operands.target))
 
 
-def _all_gather(_size: int, attrs: Mapping[str, Any], given: Operands) -> Prepared:
-    landing = given.target if given.receive is None else given.receive
-    own, every = _bytes(given.source), _bytes(landing)
+def _all_gather(_size: int, attrs: Mapping[str, Any], operands: Operands) -> Prepared:
+    landing = operands.target if operands.receive is None else operands.receive
+    own, every = _bytes(operands.source), _bytes(landing)
     unpacks = None
-    if given.receive is not None:
-        unpacks = partial(unpack, given.target, given.receive, attrs["dim"])
+    if operands.receive is not None:
+        unpacks = partial(unpack, operands.target, operands.receive, attrs["dim"])
     message = Message("all_gather", own, every)
     return Prepared(partial(all_gather, every, own), message, unpacks, _is_apart(landing))
 
 
-def _reduce_scatter(size: int, attrs: Mapping[str, Any], given: Operands) -> Prepared:
-    source = _packed(given, attrs["dim"], size)
-    own, part = source.reshape(-1), given.target.view(-1)
+def _reduce_scatter(size: int, attrs: Mapping[str, Any], operands: Operands) -> Prepared:
+    source = _packed(operands, attrs["dim"], size)
+    own, part = source.reshape(-1), operands.target.view(-1)
     message = Message("reduce_scatter", own, part, attrs["fn"])
     begin = partial(reduce_scatter, part, own, attrs["fn"])
     return Prepared(begin, message, is_apart=_is_apart(source))
@@ -206,29 +206,29 @@ PREPARED: Mapping[str, Callable[[int, Mapping[str, Any], Operands], Prepared]] =
 def _alone(op: str) -> Callable[[Any, int, Mapping[str, Any], Operands], Finish]:
     """Return what begins such a collective by itself."""
 
-    def start(group: Any, size: int, attrs: Mapping[str, Any], given: Operands) -> Finish:
-        prepared = PREPARED[op](size, attrs, given)
+    def start(group: Any, size: int, attrs: Mapping[str, Any], operands: Operands) -> Finish:
+        prepared = PREPARED[op](size, attrs, operands)
         work = prepared.begin(group=group, async_op=True)
         return work.wait if prepared.unpack is None else Unpacking(work, prepared.unpack)
 
     return start
 
 
-def _all_to_all(group: Any, size: int, attrs: Mapping[str, Any], given: Operands) -> Finish:
-    source = _packed(given, attrs["split_dim"], size)
-    landing = given.target if given.receive is None else given.receive
+def _all_to_all(group: Any, size: int, attrs: Mapping[str, Any], operands: Operands) -> Finish:
+    source = _packed(operands, attrs["split_dim"], size)
+    landing = operands.target if operands.receive is None else operands.receive
     work = all_to_all(_bytes(landing), _bytes(source), group=group, async_op=True)
-    return _unpacking(work, given, attrs["concat_dim"])
+    return _unpacking(work, operands, attrs["concat_dim"])
 
 
-def _dispatch_rows(group: Any, size: int, _attrs: Mapping[str, Any], given: Operands) -> Finish:
+def _dispatch_rows(group: Any, size: int, _attrs: Mapping[str, Any], operands: Operands) -> Finish:
     """Send each rank the rows that are marked for it, and put what comes in its place."""
-    marks = given.marks
+    marks = operands.marks
     assert marks is not None
     rows = marks.shape[1]
-    source = given.source.reshape(rows, -1)
-    finish, landing, coming = _send_rows(group, source, marks.nonzero()[:, 1], given)
-    target = given.target.view(size * rows, -1)
+    source = operands.source.reshape(rows, -1)
+    finish, landing, coming = _send_rows(group, source, marks.nonzero()[:, 1], operands)
+    target = operands.target.view(size * rows, -1)
     places = coming.reshape(-1).nonzero().reshape(-1)
     target.zero_()  # while the rows travel
 
@@ -239,14 +239,14 @@ def _dispatch_rows(group: Any, size: int, _attrs: Mapping[str, Any], given: Oper
     return unpacked
 
 
-def _combine_rows(group: Any, size: int, _attrs: Mapping[str, Any], given: Operands) -> Finish:
+def _combine_rows(group: Any, size: int, _attrs: Mapping[str, Any], operands: Operands) -> Finish:
     """Send each rank the rows that are marked for it, and add what comes, rank by rank."""
-    marks = given.marks
+    marks = operands.marks
     assert marks is not None
     rows = marks.shape[1]
-    source = given.source.reshape(size * rows, -1)
-    finish, landing, coming = _send_rows(group, source, marks.reshape(-1).nonzero()[:, 0], given)
-    target = given.target.view(rows, -1)
+    source = operands.source.reshape(size * rows, -1)
+    finish, landing, coming = _send_rows(group, source, marks.reshape(-1).nonzero()[:, 0], operands)
+    target = operands.target.view(rows, -1)
     parts = landing.split(coming.sum(1).tolist())
     target.zero_()  # while the rows travel
 
@@ -259,7 +259,7 @@ def _combine_rows(group: Any, size: int, _attrs: Mapping[str, Any], given: Opera
 
 
 def _send_rows(
-    group: Any, source: torch.Tensor, places: torch.Tensor, given: Operands
+    group: Any, source: torch.Tensor, places: torch.Tensor, operands: Operands
 ) -> tuple[Finish, torch.Tensor, torch.Tensor]:
     """Start to send rows; each rank knows what comes, so that nothing is waited for here.
 
@@ -267,12 +267,12 @@ def _send_rows(
         group: the ranks.
         source: rows, [count, width].
         places: which of them, receiver by receiver.
-        given: marks and scratch.
+        operands: marks and scratch.
 
     Returns:
         What waits; where the rows arrive, close together; which come.
     """
-    marks, coming, send, receive = given.marks, given.coming, given.send, given.receive
+    marks, coming, send, receive = operands.marks, operands.coming, operands.send, operands.receive
     assert marks is not None
     assert coming is not None
     assert send is not None
@@ -293,25 +293,25 @@ def _send_rows(
     return work.wait, landing, coming
 
 
-def _permute(group: Any, size: int, attrs: Mapping[str, Any], given: Operands) -> Finish:
+def _permute(group: Any, size: int, attrs: Mapping[str, Any], operands: Operands) -> Finish:
     """Send to one rank and receive from one, at the same time."""
     here, targets = dist.get_rank(group), [int(target) for target in attrs["targets"]]
     to = targets[here]
     source = targets.index(here) if here in targets else -1
     if to == here:
-        given.target.copy_(given.source)
+        operands.target.copy_(operands.source)
         return _nothing
     if source == -1:
-        given.target.zero_()
+        operands.target.zero_()
 
     def peer(rank: int) -> int:
         return rank if group is None else dist.get_global_rank(group, rank)
 
     moves: list[Any] = []
     if to != -1:
-        moves.append(dist.P2POp(dist.isend, _bytes(given.source), peer(to), group))
+        moves.append(dist.P2POp(dist.isend, _bytes(operands.source), peer(to), group))
     if source != -1:
-        moves.append(dist.P2POp(dist.irecv, _bytes(given.target), peer(source), group))
+        moves.append(dist.P2POp(dist.irecv, _bytes(operands.target), peer(source), group))
     started: list[Any] = dist.batch_isend_irecv(moves) if moves else []
 
     def finish() -> None:
@@ -335,12 +335,12 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def _packed(given: Operands, dim: int, size: int) -> torch.Tensor:
+def _packed(operands: Operands, dim: int, size: int) -> torch.Tensor:
     """Return the source with its chunks along ``dim`` one after another."""
-    if given.send is None:
-        return given.source
-    pack(given.send, given.source, dim, size)
-    return given.send
+    if operands.send is None:
+        return operands.source
+    pack(operands.send, operands.source, dim, size)
+    return operands.send
 
 
 @dataclass(frozen=True)
@@ -359,10 +359,10 @@ class Unpacking:
         self.unpack()
 
 
-def _unpacking(work: Any, given: Operands, dim: int) -> Finish:
-    if given.receive is None:
+def _unpacking(work: Any, operands: Operands, dim: int) -> Finish:
+    if operands.receive is None:
         return work.wait
-    return Unpacking(work, partial(unpack, given.target, given.receive, dim))
+    return Unpacking(work, partial(unpack, operands.target, operands.receive, dim))
 
 
 def pack(send: torch.Tensor, source: torch.Tensor, dim: int, size: int) -> None:

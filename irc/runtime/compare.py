@@ -63,9 +63,9 @@ def compare(
     name, text = next(iter(texts.items()))
     module = load_program(loaded, text, name)
     plan = loaded.plan
-    given = dict(weights)
-    given |= {plan.buffers[i].name: x for i, x in zip(plan.inputs, inputs, strict=True)}
-    ordered = [given[argument] for _, argument, _ in arguments(entry(module))]
+    tensors = dict(weights)
+    tensors |= {plan.buffers[i].name: x for i, x in zip(plan.inputs, inputs, strict=True)}
+    ordered = [tensors[argument] for _, argument, _ in arguments(entry(module))]
     # States go into weights; one that is an input's new value is an output of the plan.
     # What ranks hold between calls is no output, or on each rank a part of one.
     held = {plan.buffers[i].name for i in plan.inputs if plan.buffers[i].role == "cache"}
@@ -89,8 +89,8 @@ def compare(
     )
 
 
-def _outputs(found: Sequence[torch.Tensor], shown: Sequence[bool]) -> list[torch.Tensor]:
-    return [value for value, is_output in zip(found, shown, strict=True) if is_output]
+def _outputs(values: Sequence[torch.Tensor], shown: Sequence[bool]) -> list[torch.Tensor]:
+    return [value for value, is_output in zip(values, shown, strict=True) if is_output]
 
 
 def _pairs(
@@ -101,9 +101,9 @@ def _pairs(
     Raises:
         IrcError: ``plan-corrupt`` where the plan's actions and its ``ir/`` are two programs.
     """
-    found, wanted = ([tuple(value.shape) for value in each] for each in (outputs, eager))
-    if found != wanted:
-        raise corrupt(f"the plan gives results of shapes {found}, the program in ir/ {wanted}")
+    shapes, wanted = ([tuple(value.shape) for value in each] for each in (outputs, eager))
+    if shapes != wanted:
+        raise corrupt(f"the plan gives results of shapes {shapes}, the program in ir/ {wanted}")
     return list(zip(outputs, eager, strict=True))
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def declared_gradients(
     derivative: Callable[..., Any],
     target: str,
-    given: Sequence[torch.Tensor | None],
+    result_gradients: Sequence[torch.Tensor | None],
     positional: Sequence[Any],
     keywords: Mapping[str, Any],
     operands: Sequence[torch.Tensor],
@@ -25,7 +25,7 @@ def declared_gradients(
     Args:
         derivative: as :func:`irc.register_op` takes it.
         target: the op, for messages.
-        given: the gradient of each result, None where a result has none.
+        result_gradients: the gradient of each result, None where a result has none.
         positional: what the op was called with.
         keywords: what the op was called with by name.
         operands: its tensors, in order.
@@ -37,17 +37,17 @@ def declared_gradients(
     import torch
 
     try:
-        made = derivative(tuple(given), *positional, **keywords)
+        returned = derivative(tuple(result_gradients), *positional, **keywords)
     except IrcError:
         raise
     except Exception as error:  # the user's own code raises what it likes
         because = f"{type(error).__name__}: {error}"
         raise _wrong(target, "fails", because) from error
-    found = list(made) if isinstance(made, tuple | list) else [made]
-    if len(found) != len(operands):
+    gradients = list(returned) if isinstance(returned, tuple | list) else [returned]
+    if len(gradients) != len(operands):
         because = f"the op has {len(operands)} tensor operands"
-        raise _wrong(target, f"gives {len(found)} gradients", because)
-    for index, (gradient, operand) in enumerate(zip(found, operands, strict=True)):
+        raise _wrong(target, f"gives {len(gradients)} gradients", because)
+    for index, (gradient, operand) in enumerate(zip(gradients, operands, strict=True)):
         if gradient is None:
             continue
         if not isinstance(gradient, torch.Tensor):
@@ -58,7 +58,7 @@ def declared_gradients(
                 f"gives a gradient of shape {list(gradient.shape)} for operand {index}",
                 f"the operand has shape {list(operand.shape)}",
             )
-    return [None if g is None else g.to(x.dtype) for g, x in zip(found, operands, strict=True)]
+    return [None if g is None else g.to(x.dtype) for g, x in zip(gradients, operands, strict=True)]
 
 
 def _wrong(target: str, what: str, because: str) -> IrcError:

@@ -207,11 +207,11 @@ def gather_together(
     for rows, source in zip(every, sources, strict=True):
         rows[group.rank()].copy_(source)
 
-    def take(peer: int, given: torch.Tensor) -> None:
+    def take(peer: int, packed: torch.Tensor) -> None:
         start = 0
         for rows in every:
             row = rows[peer].view(torch.uint8)
-            row.copy_(given[start : start + row.numel()])
+            row.copy_(packed[start : start + row.numel()])
             start += row.numel()
 
     return Exchange([_Taken(shared.begin(group, sources, take), group)])

@@ -41,18 +41,18 @@ def drawn_weights(
         device: where they lie.
         held: what is here already, by name; of a plan that is one function of several.
     """
-    plan, found = loaded.plan, dict[str, torch.Tensor]()
+    plan, weights = loaded.plan, dict[str, torch.Tensor]()
     named = _names_in(loaded)
     generator = torch.Generator(device).manual_seed(rank)
     for index in plan.weights:
         buffer = plan.buffers[index]
         if held is not None and buffer.name in held:
-            found[buffer.name] = held[buffer.name]
+            weights[buffer.name] = held[buffer.name]
         elif buffer.role not in READ or buffer.name not in named:
-            found[buffer.name] = _drawn(loaded, index, buffer, rank, device, generator)
-    if len(found) == len(plan.weights):
-        return found
-    read = load_weights(loaded, rank, held=found)
+            weights[buffer.name] = _drawn(loaded, index, buffer, rank, device, generator)
+    if len(weights) == len(plan.weights):
+        return weights
+    read = load_weights(loaded, rank, held=weights)
     return {name: each.to(device) for name, each in read.items()}
 
 

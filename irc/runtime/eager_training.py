@@ -110,19 +110,19 @@ def train_eagerly(
         tell_share(f"eager, in {kind}, step", len(steps) + 1, len(batches))
         steps.append(_step(run, held, updated, optimizer, scale, batch, skip, boost))
     moves = not all(skip for _, skip, _ in steps)
-    found = {name: value.detach() for name, value in held.items()}
+    tensors = {name: value.detach() for name, value in held.items()}
     for name in trained:
         # Where all steps were skipped, torch has made no states.
         kept = OPTIMIZERS[recipe.kind].states(updated[name].shape)
         unmoved = {key: updated[name].new_zeros(shape) for key, shape in kept.items()}
         state = optimizer.state[updated[name]] if moves else {"step": 0.0, **unmoved}
         for key, value in state.items():
-            found[STEP if key == "step" else state_name(key, name)] = torch.as_tensor(value)
+            tensors[STEP if key == "step" else state_name(key, name)] = torch.as_tensor(value)
         if recipe.precision.masters and updated[name] is not held[name]:
             lacking = updated[name].detach() - held[name].detach()
-            found[state_name(REMAINDER, name)] = lacking
+            tensors[state_name(REMAINDER, name)] = lacking
     losses, skipped, overflows = zip(*steps, strict=True)
-    return Trained(torch.stack(losses), found, skipped, overflows)
+    return Trained(torch.stack(losses), tensors, skipped, overflows)
 
 
 class _Model:
@@ -147,22 +147,22 @@ class _Model:
         """Whether the loss is divided by sums over the batch."""
         return bool(self._sums)
 
-    def run(self, given: Tensors) -> list[torch.Tensor]:
+    def run(self, tensors: Tensors) -> list[torch.Tensor]:
         """Return all results."""
-        return self._call(self.module, given)
+        return self._call(self.module, tensors)
 
-    def sums(self, given: Tensors) -> list[torch.Tensor]:
+    def sums(self, tensors: Tensors) -> list[torch.Tensor]:
         """Return what the loss is divided by, of this micro-batch."""
-        return self._call(self._sums[SUMS], given)
+        return self._call(self._sums[SUMS], tensors)
 
-    def shares(self, given: Tensors, totals: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    def shares(self, tensors: Tensors, totals: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the micro-batch's shares of the sums over the batch."""
         named = {f"sum.{i}": total for i, total in enumerate(totals)}
-        found = self._call(self._sums[SHARES], {**given, **named})
-        return {f"{SHARE}{i}": share for i, share in enumerate(found)}
+        shares = self._call(self._sums[SHARES], {**tensors, **named})
+        return {f"{SHARE}{i}": share for i, share in enumerate(shares)}
 
-    def _call(self, module: ModuleOp, given: Tensors) -> list[torch.Tensor]:
-        ordered = [given[name] for _, name, _ in arguments(entry(module))]
+    def _call(self, module: ModuleOp, tensors: Tensors) -> list[torch.Tensor]:
+        ordered = [tensors[name] for _, name, _ in arguments(entry(module))]
         return run_function(module, ordered, dtype=self._dtype)
 
 
@@ -221,11 +221,11 @@ def _step(
     losses: list[torch.Tensor] = []
     every = _micro_batches(models, held, batch)
     for number, (model, inputs) in enumerate(zip(models, every, strict=True)):
-        given = {**held, **inputs}
+        tensors = {**held, **inputs}
         if "seed" in held and recipe.micro_batches > 1:
-            given["seed"] = held["seed"] * recipe.micro_batches + number
+            tensors["seed"] = held["seed"] * recipe.micro_batches + number
         with torch.enable_grad():
-            values = model.run(given)
+            values = model.run(tensors)
             loss = values[model.loss]
             loss = loss * model.part
             (loss * factor).backward()  # type: ignore[no-untyped-call]  # torch's
@@ -274,7 +274,7 @@ def compare_training(
     loaded: TrainingPlan,
     weights: Tensors,
     batches: Sequence[Tensors],
-    found: Trained,
+    outcome: Trained,
 ) -> Comparison:
     """Hold losses, parameters and states after some steps against eager training.
 
@@ -296,12 +296,12 @@ def compare_training(
     """
     trained = train_eagerly(loaded, weights, batches)
     like = whole = train_eagerly(loaded, weights, batches, torch.float64, trained.skips)
-    if found.skips and tuple(found.skips) != tuple(trained.skips):
-        if (step := _needless(loaded, weights, batches, found.skips)) is not None:
+    if outcome.skips and tuple(outcome.skips) != tuple(trained.skips):
+        if (step := _needless(loaded, weights, batches, outcome.skips)) is not None:
             return Comparison(float("inf"), float("inf"), 0.0, f"step {step}, which is skipped")
-        whole = train_eagerly(loaded, weights, batches, torch.float64, found.skips)
-    kept = [n for n in trained_names(loaded) if state_name(REMAINDER, n) in found.tensors]
-    eager, there, exact, own = (_all(each, kept) for each in (trained, like, whole, found))
+        whole = train_eagerly(loaded, weights, batches, torch.float64, outcome.skips)
+    kept = [n for n in trained_names(loaded) if state_name(REMAINDER, n) in outcome.tensors]
+    eager, there, exact, own = (_all(each, kept) for each in (trained, like, whole, outcome))
     floors, names = _floors(exact), sorted(own.keys() & exact.keys())
     roundings = {n: _apart(eager[n], there[n], floors[_kind(n)]) for n in names}
     recipe = recipe_of_plan(loaded)

@@ -33,6 +33,6 @@ def run(
     import torch
 
     name, token, *arguments = positional
-    found = operator(name)(*arguments, **keywords)
-    flat = found if isinstance(found, tuple | list) else [found]
+    returned = operator(name)(*arguments, **keywords)
+    flat = returned if isinstance(returned, tuple | list) else [returned]
     return [token.clone(), *(value for value in flat if isinstance(value, torch.Tensor))]

@@ -84,18 +84,20 @@ class Executor:
         self._actions = driver.actions(loaded)
         weights = LocalWeights(plan, driver.tensors, driver.copies)
         self._copies = weights if weights.are_copied else None
-        made = None
+        prepared_weights = None
         if plan.prepared:
-            made = Prepared(loaded, weights.by_buffer, driver.store, prepared)
-        self._prepared = made
-        self._weights = weights.by_buffer | ({} if made is None else made.by_buffer)
+            prepared_weights = Prepared(loaded, weights.by_buffer, driver.store, prepared)
+        self._prepared = prepared_weights
+        self._weights = weights.by_buffer | (
+            {} if prepared_weights is None else prepared_weights.by_buffer
+        )
         calls = segment_calls(plan)
         threads = driver.num_threads or torch.get_num_threads()
         self._segments: Sequence[Segment] = driver.load(loaded, calls, threads)
         if driver.store.is_watched:
             weights.watch(self._segments)
-            if made is not None:
-                made.watch(self._segments)
+            if prepared_weights is not None:
+                prepared_weights.watch(self._segments)
         device = driver.device.type
         self._inputs = [Input(plan, index, driver.rank, device) for index in plan.inputs]
         self._bases = [spec.base for spec in self._inputs]
@@ -138,43 +140,43 @@ class Executor:
             raise IrcError(
                 "input-mismatch", f"the plan takes {len(self._inputs)} inputs, not {len(inputs)}"
             )
-        given = [spec(tensor) for spec, tensor in zip(self._inputs, inputs, strict=True)]
+        local_inputs = [spec(tensor) for spec, tensor in zip(self._inputs, inputs, strict=True)]
         if self._turn is None:
-            return self.run(given)
+            return self.run(local_inputs)
         with self._turn, naming_lost_ranks():
-            return self.run(given)
+            return self.run(local_inputs)
 
     def run(
-        self, given: Sequence[torch.Tensor], into: Sequence[torch.Tensor] | None = None
+        self, inputs: Sequence[torch.Tensor], into: Sequence[torch.Tensor] | None = None
     ) -> tuple[torch.Tensor, ...]:
         """Run once on inputs that are known to fit: contiguous, this rank's, not looked at again.
 
         Args:
-            given: held until the end: kernels know only the addresses.
+            inputs: held until the end: kernels know only the addresses.
             into: memory of the outputs, in the shapes of :attr:`made`; by default new memory.
         """
         with self._driver.calling(self._states):
-            return self._run(given, into)
+            return self._run(inputs, into)
 
     def _run(
-        self, given: Sequence[torch.Tensor], into: Sequence[torch.Tensor] | None
+        self, inputs: Sequence[torch.Tensor], into: Sequence[torch.Tensor] | None
     ) -> tuple[torch.Tensor, ...]:
         lease = self._take()
         if self._updated_memory:
-            given = [self._apart(tensor) for tensor in given]
+            inputs = [self._apart(tensor) for tensor in inputs]
         table = lease.frame.table
-        for spec, tensor in zip(self._inputs, given, strict=True):
+        for spec, tensor in zip(self._inputs, inputs, strict=True):
             table[spec.base] = address_of(tensor, spec.title)
         fresh: list[torch.Tensor] = []
         for place, (base, shape, dtype) in enumerate(self._outputs.fresh):
-            made = torch.empty(shape, dtype=dtype) if into is None else into[place]
-            fresh.append(made)
-            table[base] = made.data_ptr()
-        self._finish(lease, given, fresh)
+            output = torch.empty(shape, dtype=dtype) if into is None else into[place]
+            fresh.append(output)
+            table[base] = output.data_ptr()
+        self._finish(lease, inputs, fresh)
         return self._outputs.show(fresh)
 
     def bound(
-        self, given: Sequence[torch.Tensor | None], into: Sequence[torch.Tensor]
+        self, inputs: Sequence[torch.Tensor | None], into: Sequence[torch.Tensor]
     ) -> Callable[..., None]:
         """Return :meth:`run` on memory that stays where it is, of which no state is a part.
 
@@ -182,17 +184,17 @@ class Executor:
         others nor at whether weights have changed since :meth:`refresh`.
 
         Args:
-            given: inputs; None for each that a call is given.
+            inputs: None for each that a call is given.
             into: memory of the outputs.
         """
-        known = zip(self._inputs, given, strict=True)
+        known = zip(self._inputs, inputs, strict=True)
         fixed = {s.base: address_of(t, s.title) for s, t in known if t is not None}
         outputs = zip(self._outputs.fresh, into, strict=True)
         fixed |= {o[0]: tensor.data_ptr() for o, tensor in outputs}
         image: list[Any] = []  # of the table, but for the arena, which is the lease's own
-        open_places = [place for place, tensor in enumerate(given) if tensor is None]
+        open_places = [place for place, tensor in enumerate(inputs) if tensor is None]
         open_specs = [self._inputs[place] for place in open_places]
-        every: list[Any] = list(given)
+        every: list[Any] = list(inputs)
         calling, states = self._driver.calling, self._states
 
         def run(*more: torch.Tensor) -> None:
@@ -234,7 +236,7 @@ class Executor:
         return lease
 
     def _finish(
-        self, lease: Lease, given: Sequence[torch.Tensor], fresh: Sequence[torch.Tensor]
+        self, lease: Lease, inputs: Sequence[torch.Tensor], fresh: Sequence[torch.Tensor]
     ) -> None:
         """Run the actions, the addresses of arguments and results being in the table."""
         if self._only_kernels:
@@ -242,9 +244,9 @@ class Executor:
                 step()
         elif torch.is_grad_enabled():
             with torch.no_grad():
-                self._steps(lease, given, fresh)
+                self._steps(lease, inputs, fresh)
         else:
-            self._steps(lease, given, fresh)
+            self._steps(lease, inputs, fresh)
         if self._copies is not None:
             self._copies.write_back()
         if self._updated:
@@ -254,10 +256,10 @@ class Executor:
         self.leases.append(lease)
 
     def _steps(
-        self, lease: Lease, given: Sequence[torch.Tensor], fresh: Sequence[torch.Tensor]
+        self, lease: Lease, inputs: Sequence[torch.Tensor], fresh: Sequence[torch.Tensor]
     ) -> None:
         """Run the actions, of which some are torch's: no gradients are recorded."""
-        lease.frame.bind(self._owners(given, fresh))
+        lease.frame.bind(self._owners(inputs, fresh))
         for seed in self._seeds if self._driver.draws else ():
             seed.random_()
         for step in lease.steps:
@@ -266,9 +268,9 @@ class Executor:
             seed.add_(1)
 
     def _owners(
-        self, given: Sequence[torch.Tensor], fresh: Sequence[torch.Tensor]
+        self, inputs: Sequence[torch.Tensor], fresh: Sequence[torch.Tensor]
     ) -> dict[int, torch.Tensor]:
-        return dict(zip((*self.plan.inputs, *self._outputs.roots), (*given, *fresh), strict=True))
+        return dict(zip((*self.plan.inputs, *self._outputs.roots), (*inputs, *fresh), strict=True))
 
     def new_lease(self) -> Lease:
         """Return memory of another call, and what runs the actions on it."""
@@ -314,9 +316,9 @@ class Executor:
         """What says that :meth:`run` has to prepare weights; None where there are none."""
         return None if self._prepared is None else self._prepared.is_stale
 
-    def no_memory(self, given: Sequence[torch.Tensor]) -> IrcError:
+    def no_memory(self, inputs: Sequence[torch.Tensor]) -> IrcError:
         """Return the error for inputs of which one has no address."""
-        pairs = zip(self._inputs, given, strict=True)
+        pairs = zip(self._inputs, inputs, strict=True)
         for spec, tensor in pairs:
             if not tensor.data_ptr():
                 return no_memory(tensor, spec.title)
@@ -352,10 +354,10 @@ class Executor:
             for _, shape, dtype in self._outputs.fresh
         ]
 
-    def _apart(self, given: torch.Tensor) -> torch.Tensor:
+    def _apart(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return an input, copied where kernels write to its memory as a state."""
-        here = given.untyped_storage().data_ptr()
-        return given.clone() if here in self._updated_memory else given
+        here = tensor.untyped_storage().data_ptr()
+        return tensor.clone() if here in self._updated_memory else tensor
 
     def unread(self) -> frozenset[str]:
         """Return the names of the weights of which calls read nothing but what is prepared."""

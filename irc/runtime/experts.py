@@ -34,7 +34,7 @@ def experts(
     count, choices = index.shape
     chosen = index.reshape(-1)
     rows: list[torch.Tensor] = []
-    made: list[torch.Tensor] = []
+    weighted: list[torch.Tensor] = []
     for expert in range(down.shape[0]):
         mine = torch.nonzero(chosen == expert).flatten()
         if len(mine):
@@ -43,14 +43,14 @@ def experts(
             activated = ACTIVATIONS[act](inner[0])
             y = (activated * inner[1] if len(inner) == 2 else activated) @ down[expert].T
             rows.append(mine)
-            made.append(y * weights.reshape(-1)[mine, None])
+            weighted.append(y * weights.reshape(-1)[mine, None])
     shape = (count * choices, down.shape[1])
-    if not made:
+    if not weighted:
         # A rank that no token chose has gradients of zero, not none.
         nothing = sum(x[:0].sum() for x in (hidden, weights, gate_up, down))
         return hidden.new_zeros(count, down.shape[1]) + nothing
     # Out of place, so that torch can differentiate it; summed over k in order, as the model does.
-    spread = made[0].new_zeros(shape).index_put((torch.cat(rows),), torch.cat(made))
+    spread = weighted[0].new_zeros(shape).index_put((torch.cat(rows),), torch.cat(weighted))
     return spread.reshape(count, choices, -1).sum(1).to(hidden.dtype)
 
 

@@ -55,65 +55,65 @@ class FakeCommunicator:
 def _nothing() -> None: ...
 
 
-def _all_reduce(size: int, here: int, attrs: Mapping[str, Any], given: Operands) -> None:
-    if given.target.data_ptr() != given.source.data_ptr():
-        given.target.copy_(given.source)
+def _all_reduce(size: int, here: int, attrs: Mapping[str, Any], operands: Operands) -> None:
+    if operands.target.data_ptr() != operands.source.data_ptr():
+        operands.target.copy_(operands.source)
 
 
-def _all_gather(size: int, here: int, attrs: Mapping[str, Any], given: Operands) -> None:
-    landing = given.target if given.receive is None else given.receive
-    landing.view(size, -1).copy_(given.source.reshape(1, -1).expand(size, -1))
-    if given.receive is not None:
-        unpack(given.target, given.receive, attrs["dim"])
+def _all_gather(size: int, here: int, attrs: Mapping[str, Any], operands: Operands) -> None:
+    landing = operands.target if operands.receive is None else operands.receive
+    landing.view(size, -1).copy_(operands.source.reshape(1, -1).expand(size, -1))
+    if operands.receive is not None:
+        unpack(operands.target, operands.receive, attrs["dim"])
 
 
-def _reduce_scatter(size: int, here: int, attrs: Mapping[str, Any], given: Operands) -> None:
-    source = _packed(given, attrs["dim"], size)
-    given.target.view(-1).copy_(source.reshape(size, -1)[here])
+def _reduce_scatter(size: int, here: int, attrs: Mapping[str, Any], operands: Operands) -> None:
+    source = _packed(operands, attrs["dim"], size)
+    operands.target.view(-1).copy_(source.reshape(size, -1)[here])
 
 
-def _all_to_all(size: int, here: int, attrs: Mapping[str, Any], given: Operands) -> None:
-    source = _packed(given, attrs["split_dim"], size)
-    landing = given.target if given.receive is None else given.receive
+def _all_to_all(size: int, here: int, attrs: Mapping[str, Any], operands: Operands) -> None:
+    source = _packed(operands, attrs["split_dim"], size)
+    landing = operands.target if operands.receive is None else operands.receive
     landing.view(-1).copy_(source.reshape(-1))
-    if given.receive is not None:
-        unpack(given.target, given.receive, attrs["concat_dim"])
+    if operands.receive is not None:
+        unpack(operands.target, operands.receive, attrs["concat_dim"])
 
 
-def _permute(size: int, here: int, attrs: Mapping[str, Any], given: Operands) -> None:
+def _permute(size: int, here: int, attrs: Mapping[str, Any], operands: Operands) -> None:
     if here in [int(target) for target in attrs["targets"]]:
-        given.target.copy_(given.source)
+        operands.target.copy_(operands.source)
     else:
-        given.target.zero_()
+        operands.target.zero_()
 
 
-def _dispatch_rows(size: int, here: int, attrs: Mapping[str, Any], given: Operands) -> None:
-    marks, coming, target = given.marks, given.coming, given.target
+def _dispatch_rows(size: int, here: int, attrs: Mapping[str, Any], operands: Operands) -> None:
+    marks, coming, target = operands.marks, operands.coming, operands.target
     assert marks is not None
     assert coming is not None
     rows = marks.shape[1]
-    landing = _sent_rows(given.source.reshape(rows, -1), marks.nonzero()[:, 1], given)
+    landing = _sent_rows(operands.source.reshape(rows, -1), marks.nonzero()[:, 1], operands)
     flat = target.view(size * rows, -1)
     flat.zero_()
     flat[coming.reshape(-1).nonzero().reshape(-1)] = landing
 
 
-def _combine_rows(size: int, here: int, attrs: Mapping[str, Any], given: Operands) -> None:
-    marks, coming, target = given.marks, given.coming, given.target
+def _combine_rows(size: int, here: int, attrs: Mapping[str, Any], operands: Operands) -> None:
+    marks, coming, target = operands.marks, operands.coming, operands.target
     assert marks is not None
     assert coming is not None
     rows = marks.shape[1]
-    source = given.source.reshape(size * rows, -1)
-    landing = _sent_rows(source, marks.reshape(-1).nonzero()[:, 0], given)
+    source = operands.source.reshape(size * rows, -1)
+    landing = _sent_rows(source, marks.reshape(-1).nonzero()[:, 0], operands)
     flat = target.view(rows, -1)
     flat.zero_()
     for places, part in zip(coming, landing.split(coming.sum(1).tolist()), strict=True):
         flat.index_add_(0, places.nonzero()[:, 0], part)
 
 
-def _sent_rows(source: torch.Tensor, places: torch.Tensor, given: Operands) -> torch.Tensor:
+def _sent_rows(source: torch.Tensor, places: torch.Tensor, operands: Operands) -> torch.Tensor:
     """Pack the rows that are sent, and return as many as come, of these over and over."""
-    marks, coming, send, receive = given.marks, given.coming, given.send, given.receive
+    marks, coming, send, receive = operands.marks, operands.coming, operands.send, operands.receive
     assert marks is not None
     assert coming is not None
     assert send is not None
@@ -141,11 +141,11 @@ ANSWERS: Mapping[str, Answer] = {
 """What each collective does where every rank has the same."""
 
 
-def _packed(given: Operands, dim: int, size: int) -> torch.Tensor:
-    if given.send is None:
-        return given.source
-    pack(given.send, given.source, dim, size)
-    return given.send
+def _packed(operands: Operands, dim: int, size: int) -> torch.Tensor:
+    if operands.send is None:
+        return operands.source
+    pack(operands.send, operands.source, dim, size)
+    return operands.send
 
 
 class FakePeers:

@@ -45,10 +45,10 @@ def fill(
         places[index] = part.view(dtype).view(buffer.shape)
     prepared = {i: p for i, p in places.items() if plan.buffers[i].storage == "prepared"}
     load = partial(_load_prepared, written=_Written(region))
-    made = TorchDriver(tensors, load=load).bind(loaded, prepared=prepared).prepare()
+    computed = TorchDriver(tensors, load=load).bind(loaded, prepared=prepared).prepare()
     written = _Written(region)
     for index, place in places.items():
-        source = made[index] if index in made else tensors[plan.buffers[index].name]
+        source = computed[index] if index in computed else tensors[plan.buffers[index].name]
         # Equal tensors are prepared once, and then the others lie elsewhere.
         if source.data_ptr() != place.data_ptr():
             place.copy_(source)
@@ -108,9 +108,9 @@ def _load_prepared(
 
     def one(call: SegmentCall) -> tuple[Segment, int]:
         alone = SegmentCall(0, call.args, call.sizes)
-        made = plan.kernels[call.kernel].args[plan.kernels[call.kernel].num_inputs :]
-        num_bytes = sum(arg.elements * dtypes()[arg.dtype].itemsize for arg in made)
+        outputs = plan.kernels[call.kernel].args[plan.kernels[call.kernel].num_inputs :]
+        num_bytes = sum(arg.elements * dtypes()[arg.dtype].itemsize for arg in outputs)
         return backend.load_segment([texts[call.kernel]], [alone], num_threads), num_bytes
 
-    found = [_OneByOne([one(call) for call in calls], written) for calls in segments[:count]]
-    return [*found, *(_NotRun() for _ in segments[count:])]
+    compiled = [_OneByOne([one(call) for call in calls], written) for calls in segments[:count]]
+    return [*compiled, *(_NotRun() for _ in segments[count:])]

@@ -49,10 +49,10 @@ class Frame:
         """The address of the base table."""
         return ctypes.addressof(self.table)
 
-    def bind(self, given: Mapping[int, torch.Tensor] | Sequence[torch.Tensor | None]) -> None:
+    def bind(self, owners: Mapping[int, torch.Tensor] | Sequence[torch.Tensor | None]) -> None:
         """Show inputs and outputs of this call, and views of them, to torch."""
         for index, root, view in self.bound:
-            owner = given[root]
+            owner = owners[root]
             assert owner is not None
             if view is not None:
                 shape, strides, offset = view

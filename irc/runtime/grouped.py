@@ -30,21 +30,21 @@ def grouped_mm(
     import torch
 
     if offs is None:
-        found = x @ weight
+        product = x @ weight
     else:
         ends = [int(end) for end in offs]
         bounds = list(zip([0, *ends[:-1]], ends, strict=True))
         match x.ndim, weight.ndim:
             case 2, 3:
-                found = _rows(x, weight, bounds)
+                product = _rows(x, weight, bounds)
             case 2, 2:
-                found = torch.stack([x[:, a:b] @ weight[a:b] for a, b in bounds])
+                product = torch.stack([x[:, a:b] @ weight[a:b] for a, b in bounds])
             case _:
                 parts = [x[i] @ weight[:, a:b] for i, (a, b) in enumerate(bounds)]
                 rest = x.new_zeros(x.shape[1], weight.shape[1] - ends[-1])
-                found = torch.cat([*parts, rest], 1)
-    found = found if bias is None else found + bias
-    return found if out_dtype is None else found.to(out_dtype)
+                product = torch.cat([*parts, rest], 1)
+    product = product if bias is None else product + bias
+    return product if out_dtype is None else product.to(out_dtype)
 
 
 def grouped_rows(
@@ -71,12 +71,12 @@ def contract_panels(x: torch.Tensor, panels: torch.Tensor, index: torch.Tensor) 
     """
     count, panel, steps, columns, pair = panels.shape
     dense = panels.permute(0, 1, 3, 2, 4).reshape(count, panel * columns, steps * pair)
-    found = x.new_zeros(len(x), panel * columns)
+    products = x.new_zeros(len(x), panel * columns)
     for expert in range(count):
         mine = (index == expert).nonzero().flatten()
         if len(mine):
-            found[mine] = x[mine] @ dense[expert].T
-    return found
+            products[mine] = x[mine] @ dense[expert].T
+    return products
 
 
 def outer_products(
@@ -90,20 +90,20 @@ def outer_products(
         index: the group of each, [r]; one that is none of them counts nothing.
         count: of groups.
     """
-    found = x.new_zeros(count, x.shape[1], g.shape[1])
+    sums = x.new_zeros(count, x.shape[1], g.shape[1])
     for group in range(count):
         mine = (index == group).nonzero().flatten()
         if len(mine):
-            found[group] = x[mine].T @ g[mine]
-    return found
+            sums[group] = x[mine].T @ g[mine]
+    return sums
 
 
 def _rows(x: torch.Tensor, weight: torch.Tensor, bounds: list[tuple[int, int]]) -> torch.Tensor:
     import torch
 
     first, last = bounds[0][0], bounds[-1][1]
-    made = [x[a:b] @ matrix for (a, b), matrix in zip(bounds, weight, strict=True)]
+    products = [x[a:b] @ matrix for (a, b), matrix in zip(bounds, weight, strict=True)]
     # Zeros that depend on both, so that both have gradients where no row is left.
     none = (x[:0] @ weight[0]).sum(0, keepdim=True)
     before, after = none.expand(first, -1), none.expand(len(x) - last, -1)
-    return torch.cat([before, *made, after])
+    return torch.cat([before, *products, after])

@@ -111,12 +111,15 @@ def placement_of(tensor: Any, mesh: Mesh) -> Placement:
     """
     if not is_held(tensor):
         return Placement.replicated(mesh.names)
-    given = tensor.device_mesh
-    if (given.mesh_dim_names, tuple(given.shape)) != (mesh.names, tuple(n for _, n in mesh.axes)):
+    tensor_mesh = tensor.device_mesh
+    if (tensor_mesh.mesh_dim_names, tuple(tensor_mesh.shape)) != (
+        mesh.names,
+        tuple(n for _, n in mesh.axes),
+    ):
         raise IrcError(
             "input-mismatch",
-            f"a tensor lies on the mesh {given.mesh_dim_names} of {tuple(given.shape)} ranks, "
-            f"the program on {mesh}",
+            f"a tensor lies on the mesh {tensor_mesh.mesh_dim_names} of {tuple(tensor_mesh.shape)} "
+            f"ranks, the program on {mesh}",
             help="start with a new cache, or gather it: irc.whole(cache)",
         )
     return from_dtensor(tensor.placements, mesh, ndim=tensor.ndim)

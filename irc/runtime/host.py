@@ -114,10 +114,10 @@ class HostExecutor:
             IrcError: ``input-mismatch``, ``size-outside``.
         """
         items = [as_item(value) for value in inputs]
-        found = self.run(items) if self._compiled else self._eager(items)
+        outputs = self.run(items) if self._compiled else self._eager(items)
         return tuple(
             as_tensor(value) if isinstance(kind, TensorType) else value
-            for value, kind in zip(found, self._entry.function_type.outputs, strict=True)
+            for value, kind in zip(outputs, self._entry.function_type.outputs, strict=True)
         )
 
     def run(self, items: Sequence[Any]) -> list[Any]:
@@ -139,17 +139,17 @@ class HostExecutor:
 
     def _eager(self, items: Sequence[Any]) -> list[Any]:
         sizes = self._calls.check_sizes(items)
-        given = iter([
+        inputs = iter([
             as_tensor(value) if isinstance(kind, TensorType) else value
             for kind, value in zip(self._kinds, items, strict=True)
         ])  # fmt: skip
         ordered = [
-            self._stored[name] if role in WEIGHTS else next(given)
+            self._stored[name] if role in WEIGHTS else next(inputs)
             for role, name, _ in self._arguments
         ]
         with torch.no_grad():
-            found = self._program.run(self._entry, ordered, sizes)
-        return [as_item(value) for value in found]
+            outputs = self._program.run(self._entry, ordered, sizes)
+        return [as_item(value) for value in outputs]
 
 
 class _Regions:
@@ -160,29 +160,29 @@ class _Regions:
         self.stepped: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def run(self, name: str, given: list[Any], sizes: Mapping[str, int]) -> list[Any] | None:
+    def run(self, name: str, inputs: list[Any], sizes: Mapping[str, int]) -> list[Any] | None:
         """Run the plan of a region; None where there is none for the sizes."""
         region = self._regions.get(name)
-        return None if region is None else region.run(given, sizes)
+        return None if region is None else region.run(inputs, sizes)
 
-    def step(self, name: str, given: list[Any], sizes: Mapping[str, int]) -> list[Any]:
+    def step(self, name: str, inputs: list[Any], sizes: Mapping[str, int]) -> list[Any]:
         """Run the ops of a region one by one."""
         with self._lock:
             self.stepped[name] = self.stepped.get(name, 0) + 1
-        tensors = [as_tensor(value) for value in given]
+        tensors = [as_tensor(value) for value in inputs]
         return [as_item(value) for value in self._program.call(name, tensors, sizes)]
 
     def library(
-        self, step: Library, given: list[Any], shapes: Sequence[Sequence[int]]
+        self, step: Library, operands: list[Any], shapes: Sequence[Sequence[int]]
     ) -> list[Any]:
         """Run an op of flow."""
         names = [each.dtype for each in step.stated if each is not None]
         results = [(tuple(s), name) for s, name in zip(shapes, names, strict=True)]
-        found = library.run(step.op, step.attrs, [as_tensor(each) for each in given], results)
+        tensors = library.run(step.op, step.attrs, [as_tensor(each) for each in operands], results)
         wanted = [dtypes()[name] for name in names]
         return [
             as_item(t.to(dtype) if t.is_floating_point() else t)
-            for t, dtype in zip(found, wanted, strict=True)
+            for t, dtype in zip(tensors, wanted, strict=True)
         ]
 
 
@@ -212,10 +212,10 @@ class _Region:
     def _call(self, loaded: LoadedPlan) -> Call:
         return array_call(self._driver.bind(loaded))
 
-    def run(self, given: Sequence[Any], sizes: Mapping[str, int]) -> list[Any] | None:
+    def run(self, inputs: Sequence[Any], sizes: Mapping[str, int]) -> list[Any] | None:
         """Run the plan for the sizes at hand; None where there is none."""
         call = self._one or self._calls.at(tuple([sizes[name] for name in self._symbols]))
-        return None if call is None else call(given)
+        return None if call is None else call(inputs)
 
     def _bind(self, numbers: tuple[int, ...]) -> Call | None:
         bound = self._bound

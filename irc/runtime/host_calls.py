@@ -28,11 +28,11 @@ MAX_SIZES = 64
 class Regions(Protocol):
     """What runs the regions of a program."""
 
-    def run(self, name: str, given: list[Item], sizes: Known) -> list[Item] | None:
+    def run(self, name: str, inputs: list[Item], sizes: Known) -> list[Item] | None:
         """Run the plan of a region; None where there is none for the sizes."""
         ...
 
-    def step(self, name: str, given: list[Item], sizes: Known) -> list[Item]:
+    def step(self, name: str, inputs: list[Item], sizes: Known) -> list[Item]:
         """Run the ops of a region one by one.
 
         Raises:
@@ -40,7 +40,7 @@ class Regions(Protocol):
         """
         ...
 
-    def library(self, step: Library, given: list[Item], shapes: Sequence[Sequence[int]]) -> Any:
+    def library(self, step: Library, operands: list[Item], shapes: Sequence[Sequence[int]]) -> Any:
         """Run an op of flow and return its results.
 
         Raises:
@@ -73,9 +73,9 @@ class HostCalls:
             IrcError: ``input-mismatch``, ``size-outside``.
         """
         sizes = self.check_sizes(inputs)
-        found = self.functions[ENTRY].run(inputs, sizes)
+        outputs = self.functions[ENTRY].run(inputs, sizes)
         held = [*self._held, *(each for each in inputs if isinstance(each, np.ndarray))]
-        return [_apart(value, held) for value in found]
+        return [_apart(value, held) for value in outputs]
 
     def check_sizes(self, inputs: Sequence[Item]) -> Known:
         """Return the numbers of the open sizes in a call's inputs, which are checked.
@@ -92,26 +92,30 @@ class HostCalls:
                 shape.check(name, value)
         code = self.code
         key = tuple([int(inputs[each.input].shape[each.dim]) for each in code.symbols])
-        found = self._sizes.get(key)
-        if found is None:
-            found = sizes_of(code, key)
+        known = self._sizes.get(key)
+        if known is None:
+            known = sizes_of(code, key)
             if len(self._sizes) >= MAX_SIZES:
                 self._sizes.clear()
-            self._sizes[key] = found
+            self._sizes[key] = known
         for shape, value in zip(self._shapes, inputs, strict=True):
             if shape is not None:
-                shape.learn(value, dict(found))
-        return found
+                shape.learn(value, dict(known))
+        return known
 
-    def call(self, name: str, given: list[Item], known: Known, made: Sequence[Shape | None]) -> Any:
+    def call(
+        self, name: str, inputs: list[Item], known: Known, result_shapes: Sequence[Shape | None]
+    ) -> Any:
         """Run a region, or a function of the host."""
         if name not in self._named:
-            return self.functions[name].run(given, known)
-        found = self.regions.run(name, given, known)
-        if found is None:
+            return self.functions[name].run(inputs, known)
+        results = self.regions.run(name, inputs, known)
+        if results is None:
             # What has no elements is not computed: a loop of no trips collects such results.
-            found = without_elements(made, known) or self.regions.step(name, given, known)
-        return found
+            results = without_elements(result_shapes, known) or self.regions.step(
+                name, inputs, known
+            )
+        return results
 
 
 def sizes_of(code: HostCode, numbers: Sequence[int]) -> Known:
@@ -120,22 +124,22 @@ def sizes_of(code: HostCode, numbers: Sequence[int]) -> Known:
     Raises:
         IrcError: ``size-outside``.
     """
-    found = {each.symbol: n for each, n in zip(code.symbols, numbers, strict=True)}
+    known = {each.symbol: n for each, n in zip(code.symbols, numbers, strict=True)}
     for each in code.symbols:
-        if found[each.symbol] < 1:
-            raise IrcError("size-outside", f"size '{each.name}' is {found[each.symbol]}")
+        if known[each.symbol] < 1:
+            raise IrcError("size-outside", f"size '{each.name}' is {known[each.symbol]}")
     for quotient in code.quotients:
-        dim, by = number_of(quotient.dim, found), number_of(quotient.by, found)
-        found[quotient.symbol] = dim // by
+        dim, by = number_of(quotient.dim, known), number_of(quotient.by, known)
+        known[quotient.symbol] = dim // by
     for condition in code.conditions:
-        if not meets(condition, found):
+        if not meets(condition, known):
             raise IrcError(
                 "size-outside",
                 f"the plan is for sizes with {shown(condition)}",
                 condition.where,
                 help="compile the model for these sizes: irc compile ... --size NAME=N",
             )
-    return found
+    return known
 
 
 def _apart(value: Item, held: list[Any]) -> Item:

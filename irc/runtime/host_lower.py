@@ -83,13 +83,13 @@ class _Lowering:
 
     def run(self) -> Function:
         """Lower the function."""
-        given: list[Stated | None] = []
+        inputs: list[Stated | None] = []
         for role, name, value in arguments(self._func):
             if role in WEIGHTS:
                 self._names[value] = name
             else:
-                self._slots[value] = len(given)
-                given.append(stated(value.type))
+                self._slots[value] = len(inputs)
+                inputs.append(stated(value.type))
         outputs: tuple[int, ...] | None = None
         for op in self._func.body.block.ops:
             if isinstance(op, ReturnOp):
@@ -101,7 +101,7 @@ class _Lowering:
         if outputs is None:
             raise InternalError("a function of a host program ends without func.return")
         return Function(
-            tuple(given), tuple(sorted(self._stored.items())), tuple(self._steps), outputs,
+            tuple(inputs), tuple(sorted(self._stored.items())), tuple(self._steps), outputs,
             len(self._slots),
         )  # fmt: skip
 
@@ -121,9 +121,9 @@ class _Lowering:
         else:
             number = len(self._arrays)
             self._arrays.append(as_item(self._constants[value]))
-        found = self._slots[value] = len(self._slots)
-        self._stored[found] = number
-        return found
+        slot = self._slots[value] = len(self._slots)
+        self._stored[slot] = number
+        return slot
 
     def _written(self, values: Sequence[SSAValue]) -> tuple[int, ...]:
         for value in values:
@@ -133,17 +133,17 @@ class _Lowering:
     def _call(self, op: CallOp) -> None:
         name = op.callee.string_value()
         roles = [role for role, _, _ in arguments(self._known[name])]
-        given = [v for v, role in zip(op.operands, roles, strict=True) if role not in WEIGHTS]
-        inputs = self._read(given)
+        operands = [v for v, role in zip(op.operands, roles, strict=True) if role not in WEIGHTS]
+        inputs = self._read(operands)
         types = tuple(stated(result.type) for result in op.results)
         self._steps.append(Call("call", name, inputs, self._written(op.results), types))
 
     def _op(self, op: Operation) -> None:
         assert isinstance(op, FlowOp), op.name
         types = tuple(stated(result.type) for result in op.outputs)
-        if isinstance(op, ExternOp) and (found := _on_arrays(op)) is not None:
+        if isinstance(op, ExternOp) and (node := _on_arrays(op)) is not None:
             inputs = self._read(op.inputs)
-            target, text = found
+            target, text = node
             outputs = self._written(op.outputs)
             self._steps.append(Node("node", target, text, inputs, outputs, types, loc_of(op)))
             return
@@ -172,10 +172,10 @@ class _Lowering:
         if any(value not in self._constants for value in op.inputs):
             return False
         operands = [self._constants[value] for value in op.inputs]
-        found = library.run(op.name, op.plain, operands, results)
-        for value, made, (_, dtype) in zip(op.outputs, found, results, strict=True):
+        tensors = library.run(op.name, op.plain, operands, results)
+        for value, tensor, (_, dtype) in zip(op.outputs, tensors, results, strict=True):
             wanted = dtypes()[dtype]
-            self._constants[value] = made.to(wanted) if made.is_floating_point() else made
+            self._constants[value] = tensor.to(wanted) if tensor.is_floating_point() else tensor
         return True
 
     def _fill(self, op: ConstantOp) -> Fill | None:

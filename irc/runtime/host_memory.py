@@ -168,10 +168,10 @@ def _launcher() -> int:
     process = os.getppid()
     while process > 1:
         try:
-            given = Path(f"/proc/{process}/environ").read_bytes()
+            environment = Path(f"/proc/{process}/environ").read_bytes()
         except OSError:
             return process
-        if f"{RUN_VARIABLE}=".encode() not in given:
+        if f"{RUN_VARIABLE}=".encode() not in environment:
             return process
         process = int(_stat(process)[1])
     return process

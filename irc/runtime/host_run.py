@@ -61,22 +61,22 @@ def run_host(
     """
     plan = load_host(folder, trust=trust)
     weights = load_host_weights(plan, verify=verify)
-    given = host_inputs(plan, inputs, seed, sizes or {})
+    values = host_inputs(plan, inputs, seed, sizes or {})
     run = HostExecutor(plan, weights)
     PROGRESS.info("the first call")
-    found = run(*given)
+    results = run(*values)
     PROGRESS.info("timing calls")
     seconds: list[float] = []
     for _ in range(TIMED_CALLS):
         start = time.perf_counter()
-        run(*given)
+        run(*values)
         seconds.append(time.perf_counter() - start)
     if outputs is not None:
-        _save(outputs, plan, found)
+        _save(outputs, plan, results)
     notes = tuple(f"op by op   {name}" for name in sorted(run.stepped))
     if compare:
         PROGRESS.info("the model, eagerly")
-    comparison = compared(plan, weights, given, found) if compare else None
+    comparison = compared(plan, weights, values, results) if compare else None
     threads = torch.get_num_threads()
     return RunReport("", threads, (min(seconds),), None, comparison, notes=notes)
 
@@ -91,16 +91,16 @@ def compared(
     eager = _tensors(HostExecutor(plan, weights, compiled=False)(*inputs))
     wide = HostExecutor(plan, weights, compiled=False, wide=True)
     exact = _tensors(wide(*inputs))
-    made = _tensors(outputs)
+    compiled = _tensors(outputs)
     if [x.shape for x in exact] != [x.shape for x in eager]:
         # A value near a threshold is above it in one dtype and below in the other.
         exact = eager
-    if len(made) != len(eager) or len(exact) != len(eager):
+    if len(compiled) != len(eager) or len(exact) != len(eager):
         return Comparison(float("inf"), float("inf"), 0.0)
-    apart = [float(_difference(a, b, absolute=True)) for a, b in zip(made, eager, strict=True)]
+    apart = [float(_difference(a, b, absolute=True)) for a, b in zip(compiled, eager, strict=True)]
     return Comparison(
         max(apart, default=0.0),
-        max((_difference(a, b) for a, b in zip(made, exact, strict=True)), default=0.0),
+        max((_difference(a, b) for a, b in zip(compiled, exact, strict=True)), default=0.0),
         max((_difference(a, b) for a, b in zip(eager, exact, strict=True)), default=0.0),
     )
 
@@ -115,21 +115,21 @@ def _difference(a: torch.Tensor, b: torch.Tensor, *, absolute: bool = False) -> 
 
 def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
     """Return all numbers of some outputs; of strings, whether they are equal is left to hashes."""
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, list | tuple):
-            found += _tensors(value)
+            tensors += _tensors(value)
         elif isinstance(value, dict):
-            found += _tensors([np.array(sorted(map(str, value.items())), object)])
+            tensors += _tensors([np.array(sorted(map(str, value.items())), object)])
         elif isinstance(value, np.ndarray) and value.dtype == object:
             codes = [sum(text.encode()) + len(text) for text in map(str, value.reshape(-1))]
-            found.append(torch.tensor(codes, dtype=torch.int64).reshape(value.shape))
+            tensors.append(torch.tensor(codes, dtype=torch.int64).reshape(value.shape))
         elif isinstance(value, np.ndarray):
             plain = value.dtype.kind in "fiub" and value.dtype.isbuiltin
-            found.append(as_tensor(value if plain else value.astype(np.float32)))
-    return found
+            tensors.append(as_tensor(value if plain else value.astype(np.float32)))
+    return tensors
 
 
 def host_inputs(plan: HostPlan, file: str | None, seed: int, sizes: Mapping[str, int]) -> list[Any]:
@@ -142,10 +142,10 @@ def host_inputs(plan: HostPlan, file: str | None, seed: int, sizes: Mapping[str,
         return chosen(read_arrays(file), plan.facts.inputs)
     numbers = example_or(plan.facts.symbols, sizes)
     module, generator = host_module(plan), torch.Generator().manual_seed(seed)
-    given = [(n, value) for role, n, value in arguments(entry(module)) if role not in WEIGHTS]
-    kinds = [value.type for _, value in given if isinstance(value.type, TensorType)]
+    inputs = [(n, value) for role, n, value in arguments(entry(module)) if role not in WEIGHTS]
+    kinds = [value.type for _, value in inputs if isinstance(value.type, TensorType)]
     check_memory([(kind.dtype, _shape(kind, numbers)) for kind in kinds])
-    return [_drawn(module, name, value, numbers, generator) for name, value in given]
+    return [_drawn(module, name, value, numbers, generator) for name, value in inputs]
 
 
 def _drawn(
@@ -203,8 +203,8 @@ class CheckedHost:
         return "\n".join(lines)
 
 
-def _said(found: Comparison | CheckedHost) -> str:
-    return f"relative {found.relative:.1e} (eager's own {found.eager_relative:.1e})"
+def _said(comparison: Comparison | CheckedHost) -> str:
+    return f"relative {comparison.relative:.1e} (eager's own {comparison.eager_relative:.1e})"
 
 
 def check_host(folder: str, inputs: str | None = None, *, trust: bool = False) -> CheckedHost:
@@ -223,15 +223,15 @@ def check_host(folder: str, inputs: str | None = None, *, trust: bool = False) -
         regions[name] = check_plan(f"{folder}/regions/{name}", trust=trust)
     PROGRESS.info("the host program")
     unplanned = {name: known.reason for name, known in plan.facts.regions.items() if known.reason}
-    given = host_inputs(plan, inputs, 0, {})
+    values = host_inputs(plan, inputs, 0, {})
     weights = load_host_weights(plan)
-    found = compared(plan, weights, given, HostExecutor(plan, weights)(*given))
-    if not found.ok:
+    comparison = compared(plan, weights, values, HostExecutor(plan, weights)(*values))
+    if not comparison.ok:
         raise IrcError(
-            "check-failed", f"the host program differs from eager: {_said(found)}",
+            "check-failed", f"the host program differs from eager: {_said(comparison)}",
             because=["each region agrees with eager by itself"],
         )  # fmt: skip
-    return CheckedHost(regions, unplanned, found.relative, found.eager_relative)
+    return CheckedHost(regions, unplanned, comparison.relative, comparison.eager_relative)
 
 
 def _save(path: str, plan: HostPlan, outputs: Sequence[Any]) -> None:

@@ -116,21 +116,21 @@ def _number(polynomial: Polynomial, known: Known) -> int | None:
         return None
 
 
-def no_rows(made: Sequence[Shape | None], known: Known) -> list[Item]:
+def no_rows(result_shapes: Sequence[Shape | None], known: Known) -> list[Item]:
     """Return what a loop of no trips collects: results of their types, without rows."""
     return [
         None if each is None
         else np.zeros([0, *(max(n or 0, 0) for n in each.numbers(known)[1:])], each.dtype)
-        for each in made
+        for each in result_shapes
     ]  # fmt: skip
 
 
-def without_elements(made: Sequence[Shape | None], known: Known) -> list[Item] | None:
+def without_elements(result_shapes: Sequence[Shape | None], known: Known) -> list[Item] | None:
     """Return the results of a region where none of them has an element; None where one has."""
-    found: list[Item] = []
-    for each in made:
+    items: list[Item] = []
+    for each in result_shapes:
         sizes = [] if each is None else each.numbers(known)
         if each is None or 0 not in sizes or None in sizes:
             return None
-        found.append(np.zeros([n or 0 for n in sizes], each.dtype))
-    return found
+        items.append(np.zeros([n or 0 for n in sizes], each.dtype))
+    return items

@@ -35,9 +35,9 @@ class Prepared:
         self._steps = [self._step(step) for step in function.steps]
         self._outputs = function.outputs
 
-    def run(self, given: Sequence[Item], sizes: Known) -> list[Item]:
+    def run(self, inputs: Sequence[Item], sizes: Known) -> list[Item]:
         """Run on what a caller gives, with the sizes that it knows."""
-        known, values = dict(sizes), [*given, *self._rest]
+        known, values = dict(sizes), [*inputs, *self._rest]
         for index, shape in enumerate(self._shapes):
             if shape is not None:
                 values[index] = value = np.asarray(values[index])
@@ -61,12 +61,12 @@ class Prepared:
 
     def _call(self, step: Call) -> Run:
         name, inputs, call = step.function, step.inputs, self._calls.call
-        made = [shape_of(each) for each in step.stated]
-        outputs = list(zip(step.outputs, made, strict=True))
+        result_shapes = [shape_of(each) for each in step.stated]
+        outputs = list(zip(step.outputs, result_shapes, strict=True))
 
         def run(values: list[Item], known: Known) -> None:
-            found = call(name, [values[slot] for slot in inputs], known, made)
-            _write(outputs, found, values, known)
+            results = call(name, [values[slot] for slot in inputs], known, result_shapes)
+            _write(outputs, results, values, known)
 
         return run
 
@@ -75,50 +75,52 @@ class Prepared:
         positions, options = decoded(step.arguments)
         if problem := _problem(step, options, positions, self._calls.code):
             raise corrupt(f"{target[:80]} {problem}", step.loc)
-        made = [shape_of(each) for each in step.stated]
-        outputs = list(zip(step.outputs, made, strict=True))
+        result_shapes = [shape_of(each) for each in step.stated]
+        outputs = list(zip(step.outputs, result_shapes, strict=True))
         wanted = [None if each is None else each.dtype for each in step.stated]
         missing = [None] * len(wanted)
         has_bodies, calls = bool(functions_of((positions, options))), self._calls
 
         def run(values: list[Item], known: Known) -> None:
-            given = [values[slot] for slot in inputs]
+            operands = [values[slot] for slot in inputs]
             if not has_bodies:
-                found = run_items(target, (positions, options), given, wanted)
+                results = run_items(target, (positions, options), operands, wanted)
             else:
-                rows = partial(no_rows, made, known)
+                rows = partial(no_rows, result_shapes, known)
                 own = {**options, "attributes": {**options["attributes"], "empty": rows}}
 
                 def body(name: str, items: list[Item]) -> list[Item]:
                     return calls.functions[name].run(items, known)
 
-                found = run_items(target, (positions, own), given, wanted, body)
-            _write(outputs, [*found, *missing[len(found) :]], values, known)
+                results = run_items(target, (positions, own), operands, wanted, body)
+            _write(outputs, [*results, *missing[len(results) :]], values, known)
 
         return run
 
     def _library(self, step: Library) -> Run:
         inputs, library = step.inputs, self._calls.regions.library
-        made = [shape_of(each) for each in step.stated]
-        outputs = list(zip(step.outputs, made, strict=True))
+        result_shapes = [shape_of(each) for each in step.stated]
+        outputs = list(zip(step.outputs, result_shapes, strict=True))
 
         def run(values: list[Item], known: Known) -> None:
             shapes = [
-                [-1 if n is None else n for n in each.numbers(known)] for each in made if each
+                [-1 if n is None else n for n in each.numbers(known)]
+                for each in result_shapes
+                if each
             ]
-            found = library(step, [values[slot] for slot in inputs], shapes)
-            _write(outputs, found, values, known)
+            results = library(step, [values[slot] for slot in inputs], shapes)
+            _write(outputs, results, values, known)
 
         return run
 
 
 def _write(
     outputs: Sequence[tuple[int, Shape | None]],
-    found: list[Item],
+    results: list[Item],
     values: list[Item],
     known: Known,
 ) -> None:
-    for (slot, shape), value in zip(outputs, found, strict=True):
+    for (slot, shape), value in zip(outputs, results, strict=True):
         if shape is not None:
             shape.learn(value, known)
         values[slot] = value

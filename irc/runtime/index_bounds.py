@@ -35,8 +35,8 @@ def bounded(
     try:
         return run()
     except (IndexError, RuntimeError) as error:
-        if (found := _outside(name, attrs, inputs)) is not None:
-            raise found from error
+        if (refusal := _outside(name, attrs, inputs)) is not None:
+            raise refusal from error
         raise
 
 

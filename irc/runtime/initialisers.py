@@ -87,7 +87,7 @@ class InitialStart:
             before = [slots[key]._version for slots, key, _ in kept]
             if reset is not None:
                 reset(layer)
-            found: list[tuple[str, torch.Tensor]] = []
+            tensors: list[tuple[str, torch.Tensor]] = []
             for (name, slots, key), version in zip(
                 [(n, s, k) for n, s, k in _keys(path, kept)], before, strict=True
             ):
@@ -101,8 +101,8 @@ class InitialStart:
                         help="say how: irc.compile_step(.., init=FUNCTION of each layer), or load "
                         "a checkpoint first: step.load(folder)",
                     )
-                found.append((whole, value.detach()))
-            return found
+                tensors.append((whole, value.detach()))
+            return tensors
         finally:
             for slots, key, value in kept:
                 slots[key] = value
@@ -110,8 +110,8 @@ class InitialStart:
 
 def _initialiser(layer: nn.Module) -> Init | None:
     for name in ("reset_parameters", "_reset_parameters"):
-        if (found := getattr(layer, name, None)) is not None:
-            return lambda _: found()
+        if (reset := getattr(layer, name, None)) is not None:
+            return lambda _: reset()
     return None
 
 

@@ -165,7 +165,7 @@ def random_inputs(plan: Plan, seed: int) -> list[torch.Tensor]:
 def drawn_inputs(specs: Sequence[InputSpec], seed: int) -> list[torch.Tensor]:
     """Draw inputs; integers that index a table stay inside it, others are 0 or 1."""
     generator = torch.Generator().manual_seed(seed)
-    found: list[torch.Tensor] = []
+    inputs: list[torch.Tensor] = []
     for spec in specs:
         if is_smooth(spec.dtype):
             wide = torch.complex64 if is_complex(spec.dtype) else torch.float32
@@ -173,8 +173,8 @@ def drawn_inputs(specs: Sequence[InputSpec], seed: int) -> list[torch.Tensor]:
         else:
             low, high = spec.bounds or (0, 1)
             drawn = torch.randint(low, high + 1, spec.shape, generator=generator)
-        found.append(drawn.to(dtypes()[spec.dtype]))
-    return found
+        inputs.append(drawn.to(dtypes()[spec.dtype]))
+    return inputs
 
 
 def read_inputs(loaded: LoadedPlan, file: str) -> list[torch.Tensor]:
@@ -207,7 +207,7 @@ def read_arrays(file: str) -> dict[str, torch.Tensor]:
 
 
 def chosen_inputs(
-    specs: Sequence[InputSpec], given: Mapping[str, torch.Tensor]
+    specs: Sequence[InputSpec], named: Mapping[str, torch.Tensor]
 ) -> list[torch.Tensor]:
     """Put named inputs into the plan's order; floats take the plan's dtype (npz has no bfloat16).
 
@@ -215,18 +215,18 @@ def chosen_inputs(
         IrcError: ``input-mismatch`` for a name that is missing or unknown.
     """
     names = [spec.name for spec in specs]
-    for name in given:
+    for name in named:
         check_name(name, names)
-    found: list[torch.Tensor] = []
+    inputs: list[torch.Tensor] = []
     for spec in specs:
-        value = given.get(spec.name, spec.known)
+        value = named.get(spec.name, spec.known)
         if value is None:
             raise IrcError("input-mismatch", f"input '{spec.name}' is missing")
         wanted = dtypes()[spec.dtype]
         if value.is_floating_point() and wanted.is_floating_point:
             value = value.to(wanted)
-        found.append(value)
-    return found
+        inputs.append(value)
+    return inputs
 
 
 def check_name(name: str, names: Sequence[str]) -> None:
@@ -241,15 +241,15 @@ def check_name(name: str, names: Sequence[str]) -> None:
         )
 
 
-def chosen(given: Mapping[str, torch.Tensor], names: Sequence[str]) -> list[torch.Tensor]:
+def chosen(named: Mapping[str, torch.Tensor], names: Sequence[str]) -> list[torch.Tensor]:
     """Put named inputs into an order.
 
     Raises:
         IrcError: ``input-mismatch`` for a name that is missing or unknown.
     """
-    for name in given:
+    for name in named:
         check_name(name, names)
     for name in names:
-        if name not in given:
+        if name not in named:
             raise IrcError("input-mismatch", f"input '{name}' is missing")
-    return [given[name] for name in names]
+    return [named[name] for name in names]

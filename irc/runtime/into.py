@@ -38,8 +38,8 @@ def writer(name: str, attrs: Mapping[str, Any], fixed: Collection[int] = ()) -> 
         return cell_writer(attrs["target"], json.loads(attrs["arguments"]), fixed)
     if name == names.EXTERN:
         return _extern(attrs)
-    found = WRITERS.get(name)
-    run = None if found is None else found(attrs)
+    factory = WRITERS.get(name)
+    run = None if factory is None else factory(attrs)
     if run is None or name not in INDEXED:
         return run
     return lambda inputs, out: bounded(name, attrs, inputs, lambda: run(inputs, out))
@@ -142,10 +142,10 @@ def _extern(attrs: Mapping[str, Any]) -> Write | None:
     target = attrs["target"]
     if target not in EXTERN or target == effects.TARGET:
         return None
-    found = _with_out(target)
-    if found is None:
+    overload = _with_out(target)
+    if overload is None:
         return None
-    run, keywords_of = found
+    run, keywords_of = overload
     fill = calling(json.loads(attrs["arguments"]))
 
     def call(inputs: Sequence[torch.Tensor], out: Sequence[torch.Tensor]) -> None:

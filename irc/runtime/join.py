@@ -119,15 +119,15 @@ def shared_plan(make: Callable[[], LoadedPlan], rank: int, own: Marks) -> Loaded
 
 
 def _shared(make: Callable[[], LoadedPlan], rank: int) -> LoadedPlan:
-    made: list[LoadedPlan] = []
+    plans: list[LoadedPlan] = []
 
     def packed() -> bytes:
-        made.append(make())
-        return pack(made[0])
+        plans.append(make())
+        return pack(plans[0])
 
     data = _sent(packed, rank)
     # Rank 0 runs what it made: its code is its own.
-    return made[0] if made else unpack(data)
+    return plans[0] if plans else unpack(data)
 
 
 def shared_bytes(make: Callable[[], bytes], rank: int, own: Marks) -> bytes:

@@ -26,8 +26,8 @@ def _kernels(loaded: LoadedPlan, name: str) -> dict[str, KernelOp]:
     if name not in loaded.texts:
         raise corrupt(f"the plan has no file {name}")
     ops = load(loaded.texts[name].decode(), name).body.block.ops
-    found = {op.sym_name.data: op for op in ops if isinstance(op, KernelOp)}
+    kernels = {op.sym_name.data: op for op in ops if isinstance(op, KernelOp)}
     for each in loaded.sized.sizes.kernels if loaded.sized else ():
-        if each.name not in found:
+        if each.name not in kernels:
             raise corrupt(f"{name} has no kernel {each.name}")
-    return found
+    return kernels

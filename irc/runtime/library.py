@@ -45,10 +45,10 @@ def run(
         IrcError: ``index-out-of-range``.
     """
     if name in INDEXED:
-        found = bounded(name, attrs, inputs, lambda: LIBRARY[name](attrs, list(inputs), results))
+        returned = bounded(name, attrs, inputs, lambda: LIBRARY[name](attrs, list(inputs), results))
     else:
-        found = LIBRARY[name](attrs, list(inputs), results)
-    return list(found) if isinstance(found, tuple | list) else [found]
+        returned = LIBRARY[name](attrs, list(inputs), results)
+    return list(returned) if isinstance(returned, tuple | list) else [returned]
 
 
 def prepared(
@@ -62,8 +62,8 @@ def prepared(
         results: shape and dtype of each result.
         fixed: operands that are weights: each the same tensor in every call.
     """
-    if name == names.EXTERN and (found := extern.prepared(attrs, results, fixed)) is not None:
-        return found
+    if name == names.EXTERN and (call := extern.prepared(attrs, results, fixed)) is not None:
+        return call
     return lambda inputs: run(name, attrs, inputs, results)
 
 

@@ -31,13 +31,13 @@ def losses(
     """
     if len(h) and not 0 <= int(index.min()) <= int(index.max()) < len(w):
         raise IndexError(f"an index lies outside of the {len(w)} classes")
-    found, sums = _empty(h, len(h)), _empty(h, len(h))
+    row_losses, sums = _empty(h, len(h)), _empty(h, len(h))
     for at, x in _blocks(h, w, bias):
         top = x.amax(1, keepdim=True)
         log = (x - top).exp().sum(1).log()
         picked = x.gather(1, index[at].long()[:, None]) - top
-        found[at], sums[at] = log - picked[:, 0], log + top[:, 0]
-    return [found, sums]
+        row_losses[at], sums[at] = log - picked[:, 0], log + top[:, 0]
+    return [row_losses, sums]
 
 
 def backward(
@@ -74,8 +74,8 @@ def backward(
         dx = dx.to(h.dtype)
         dh[at] = dx @ w
         dw += dx.T @ h[at]
-    made = [dh, dw.to(w.dtype)]
-    return made if bias is None else [*made, db.to(bias.dtype)]
+    gradients = [dh, dw.to(w.dtype)]
+    return gradients if bias is None else [*gradients, db.to(bias.dtype)]
 
 
 def both(
@@ -87,8 +87,8 @@ def both(
     gs: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     """Return what :func:`losses` gives, and then what :func:`backward` does."""
-    found, sums = losses(h, w, index, bias)
-    return [found, sums, *backward(g, h, w, index, sums, bias, gs)]
+    row_losses, sums = losses(h, w, index, bias)
+    return [row_losses, sums, *backward(g, h, w, index, sums, bias, gs)]
 
 
 def _empty(h: torch.Tensor, *shape: int) -> torch.Tensor:

@@ -120,8 +120,8 @@ def loss_scale_of(precision: Precision) -> LossScale | None:
     """
     if not precision.is_scaled:
         return None
-    given = precision.scaler
-    return LossScale(given if isinstance(given, torch.amp.GradScaler) else _made(given or {}))
+    scaler = precision.scaler
+    return LossScale(scaler if isinstance(scaler, torch.amp.GradScaler) else _made(scaler or {}))
 
 
 def numbers_of(scaler: Any) -> dict[str, Any] | None:

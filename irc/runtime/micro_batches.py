@@ -161,20 +161,20 @@ class BatchSums:
     def _add_shares(self, executor: Executor, first: int) -> None:
         """Take the function that gives the micro-batches from ``first`` on their shares."""
         plan, constants = executor.plan, list[Key]()
-        given: list[torch.Tensor | None] = []
+        inputs: list[torch.Tensor | None] = []
         for index in plan.inputs:
             buffer = plan.buffers[index]
             head, _, number = buffer.name.partition(".")
             is_total = head == "sum" and number.isdigit()
-            given.append(self._totals[int(number)][1] if is_total else self._held.get(buffer.name))
-            if given[-1] is None:
+            inputs.append(self._totals[int(number)][1] if is_total else self._held.get(buffer.name))
+            if inputs[-1] is None:
                 constants.append((buffer.name, buffer.placement))
         own = {
             plan.buffers[i].name: torch.zeros(shape, dtype=dtype)
             for i, (shape, dtype) in zip(plan.outputs, _outputs(executor), strict=True)
         }
         self.shares.append(own)
-        self._shares.append((executor.bound(given, executor.into(own)), constants, first))
+        self._shares.append((executor.bound(inputs, executor.into(own)), constants, first))
 
     def run(self) -> None:
         """Compute them of the inputs that were taken."""

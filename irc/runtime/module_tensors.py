@@ -17,16 +17,16 @@ from irc.runtime.parts import Parts
 def canonical_names(module: nn.Module) -> dict[str, str]:
     """Return for each name of a parameter or buffer the first name of the same tensor."""
     first: dict[int, str] = {}
-    found: dict[str, str] = {}
+    canonical: dict[str, str] = {}
     for walk in (module.named_parameters, module.named_buffers):
         for name, value in walk(remove_duplicate=False):
-            found[name] = first.setdefault(id(value), name)
-    return found
+            canonical[name] = first.setdefault(id(value), name)
+    return canonical
 
 
 def release(module: nn.Module, first: Mapping[str, str], roles: Mapping[str, str]) -> None:
     """Move parameters that ranks hold in parts to the meta device; tied ones stay tied."""
-    made: dict[str, nn.Parameter] = {}
+    absent: dict[str, nn.Parameter] = {}
     for path, child in module.named_modules():
         for key, value in child._parameters.items():
             name = first.get(f"{path}.{key}" if path else key)
@@ -34,9 +34,9 @@ def release(module: nn.Module, first: Mapping[str, str], roles: Mapping[str, str
                 continue
             if name is None or roles.get(name) != "parameter":
                 continue
-            if name not in made:
-                made[name] = AbsentParameter.of(value, name)
-            child._parameters[key] = made[name]
+            if name not in absent:
+                absent[name] = AbsentParameter.of(value, name)
+            child._parameters[key] = absent[name]
 
 
 class Shown:
@@ -57,19 +57,19 @@ class Shown:
             return
         own = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
         wholes = {name: parts.whole(name) for name in parts.names if name in own}
-        made: dict[str, nn.Parameter] = {}
+        parameters: dict[str, nn.Parameter] = {}
         for path, child in self._module.named_modules():
             for key, value in child._parameters.items():
                 name = self._first.get(f"{path}.{key}" if path else key, "")
                 if value is None or not value.is_meta or (whole := wholes.get(name)) is None:
                     continue
-                if name not in made:
-                    made[name] = nn.Parameter(whole, requires_grad=value.requires_grad)
+                if name not in parameters:
+                    parameters[name] = nn.Parameter(whole, requires_grad=value.requires_grad)
                 self._replaced.append((child._parameters, key, value))
-                child._parameters[key] = made[name]
+                child._parameters[key] = parameters[name]
         with torch.no_grad():
             for name, whole in wholes.items():
-                if whole is not None and name not in made and not own[name].is_meta:
+                if whole is not None and name not in parameters and not own[name].is_meta:
                     own[name].copy_(whole)
 
     def hide(self) -> None:
@@ -93,20 +93,20 @@ def shaped(module: nn.Module) -> Iterator[None]:
 def make_room(module: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
     """Put memory in the place of what is on the meta device; return what was where."""
     kept: list[tuple[dict[str, Any], str, Any]] = []
-    made: dict[int, Any] = {}
+    rooms: dict[int, Any] = {}
     for child in module.modules():
         for slots in (child._parameters, child._buffers):
             for key, value in slots.items():
                 if value is None or not value.is_meta:
                     continue
                 kept.append((slots, key, value))
-                if id(value) not in made:
+                if id(value) not in rooms:
                     # Never touched, so the system gives it no pages.
                     room: Any = torch.empty_like(value, device="cpu")
                     is_parameter = isinstance(value, nn.Parameter)
-                    made[id(value)] = (
+                    rooms[id(value)] = (
                         nn.Parameter(room, value.requires_grad) if is_parameter else room
                     )
     for slots, key, value in kept:
-        slots[key] = made[id(value)]
+        slots[key] = rooms[id(value)]
     return kept

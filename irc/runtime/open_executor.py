@@ -127,27 +127,27 @@ class BoundPlans:
         plan, texts = self._sized.at(full), dict(self._loaded.texts)
         del texts[SIZES]
         emit = import_module(f"irc.backends.{plan.backend}").emit
-        made = {kernel.like.sym_name.data: kernel.at(full) for kernel in self._kernels}
-        for name, kernel in made.items():
+        instances = {kernel.like.sym_name.data: kernel.at(full) for kernel in self._kernels}
+        for name, kernel in instances.items():
             (path,) = (p for p in texts if p.startswith(f"kernels/{name}."))
             texts[path] = emit(kernel).encode()
         if self._read is not None:
-            for kernel in made.values():
+            for kernel in instances.values():
                 kernel.verify()
-            check_calls(plan, {**self._read, **made}, str(self._loaded.folder))
+            check_calls(plan, {**self._read, **instances}, str(self._loaded.folder))
         return replace(self._loaded, plan=plan, texts=texts)
 
     def with_program(self, full: Mapping[str, int]) -> LoadedPlan:
         """Return the plan for numbers, whose IR is the model's program for them, as far as kept."""
         if full == self.sizes.example:
             return self._loaded
-        found = self.at(full)
-        texts = {name: t for name, t in found.texts.items() if not name.startswith("ir/")}
+        loaded = self.at(full)
+        texts = {name: t for name, t in loaded.texts.items() if not name.startswith("ir/")}
         if (text := texts.pop(CAPTURE, None)) is not None:
             with deciding(KnownSizes(self.sizes)):
                 program = load(text.decode(), CAPTURE)
             texts["ir/00-capture.mlir"] = dump(bound_module(program, full)).encode()
-        return replace(found, texts=texts)
+        return replace(loaded, texts=texts)
 
 
 class StatedSizes(Protocol):

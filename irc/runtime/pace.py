@@ -96,13 +96,13 @@ def slow_ranks(paces: Sequence[Pace]) -> list[Pace]:
     >>> [pace.rank for pace in slow_ranks([*fast, Pace(3, 0.039, 0.001)])]
     [3]
     """
-    found: list[Pace] = []
+    slow: list[Pace] = []
     for pace in paces:
         others = [each.computes_s for each in paces if each is not pace]
         usual = median(others) if others else pace.computes_s
         if pace.computes_s > max(SLOW * usual, usual + LEAST_S):
-            found.append(pace)
-    return found
+            slow.append(pace)
+    return slow
 
 
 def slowness(paces: Sequence[Pace]) -> str:

@@ -32,8 +32,8 @@ def contract(
         if window is not None:
             return _window(x, weights, window, groups)
         dense = weights.transpose(-1, -2).reshape(weights.shape[0], -1, 16)
-        found = torch.einsum("mk,pkc->mpc", x.double(), dense.double())
-        return found.reshape(x.shape[0], -1).to(torch.int32)
+        sums = torch.einsum("mk,pkc->mpc", x.double(), dense.double())
+        return sums.reshape(x.shape[0], -1).to(torch.int32)
     wide = torch.float64 if x.dtype is torch.float64 else torch.float32
     q = unpacked(weights, bits).to(wide)  # [P, K, 16]
     runs = scales[0].shape[1]
@@ -70,11 +70,11 @@ def _window(
         count, step = groups or (1, 0)
         first = torch.arange(count)[:, None] * step
         image = image[:, (first + torch.arange(quads * 4)).flatten()]
-    found = torch.nn.functional.conv2d(
+    sums = torch.nn.functional.conv2d(
         image,
         dense.double(),
         stride=tuple(window[2:4]),
         dilation=tuple(window[4:]),
         groups=count,
     )
-    return found.permute(0, 2, 3, 1).contiguous().to(torch.int32)
+    return sums.permute(0, 2, 3, 1).contiguous().to(torch.int32)

@@ -99,15 +99,15 @@ class TorchPeers:
 
     def gather(self, own: torch.Tensor, axes: Sequence[str]) -> list[torch.Tensor]:
         """Gather along one axis after the other, the last one first."""
-        found = own.contiguous().reshape(1, -1).view(torch.uint8)  # gloo knows few dtypes
+        gathered = own.contiguous().reshape(1, -1).view(torch.uint8)  # gloo knows few dtypes
         communicator: Any = self._communicator
         for axis in reversed(axes):
             group, size = communicator.groups[axis]
             if size > 1:
-                rows = [torch.empty_like(found) for _ in range(size)]
-                dist.all_gather(rows, found, group=group())
-                found = torch.cat(rows)
-        return [row.view(own.dtype).view(own.shape) for row in found]
+                rows = [torch.empty_like(gathered) for _ in range(size)]
+                dist.all_gather(rows, gathered, group=group())
+                gathered = torch.cat(rows)
+        return [row.view(own.dtype).view(own.shape) for row in gathered]
 
     def loss(self, own: torch.Tensor) -> torch.Tensor:
         """Return the loss; ranks that do not compute it receive it."""
@@ -129,8 +129,8 @@ def summed_places(plan: PartsPlan) -> dict[str, Places]:
 
 def shared_sums(plan: PartsPlan, local: Collection[str]) -> list[tuple[str, Places]]:
     """Return the accumulators of a rank that others have too, and the places that hold them."""
-    found = summed_places(plan).items()
-    return [(name, places) for name, places in found if len(places) > 1 and name in local]
+    summed = summed_places(plan).items()
+    return [(name, places) for name, places in summed if len(places) > 1 and name in local]
 
 
 def _groups(plan: PartsPlan, rank: int, local: int) -> dict[Places, Group]:
@@ -140,9 +140,9 @@ def _groups(plan: PartsPlan, rank: int, local: int) -> dict[Places, Group]:
     for places in dict.fromkeys([every, *summed_places(plan).values()]):
         for index in range(plan.part_mesh.num_ranks) if len(places) > 1 else ():
             ranks = [plan.ranks[place][index] for place in places]
-            made = dist.new_group(ranks)
+            group = dist.new_group(ranks)
             if rank in ranks and index == local:
                 # torch lets go of its groups when the processes part: we hold none.
-                own[places] = ref(made)
+                own[places] = ref(group)
     defer_network_threads()
     return own

@@ -135,12 +135,12 @@ def _collective(frame: FrameType) -> str:
 
 def _of_torch(frames: Sequence[FrameType]) -> str:
     """Return the name of the function of torch.distributed that was called."""
-    found = ""
+    name = ""
     for frame in frames:
         if not frame.f_code.co_filename.startswith(f"{TORCH}distributed/"):
             break
-        found = frame.f_code.co_name if frame.f_code.co_name != "wrapper" else found
-    return found
+        name = frame.f_code.co_name if frame.f_code.co_name != "wrapper" else name
+    return name
 
 
 def _is_ours(code: CodeType) -> bool:

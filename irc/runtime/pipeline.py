@@ -155,10 +155,10 @@ class PipelineExecutor:
     @property
     def held(self) -> dict[str, list[torch.Tensor]]:
         """The memory that the functions of this rank share, by what it is for."""
-        found = {"registers": [*self._registers.values()]}
+        memory = {"registers": [*self._registers.values()]}
         if self._driver.arena is not None:
-            found["arena"] = [self._driver.arena]
-        return found
+            memory["arena"] = [self._driver.arena]
+        return memory
 
     @property
     def outside_bytes(self) -> int:
@@ -217,13 +217,13 @@ class PipelineExecutor:
 
     def _allocate(self) -> dict[Place, torch.Tensor]:
         known = dtypes()
-        made: dict[Place, torch.Tensor] = {}
+        registers: dict[Place, torch.Tensor] = {}
         for stage, part in self._stages.items():
             for name, buffer in self.plan.registers(part).items():
                 for slot in range(self._tape.slots.get((stage, name), 0)):
                     place = Place(stage, name, slot)
-                    made[place] = torch.zeros(buffer.shape, dtype=known[buffer.dtype])
-        return made
+                    registers[place] = torch.zeros(buffer.shape, dtype=known[buffer.dtype])
+        return registers
 
     def _loss_dtype(self) -> torch.dtype:
         plan = self.plan.parts[-1][self.plan.loss_kind].plan
@@ -280,12 +280,12 @@ class PipelineExecutor:
         held[SEED], held[SCALE] = self._seeds[number], self._scales[0]
         held |= self._batch[part].shares[1 if suffix else 0] if part in self._batch else {}
         names = [executor.plan.buffers[i].name for i in executor.plan.inputs]
-        given: list[Any] = [held.get(name) for name in names]
+        inputs: list[Any] = [held.get(name) for name in names]
         fresh = [key for key in keys_of(executor) if key[0] not in held]
         makes = {n.removesuffix(suffix): self._registers[p] for n, p in event.makes.items()}
         if event.action.kind == self.plan.loss_kind and part == len(self.plan.parts) - 1:
             makes[self.plan.facts.loss] = self._losses[number]
-        run, read = executor.bound(given, executor.into(makes)), self._inputs.part
+        run, read = executor.bound(inputs, executor.into(makes)), self._inputs.part
 
         def call() -> None:
             run(*[read(key, number) for key in fresh])
@@ -306,18 +306,18 @@ class PipelineExecutor:
 
     def _norm_runs(self) -> list[Run]:
         """Return what computes the squares of those gradients that count here."""
-        found: list[Executor] = []
+        executors: list[Executor] = []
         for part in dict.fromkeys(self._stages.values()):
             # Of two copies of a part, the first counts.
             is_first = self.plan.place_of(part) == self.place
             if is_first and (executor := self._functions.get((part, NORM))) is not None:
-                found.append(executor)
-        self._squares = self._norm.new_zeros(len(found), len(self._norm))
-        given = {INVERSE: self._scales[1]}
-        made = [dict(zip(self._of_all, own, strict=True)) for own in self._squares]
+                executors.append(executor)
+        self._squares = self._norm.new_zeros(len(executors), len(self._norm))
+        inputs = {INVERSE: self._scales[1]}
+        outputs = [dict(zip(self._of_all, own, strict=True)) for own in self._squares]
         return [
-            e.bound([given[name] for name in _inputs(e)], e.into(own))
-            for e, own in zip(found, made, strict=True)
+            e.bound([inputs[name] for name in _inputs(e)], e.into(own))
+            for e, own in zip(executors, outputs, strict=True)
         ]
 
     def _update_runs(self) -> list[Run]:

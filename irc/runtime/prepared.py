@@ -38,7 +38,7 @@ class Store:
     """What the plans of one model share: prepared tensors by what they are, weights on a GPU.
 
     Attributes:
-        made: the prepared tensors.
+        tensors: the prepared tensors.
         moved: the weights on a GPU, by name and device.
         writes: how often weights have been or may have been written to without a count of torch
         is_watched: whether calls look for such writes: the weights are those of a module, whose
@@ -46,7 +46,7 @@ class Store:
         lock: held by who makes tensors.
     """
 
-    made: dict[str, Made] = field(default_factory=dict[str, Made])
+    tensors: dict[str, Made] = field(default_factory=dict[str, Made])
     moved: dict[tuple[str, str], WeightCopy] = field(
         default_factory=dict[tuple[str, str], WeightCopy]
     )
@@ -99,12 +99,14 @@ class Prepared:
         self._released = False
         self._watch: Watch | None = None
         with self._store.lock:
-            made = {i: self._store.made.setdefault(keys[i], Made(t)) for i, t in fresh.items()}
+            tensors = {
+                i: self._store.tensors.setdefault(keys[i], Made(t)) for i, t in fresh.items()
+            }
         self._made = [
             (each, _chosen([p for p, weight in enumerate(order) if weight in read[index]]))
-            for index, each in made.items()
+            for index, each in tensors.items()
         ]
-        self.by_buffer = {index: each.tensor for index, each in made.items()}
+        self.by_buffer = {index: each.tensor for index, each in tensors.items()}
 
     def is_stale(self) -> bool:
         """True where a tensor is missing, or made of older weights; a fast check."""
@@ -200,10 +202,10 @@ def _origins(
     read = {index: frozenset({index}) for index in plan.weights}
     for what, inputs, outputs in _computations(loaded):
         roots = [plan.root(index) for index in inputs]
-        given = [(keys[root], _view(plan, i)) for i, root in zip(inputs, roots, strict=True)]
+        sources = [(keys[root], _view(plan, i)) for i, root in zip(inputs, roots, strict=True)]
         for place, output in enumerate(outputs):
-            made = _view(plan, output)  # one number in another shape is another tensor
-            text = json.dumps([what, given, place, made], default=str)
+            view = _view(plan, output)  # one number in another shape is another tensor
+            text = json.dumps([what, sources, place, view], default=str)
             keys[output] = hashlib.sha256(text.encode()).hexdigest()
             read[output] = frozenset[int]().union(*(read[root] for root in roots))
     return keys, read
@@ -211,16 +213,16 @@ def _origins(
 
 def _computations(loaded: LoadedPlan) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
     plan, texts = loaded.plan, list(loaded.kernel_sources().values())
-    found: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
+    computations: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
     for action in plan.prepared:
         if isinstance(action, Kernels):
             for call in action.calls:
                 count = plan.kernels[call.kernel].num_inputs
-                found.append((texts[call.kernel], call.args[:count], call.args[count:]))
+                computations.append((texts[call.kernel], call.args[:count], call.args[count:]))
         elif isinstance(action, Library):
             what = json.dumps([action.op, action.attrs], default=str, sort_keys=True)
-            found.append((what, action.inputs, action.outputs))
-    return found
+            computations.append((what, action.inputs, action.outputs))
+    return computations
 
 
 def _view(plan: Plan, index: int) -> tuple[object, ...]:

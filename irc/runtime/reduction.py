@@ -75,12 +75,12 @@ class Reduction:
 
     def __call__(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return this rank's parts of the sums; every rank calls it, for the same gradients."""
-        found = list(parts)
+        sums = list(parts)
         with naming_lost_ranks():
-            finishes = [self._start(bucket, found) for bucket in self._buckets(parts)]
+            finishes = [self._start(bucket, sums) for bucket in self._buckets(parts)]
             for finish in finishes:
                 finish()
-        return found
+        return sums
 
     def _buckets(self, parts: Sequence[torch.Tensor]) -> list[_Bucket]:
         last: dict[object, _Bucket] = {}
@@ -97,17 +97,17 @@ class Reduction:
             last[key].num_bytes += size
         return every
 
-    def _start(self, bucket: _Bucket, found: list[torch.Tensor]) -> Callable[[], None]:
+    def _start(self, bucket: _Bucket, sums: list[torch.Tensor]) -> Callable[[], None]:
         """Begin the first step of a bucket; what is returned does the rest."""
         axes = [axis for axis, _ in bucket.way]
         if all(dim is None for _, dim in bucket.way):
-            return self._all_reduce(bucket, axes, found)
+            return self._all_reduce(bucket, axes, sums)
         (axis, dim), *rest = bucket.way
         assert dim is not None
         group, size = self._groups[axis]
         if size == 1:
-            return self._then(bucket, rest, found)
-        chunks = [_chunks(found[place], dim, size) for place in bucket.places]
+            return self._then(bucket, rest, sums)
+        chunks = [_chunks(sums[place], dim, size) for place in bucket.places]
         source = torch.cat(chunks, dim=1)
         target = source.new_empty(source.shape[1])
         work = reduce_scatter(target, source.view(-1), "sum", group=group(), async_op=True)
@@ -116,25 +116,25 @@ class Reduction:
             work.wait()
             start = 0
             for place, chunk in zip(bucket.places, chunks, strict=True):
-                shape = list(found[place].shape)
+                shape = list(sums[place].shape)
                 shape[dim] //= size
-                found[place] = target[start : start + chunk.shape[1]].view(shape)
+                sums[place] = target[start : start + chunk.shape[1]].view(shape)
                 start += chunk.shape[1]
-            self._then(bucket, rest, found)()
+            self._then(bucket, rest, sums)()
 
         return finish
 
     def _then(
-        self, bucket: _Bucket, rest: Sequence[tuple[str, int | None]], found: list[torch.Tensor]
+        self, bucket: _Bucket, rest: Sequence[tuple[str, int | None]], sums: list[torch.Tensor]
     ) -> Callable[[], None]:
         if not rest:
             return _nothing
-        return self._start(_Bucket(tuple(rest), bucket.places), found)
+        return self._start(_Bucket(tuple(rest), bucket.places), sums)
 
     def _all_reduce(
-        self, bucket: _Bucket, axes: Sequence[str], found: list[torch.Tensor]
+        self, bucket: _Bucket, axes: Sequence[str], sums: list[torch.Tensor]
     ) -> Callable[[], None]:
-        flat = torch.cat([found[place].reshape(-1) for place in bucket.places])
+        flat = torch.cat([sums[place].reshape(-1) for place in bucket.places])
         groups = self._groups_of(axes)
         first = all_reduce(flat, "sum", group=groups[0], async_op=True) if groups else None
 
@@ -145,8 +145,8 @@ class Reduction:
                 all_reduce(flat, "sum", group=group)
             start = 0
             for place in bucket.places:
-                part = found[place]
-                found[place] = flat[start : start + part.numel()].view(part.shape)
+                part = sums[place]
+                sums[place] = flat[start : start + part.numel()].view(part.shape)
                 start += part.numel()
 
         return finish

@@ -217,7 +217,7 @@ def _of_program(
     lease = run.new_lease()
     run.leases.append(lease)
     specs = specs_of(loaded)
-    given = [
+    inputs = [
         (value if spec.known is None else spec.known).to(device)
         for spec, value in zip(specs, drawn_inputs(specs, seed), strict=True)
     ]
@@ -227,7 +227,7 @@ def _of_program(
         kinds["arena"] = [lease.frame.arena]
         return {kind: tensors for kind, tensors in kinds.items() if tensors}
 
-    return Stage(lambda: run(*given), needed_bytes(loaded, rank), held)
+    return Stage(lambda: run(*inputs), needed_bytes(loaded, rank), held)
 
 
 def _of_parts(
@@ -257,14 +257,14 @@ def _of_parts(
         most=most,
     )
     specs = specs_of_parts(plan)
-    given = [
+    inputs = [
         value if spec.known is None else spec.known
         for spec, value in zip(specs, drawn_inputs(specs, seed), strict=True)
     ]
     names = [spec.name for spec in specs]
-    lr = given[names.index(LR)]
+    lr = inputs[names.index(LR)]
     return Stage(
-        lambda: run([x.to(device) for x in given[:-1]], lr.to(device)),
+        lambda: run([x.to(device) for x in inputs[:-1]], lr.to(device)),
         needed_bytes(plan, rank),
         lambda: {"weights": [*parts.local.values()], **run.held},
     )

@@ -75,10 +75,10 @@ def run(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
     return _tensors(_operator(target)(*positional, **keywords))
 
 
-def _tensors(found: Any) -> list[torch.Tensor]:
+def _tensors(returned: Any) -> list[torch.Tensor]:
     import torch
 
-    flat = found if isinstance(found, tuple | list) else (found,)
+    flat = returned if isinstance(returned, tuple | list) else (returned,)
     return [value for value in flat if isinstance(value, torch.Tensor)]
 
 
@@ -105,7 +105,7 @@ def _operator(target: str) -> Callable[..., Any]:
     known = declaration(target)
     if known is not None and (reference := known.run()) is not None:
         return reference
-    if (found := own_op(target)) is None:
+    if (op := own_op(target)) is None:
         raise IrcError(
             "op-undeclared",
             f"this process has no op {target}",
@@ -113,7 +113,7 @@ def _operator(target: str) -> Callable[..., Any]:
             help=f"import the file that defines {target} before (irc run --import FILE.py), or "
             "declare an entry point",
         )
-    return found
+    return op
 
 
 def own_op(target: str) -> Callable[..., Any] | None:

@@ -45,9 +45,9 @@ def _take(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
     import torch
 
     table, indices = inputs
-    found = torch.index_select(table, attrs["dim"], indices.reshape(-1))
+    rows = torch.index_select(table, attrs["dim"], indices.reshape(-1))
     dim = attrs["dim"]
-    return found.reshape((*table.shape[:dim], *indices.shape, *table.shape[dim + 1 :]))
+    return rows.reshape((*table.shape[:dim], *indices.shape, *table.shape[dim + 1 :]))
 
 
 def _scatter(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:

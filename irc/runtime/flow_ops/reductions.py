@@ -32,10 +32,10 @@ def _reduce(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
         case "min":
             return torch.amin(x, dims, keep) if dims else x.clone()
         case "any" | "all" as fn:
-            found = x.to(torch.bool)
+            truth = x.to(torch.bool)
             for dim in sorted(dims, reverse=True):
-                found = getattr(torch, fn)(found, dim, keep)
-            return found
+                truth = getattr(torch, fn)(truth, dim, keep)
+            return truth
         case "prod":
             for dim in sorted(dims, reverse=True):
                 x = torch.prod(x, dim, keep, dtype=x.dtype)
