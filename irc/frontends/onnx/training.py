@@ -32,11 +32,11 @@ def convert_gradient(node: Node) -> list[Value]:
     node.owner.b.loc = outer.loc
     try:
         (y,) = run_graph(node, body, [Value.of(arg) for arg in block.args], "gradient")
-        found = swept(node, block, node.owner.ssa(y), len(node.attr("xs")))
+        gradients = swept(node, block, node.owner.ssa(y), len(node.attr("xs")))
     finally:
         node.owner.b = outer
     move(node, block, operands)
-    return [Value.of(operands[block.args.index(v)] if v in block.args else v) for v in found]
+    return [Value.of(operands[block.args.index(v)] if v in block.args else v) for v in gradients]
 
 
 def swept(node: Node, block: Block, y: SSAValue, count: int) -> list[SSAValue]:
@@ -55,7 +55,7 @@ def swept(node: Node, block: Block, y: SSAValue, count: int) -> list[SSAValue]:
     return results
 
 
-def no_calls(op: CallOp, given: Gradients, sweep: Sweep) -> Gradients:
+def no_calls(op: CallOp, incoming: Gradients, sweep: Sweep) -> Gradients:
     """Refuse calls: the importer makes none."""
     raise Blocked(f"a call of {op.callee.string_value()} inside a gradient")
 
@@ -72,7 +72,7 @@ def move(node: Node, block: Block, operands: Sequence[SSAValue]) -> None:
         node.owner.block.add_op(op)
 
 
-def between(graph: onnx.GraphProto, given: Sequence[str], wanted: str) -> onnx.GraphProto:
+def between(graph: onnx.GraphProto, inputs: Sequence[str], wanted: str) -> onnx.GraphProto:
     """Return the part of a graph that computes one value from others.
 
     Raises:
@@ -80,13 +80,13 @@ def between(graph: onnx.GraphProto, given: Sequence[str], wanted: str) -> onnx.G
     """
     needed, kept = {wanted}, list[onnx.NodeProto]()
     for node in reversed(graph.node):
-        if needed.intersection(node.output).difference(given):
+        if needed.intersection(node.output).difference(inputs):
             kept.append(node)
-            needed.update(name for name in node.input if name not in given)
+            needed.update(name for name in node.input if name not in inputs)
     if not kept:
         raise Unsupported(f"a gradient of '{wanted}', which no node makes")
     part = onnx.GraphProto(node=kept[::-1])
-    part.input.extend(onnx.ValueInfoProto(name=name) for name in given)
+    part.input.extend(onnx.ValueInfoProto(name=name) for name in inputs)
     part.output.append(onnx.ValueInfoProto(name=wanted))
     return part
 

@@ -95,14 +95,14 @@ def convert_max_unpool(node: Node) -> SSAValue:
     zeros = b.constant([0], [count], node.dtype())
     flat = b.reshape(node[0], [_volume(shape)])
     index = b.reshape(b.cast(node[1], "i64"), [_volume(shape)])
-    found = b.op(ScatterOp, [zeros, index, flat], dim=0, fn="set")
-    found = b.reshape(found, [shape[0], shape[1], *own])
+    unpooled = b.op(ScatterOp, [zeros, index, flat], dim=0, fn="set")
+    unpooled = b.reshape(unpooled, [shape[0], shape[1], *own])
     if sizes != own:
         from irc.dialects.flow import PadOp
 
         high = (0, 0, *(size - mine for size, mine in zip(sizes, own, strict=True)))
-        found = b.op(PadOp, [found], low=(0,) * (n + 2), high=high, value=0.0)
-    return found
+        unpooled = b.op(PadOp, [unpooled], low=(0,) * (n + 2), high=high, value=0.0)
+    return unpooled
 
 
 def _volume(shape: Sequence[int]) -> int:

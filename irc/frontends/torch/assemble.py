@@ -180,9 +180,9 @@ class _Assembler:
 
     def _body(self, outline: bool) -> None:
         nodes = list(self.module.graph.nodes)
-        found = regions(nodes) if outline else []
+        repeated = regions(nodes) if outline else []
         position = 0
-        for region in found:
+        for region in repeated:
             self.scope.run(nodes[position : region.start])
             self._call(region, nodes[region.start : region.stop])
             position = region.stop
@@ -218,14 +218,14 @@ class _Assembler:
 
     def _result(self, value: Any) -> SSAValue:
         try:
-            found = self.scope.resolve(value)
+            resolved = self.scope.resolve(value)
         except SizeError as error:
             where = location(value) if isinstance(value, Node) else ""
             self.shared.errors.add(IrcError("capture-failed", f"a result: {error}", where))
-            found = 0
-        if isinstance(found, SSAValue):
-            return found
-        if isinstance(found, bool | float):
-            return self.scope.b.scalar(found, "i1" if isinstance(found, bool) else "f64")
+            resolved = 0
+        if isinstance(resolved, SSAValue):
+            return resolved
+        if isinstance(resolved, bool | float):
+            return self.scope.b.scalar(resolved, "i1" if isinstance(resolved, bool) else "f64")
         # A size that the module returns is computed where the program runs.
-        return Lowering(self.scope.b, [], [], self.shared.random).size_value(found)
+        return Lowering(self.scope.b, [], [], self.shared.random).size_value(resolved)

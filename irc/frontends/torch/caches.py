@@ -37,14 +37,14 @@ def caches_in(tree: Any) -> list[Any]:
 
 def leaves_in_caches(tree: Any) -> set[int]:
     """Return which leaves of a tree are tensors of caches."""
-    found: set[int] = set()
+    leaves: set[int] = set()
     start = 0
     for item in pytree.tree_leaves(tree, is_leaf=is_cache):
         count = pytree.tree_structure(item).num_leaves
         if is_cache(item):
-            found.update(range(start, start + count))
+            leaves.update(range(start, start + count))
         start += count
-    return found
+    return leaves
 
 
 @dataclass
@@ -88,9 +88,9 @@ class Watch:
                     if hooks
                     else own.forward(*args, **kwargs)
                 )
-            given = [id(cache) for cache in caches_in((args, kwargs))]
+            cache_ids = [id(cache) for cache in caches_in((args, kwargs))]
             self.kept = [
-                given.index(id(cache)) if id(cache) in given else None
+                cache_ids.index(id(cache)) if id(cache) in cache_ids else None
                 for cache in caches_in(output)
             ]
             after = changed()
@@ -123,14 +123,14 @@ class Part:
     Attributes:
         start, stop: its own leaves, among all.
         spec: for a cache, the structure of its leaves; None for anything else.
-        given: which of the caller's caches it is; None for one that the module made.
+        cache_index: which of the caller's caches it is; None for one that the module made.
         is_untouched: all leaves of that cache are the caller's own tensors, at their places.
     """
 
     start: int
     stop: int
     spec: pytree.TreeSpec | None = None
-    given: int | None = None
+    cache_index: int | None = None
     is_untouched: bool = False
 
 
@@ -141,15 +141,15 @@ Span: TypeAlias = tuple[list[int | None], pytree.TreeSpec]
 def spans_of(arguments: Any, tensor_leaves: Sequence[int]) -> list[Span]:
     """Return the spans of the caches among the arguments."""
     number = {leaf: i for i, leaf in enumerate(tensor_leaves)}
-    found: list[Span] = []
+    spans: list[Span] = []
     start = 0
     for item in pytree.tree_leaves(arguments, is_leaf=is_cache):
         spec = pytree.tree_structure(item)
         if is_cache(item):
             leaves = range(start, start + spec.num_leaves)
-            found.append(([number.get(leaf) for leaf in leaves], spec))
+            spans.append(([number.get(leaf) for leaf in leaves], spec))
         start += spec.num_leaves
-    return found
+    return spans
 
 
 def parts_of(
@@ -171,9 +171,9 @@ def parts_of(
         inner = pytree.tree_structure(item)
         stop = start + inner.num_leaves
         if is_cache(item):
-            given = next(known, None)
-            same = given is not None and spans[given] == ([*own[start:stop]], inner)
-            parts.append(Part(start, stop, inner, given, same))
+            cache_index = next(known, None)
+            same = cache_index is not None and spans[cache_index] == ([*own[start:stop]], inner)
+            parts.append(Part(start, stop, inner, cache_index, same))
         else:
             parts.append(Part(start, stop))
         start = stop
@@ -181,7 +181,7 @@ def parts_of(
 
 
 def put_together(
-    parts: Sequence[Part], spec: pytree.TreeSpec, leaves: Sequence[Any], given: Sequence[Any]
+    parts: Sequence[Part], spec: pytree.TreeSpec, leaves: Sequence[Any], caches: Sequence[Any]
 ) -> Any:
     """Return what the module would return; caches of the caller's are brought up to date.
 
@@ -189,29 +189,29 @@ def put_together(
         parts: of the result.
         spec: how they make it up.
         leaves: the result's leaves: tensors, numbers and constants.
-        given: the caches among the caller's arguments.
+        caches: the caches among the caller's arguments.
     """
     items: list[Any] = []
     for part in parts:
         if part.spec is None:
             items.append(leaves[part.start])
             continue
-        if part.given is not None and part.is_untouched:
-            items.append(given[part.given])
+        if part.cache_index is not None and part.is_untouched:
+            items.append(caches[part.cache_index])
             continue
-        made = pytree.tree_unflatten(list(leaves[part.start : part.stop]), part.spec)
-        if part.given is not None:
-            adopt(given[part.given], made)
-            made = given[part.given]
-        items.append(made)
+        cache = pytree.tree_unflatten(list(leaves[part.start : part.stop]), part.spec)
+        if part.cache_index is not None:
+            adopt(caches[part.cache_index], cache)
+            cache = caches[part.cache_index]
+        items.append(cache)
     return pytree.tree_unflatten(items, spec)
 
 
-def adopt(held: Any, made: Any) -> None:
+def adopt(held: Any, other: Any) -> None:
     """Give a cache the contents of another one of its class; the object and its layers stay."""
-    layers: list[Any] | None = getattr(made, "layers", None)
+    layers: list[Any] | None = getattr(other, "layers", None)
     if layers is None:
-        contents: dict[str, Any] = vars(made)
+        contents: dict[str, Any] = vars(other)
         for name, value in contents.items():
             if is_cache(value):
                 adopt(getattr(held, name), value)

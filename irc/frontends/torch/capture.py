@@ -158,17 +158,17 @@ class Captured:
     def returned(
         self,
         results: Sequence[torch.Tensor],
-        given: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
         caches: Sequence[Any] = (),
     ) -> Any:
         """Return what the module would return: with the caller's own tensors and caches.
 
         Args:
             results: as :meth:`unflatten` takes them.
-            given: the inputs, in order.
+            inputs: the inputs, in order.
             caches: those among the arguments; they are brought up to date.
         """
-        leaves = [each.leaf(results, given) for each in self.outputs]
+        leaves = [each.leaf(results, inputs) for each in self.outputs]
         assert self.parts_spec is not None
         return put_together(self.parts, self.parts_spec, leaves, caches)
 
@@ -224,12 +224,12 @@ def capture(
             spec, leaf_specs = shape_specs(module.forward, args, kwargs, dynamic_shapes)
         traced: list[tuple[list[Any], frozenset[str], bool]] = []
 
-        def look(found: ExportedProgram) -> None:
-            overlapping = overlapping_write(found.graph.nodes)
+        def look(program: ExportedProgram) -> None:
+            overlapping = overlapping_write(program.graph.nodes)
             if overlapping is not None and not memory:
                 raise _written_at_once(overlapping)
-            is_around = overlapping is not None or writes_around(found)
-            traced.append((sharing_of(found), decided_by_strides(found), is_around))
+            is_around = overlapping is not None or writes_around(program)
+            traced.append((sharing_of(program), decided_by_strides(program), is_around))
 
         reads, writes, checks = StrideReads(), RealWrites(), TensorChecks()
         of_gradients = GradReads()
@@ -290,19 +290,19 @@ def capture(
         graph = exported.graph_module
         return assemble(graph, arguments, results, names, source=source, outline=outline)
 
-    found = None
+    opened_sizes = None
     if keep_open:
         named_inputs = [(arguments[node].name, node.meta["val"]) for node in inputs]
-        found = open_sizes(
+        opened_sizes = open_sizes(
             exported.graph_module,
             named_inputs,
             lambda values: assembled(NumberedSizes(values)).program,
         )
         for places in named_dims(module, args, kwargs, dynamic_shapes).values():
-            found.tie([[str(found.shapes[i][d]) for i, d in places]])
-        values = found.read([tuple(leaves[i].shape) for i in tensor_leaves])
-        guards = guards.opened(dict(zip(tensor_leaves, found.shapes, strict=True)))
-        assembly = assembled(NumberedSizes(found.whole(values)))
+            opened_sizes.tie([[str(opened_sizes.shapes[i][d]) for i, d in places]])
+        values = opened_sizes.read([tuple(leaves[i].shape) for i in tensor_leaves])
+        guards = guards.opened(dict(zip(tensor_leaves, opened_sizes.shapes, strict=True)))
+        assembly = assembled(NumberedSizes(opened_sizes.whole(values)))
     else:
         fakes = [node.meta["val"] for node in inputs]
         sizes = named_symbols(fakes, [leaf_specs[i] for i in tensor_leaves])
@@ -311,7 +311,7 @@ def capture(
     named = [(node, arguments[node].name) for node in inputs]
     if not memory:
         outputs = with_given(outputs, results, named)
-    own = [output.given if output.view is None else None for output in outputs]
+    own = [output.input_index if output.view is None else None for output in outputs]
     parts = parts_of(reader.example(), watch.kept, spans, own)
     captured = _captured(assembly, guards, exported, tensor_leaves, outputs, results, arguments)
     return replace(
@@ -320,7 +320,7 @@ def capture(
         cached_inputs=cached,
         parts=parts[0],
         parts_spec=parts[1],
-        open=found,
+        open=opened_sizes,
         is_entangled=is_entangled,
         effect=watch.effect or seeds.effect or streams.effect or checks.effect,
     )

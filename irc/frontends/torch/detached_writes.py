@@ -159,6 +159,6 @@ def _write_again_behind(write: Node, node: Node) -> None:
 
 def _called(op: Any, node: Node, *more: Node) -> Node:
     """Return the node of a call, with fake values like that of its first operand."""
-    made = node.graph.call_function(op, (node, *more))
-    made.meta = dict(node.meta)
-    return made
+    call = node.graph.call_function(op, (node, *more))
+    call.meta = dict(node.meta)
+    return call

@@ -27,8 +27,8 @@ def dropped_attention(
     """
     q, k, v = operands
     masks = [] if mask is None else [mask]
-    found = chances(t.b, q, k, masks, is_causal=is_causal, scale=scale)
-    kind = tensor(found)
+    probabilities = chances(t.b, q, k, masks, is_causal=is_causal, scale=scale)
+    kind = tensor(probabilities)
     seed, stream = t.random()
     uniform = t.b.op(
         RandomOp,
@@ -38,9 +38,9 @@ def dropped_attention(
         stream=stream,
     )
     kept = t.b.pointwise("ge", uniform, t.value(dropout_p, "f32"))
-    bigger = t.b.pointwise("mul", found, t.value(1 / (1 - dropout_p), kind.dtype))
-    found = t.b.pointwise("where", kept, bigger, t.value(0, kind.dtype))
+    bigger = t.b.pointwise("mul", probabilities, t.value(1 / (1 - dropout_p), kind.dtype))
+    probabilities = t.b.pointwise("where", kept, bigger, t.value(0, kind.dtype))
     lead = lead_letters(tensor(k))
-    narrow = t.b.cast(found, tensor(v).dtype)
-    made = t.b.op(ContractOp, [narrow, v], spec=f"{lead}rst,{lead}te->{lead}rse")
-    return t.b.reshape(made, t.shape)
+    narrow = t.b.cast(probabilities, tensor(v).dtype)
+    attended = t.b.op(ContractOp, [narrow, v], spec=f"{lead}rst,{lead}te->{lead}rse")
+    return t.b.reshape(attended, t.shape)

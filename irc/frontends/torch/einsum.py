@@ -56,8 +56,8 @@ def written_out(equation: str, ndims: Sequence[int]) -> tuple[list[str], str]:
         once = sorted(x for x in set(letters) if letters.count(x) == 1)
         result = DOTS * (DOTS in left) + "".join(once)
     # Dims under dots are aligned from the right, as in broadcasting.
-    made = [s.replace(DOTS, names[most - n :]) for s, n in zip(specs, counts, strict=True)]
-    return made, result.replace(DOTS, names)
+    operand_specs = [s.replace(DOTS, names[most - n :]) for s, n in zip(specs, counts, strict=True)]
+    return operand_specs, result.replace(DOTS, names)
 
 
 def _without_repeats(t: Lowering, x: SSAValue, spec: str) -> tuple[SSAValue, str]:

@@ -65,7 +65,7 @@ class Build:
         with self._graph.inserting_before(self._before):
             node = self._graph.call_function(target, args, kwargs)
         node.meta.update(self._meta)
-        values = torch.fx.map_arg((args, kwargs), lambda given: given.meta["val"])
+        values = torch.fx.map_arg((args, kwargs), lambda operand: operand.meta["val"])
         with self._mode:
             node.meta["val"] = target(*values[0], **values[1])
         return node
@@ -104,10 +104,10 @@ def combined(
         return None
     total: Node | None = None
     for layer in layers:
-        made = build.cast(_layer(build, layer), wanted.dtype)
+        output = build.cast(_layer(build, layer), wanted.dtype)
         if wanted.ndim > 2:
-            made = build(aten.reshape.default, made, list(wanted.shape))
-        total = made if total is None else build(aten.add.Tensor, total, made)
+            output = build(aten.reshape.default, output, list(wanted.shape))
+        total = output if total is None else build(aten.add.Tensor, total, output)
     if start is None or total is None:
         return total
     return build(aten.add_.Tensor if in_place else aten.add.Tensor, start, total)
@@ -116,10 +116,10 @@ def combined(
 def _fits(member: Member, wanted: torch.Tensor) -> bool:
     """Return whether an expert gives as many rows and columns as the result has."""
     rows = member.expert.rows
-    given = [*shape(rows.base)[rows.lead : -1], _sizes(member.expert.down)[0]]
+    output_shape = [*shape(rows.base)[rows.lead : -1], _sizes(member.expert.down)[0]]
     sizes = [shape(member.mask)[dim] for dim in member.tokens]
-    return list(map(str, given)) == list(map(str, wanted.shape)) and (
-        list(map(str, sizes)) == list(map(str, given[:-1]))
+    return list(map(str, output_shape)) == list(map(str, wanted.shape)) and (
+        list(map(str, sizes)) == list(map(str, output_shape[:-1]))
     )
 
 
@@ -220,16 +220,18 @@ def _layer(build: Build, layer: Sequence[Member]) -> Node:
         ones, rest = build.filled(rows, 1, 1), build.filled(rows, EVEN - 1, 0)
         rows = build(aten.cat.default, [rows, ones, rest], 1)
     last = build(aten.stack.default, [_matrix(build, m.expert.down, False) for m in layer])
-    made = build(
+    output = build(
         torch.ops.irc.experts.default, rows, index, weights,
         build(aten.stack.default, pairs), last, first.act, count,
     )  # fmt: skip
     if all(member.expert.down.bias is None for member in layer):
-        return made
+        return output
     biases = build(aten.stack.default, [_bias(build, m.expert.down) for m in layer])
-    given = _given(build, index, weights, count)
+    expert_weights = _given(build, index, weights, count)
     return build(
-        aten.add.Tensor, made, build(aten.matmul.default, build.cast(given, dtype), biases)
+        aten.add.Tensor,
+        output,
+        build(aten.matmul.default, build.cast(expert_weights, dtype), biases),
     )
 
 

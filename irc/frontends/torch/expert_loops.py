@@ -120,10 +120,10 @@ def merge(graph: Graph, only_none: bool = False) -> int:
         if _is_shared(graph, chain) or activates_shared(reader.read):
             continue
         build = Build(graph, chain.end)
-        given = chain.start if only_none else combined(build, members, *_result(chain, build))
-        if given is None:
+        replacement = chain.start if only_none else combined(build, members, *_result(chain, build))
+        if replacement is None:
             continue
-        chain.end.replace_all_uses_with(given, propagate_meta=False)
+        chain.end.replace_all_uses_with(replacement, propagate_meta=False)
         _erase(graph, reader.read)
         merged += 1
     return merged
@@ -157,8 +157,8 @@ def addition_of(node: Node) -> Addition | None:
         return Addition(node, before, indices, value)  # type: ignore[arg-type]  # nodes
     summed = _added_to(before, indices, value)
     if summed is not None:
-        given, *helpers = summed
-        return Addition(node, before, indices, given, tuple(helpers), once=True)  # type: ignore[arg-type]
+        addend, *helpers = summed
+        return Addition(node, before, indices, addend, tuple(helpers), once=True)  # type: ignore[arg-type]
     return Addition(node, before, indices, value, sets=True, once=True)  # type: ignore[arg-type]
 
 
@@ -235,7 +235,7 @@ def _erase(graph: Graph, loop: set[Node]) -> None:
     """Erase what only a loop needed: its ops, and what was asserted about its sizes."""
     dependent = {node for node in loop if node.target in SELECTIONS or numbers(node) is None}
     for node in graph.nodes:
-        if any(given in dependent for given in node.all_input_nodes) and not _is_tensor(node):
+        if any(operand in dependent for operand in node.all_input_nodes) and not _is_tensor(node):
             dependent.add(node)
     for node in reversed(list(graph.nodes)):
         if node.op != "call_function" or node.users:

@@ -22,8 +22,8 @@ def _source(node: Node) -> Any:
     if node.op != "call_function":
         return None
     if node.target is getitem:
-        given, number = node.args
-        return given.args[0][number] if is_mark(given) else given  # type: ignore[union-attr,index]
+        container, number = node.args
+        return container.args[0][number] if is_mark(container) else container  # type: ignore[union-attr,index]
     if node.target is aten.dropout.default:
         return node.args[0]
     schema = getattr(node.target, "_schema", None)
@@ -65,7 +65,7 @@ def is_seen(graph: Graph, start: Node, additions: list[Node], helpers: AbstractS
         ):
             continue  # a size, or a statement about one
         late = begun and node not in own and node not in helpers
-        if late and any(given in path for given in node.all_input_nodes):
+        if late and any(operand in path for operand in node.all_input_nodes):
             return True
     return False
 
@@ -74,8 +74,8 @@ def activates_shared(read: AbstractSet[Node]) -> bool:
     """Return whether an activation in place writes to what others read."""
     for node in read:
         if node.target in ACTIVATIONS and node.target._schema.is_mutable:  # type: ignore[union-attr]
-            given = node.args[0]
-            assert isinstance(given, Node)
-            if set(given.users) != {node} or _source(given) is not None:
+            operand = node.args[0]
+            assert isinstance(operand, Node)
+            if set(operand.users) != {node} or _source(operand) is not None:
                 return True
     return False

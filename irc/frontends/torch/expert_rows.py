@@ -246,9 +246,9 @@ class Reader:
             left, right = map(self.plain, inner.args)
             sides = [(left, right), (right, left)]
         for activated, other in sides:
-            made = self._activated(activated, other, down)
-            if made is not None:
-                return made
+            expert = self._activated(activated, other, down)
+            if expert is not None:
+                return expert
         return None
 
     def _activated(self, activated: Any, other: Any, down: Linear) -> Expert | None:
@@ -285,24 +285,24 @@ class Reader:
         if self._of(node, aten.linear.default):
             x, matrix, *rest = node.args
             bias = rest[0] if rest else None
-            made = Linear(matrix, False, bias)
+            linear = Linear(matrix, False, bias)
         elif self._of(node, aten.matmul.default, aten.mm.default):
             x, matrix = node.args
-            made = Linear(matrix, True, None)
+            linear = Linear(matrix, True, None)
         elif self._of(node, aten.addmm.default) and not node.kwargs:
             bias, x, matrix = node.args
-            made = Linear(matrix, True, bias)
+            linear = Linear(matrix, True, bias)
         elif self._of(node, aten.add.Tensor) and len(node.args) == 2 and not node.kwargs:
             product = self._linear(node.args[0])
             if product is None or product[0].bias is not None or len(shape(node.args[1])) != 1:
                 return None
-            made, x = replace(product[0], bias=node.args[1]), product[1]
+            linear, x = replace(product[0], bias=node.args[1]), product[1]
         else:
             return None
-        fixed = len(numbers(made.matrix) or ()) == 2 and (
-            made.bias is None or numbers(made.bias) == (shape(node)[-1],)
+        fixed = len(numbers(linear.matrix) or ()) == 2 and (
+            linear.bias is None or numbers(linear.bias) == (shape(node)[-1],)
         )
-        return (made, x) if fixed and len(shape(x)) == 2 else None
+        return (linear, x) if fixed and len(shape(x)) == 2 else None
 
     def scaled(self, node: Any) -> tuple[Any, list[Gathered]] | None:
         """Split what is added to rows into an expert's result and the weights of its rows."""

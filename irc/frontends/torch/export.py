@@ -304,7 +304,7 @@ def _listed(_registered: int) -> Mapping[torch._ops.OperatorBase, Callable[..., 
 
 
 def shape_specs(
-    forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], given: Any
+    forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> tuple[Any, list[Any]]:
     """Return dynamic shapes as torch.export takes them, and per leaf of the arguments.
 
@@ -312,34 +312,47 @@ def shape_specs(
         forward: what takes the arguments, for their names.
         args: positional arguments.
         kwargs: keyword arguments.
-        given: None, or per argument name what its dims are: names, ``torch.export.Dim``, None.
+        dynamic_shapes: None, or per argument name what its dims are: names, ``torch.export.Dim``,
+            None.
 
     Raises:
         IrcError: ``option-value`` for an argument or a dim that there is not.
     """
-    if given is None:
+    if dynamic_shapes is None:
         return None, [None] * len(pytree.tree_leaves((args, kwargs)))
-    made: dict[str, Any] = {}
+    dims: dict[str, Any] = {}
 
     def dim(spec: Any) -> Any:
-        return made.setdefault(spec, Dim(spec)) if isinstance(spec, str) else spec
+        return dims.setdefault(spec, Dim(spec)) if isinstance(spec, str) else spec
 
-    given = pytree.tree_map(dim, given)
-    if isinstance(given, Mapping):
-        found = bound(forward, args, kwargs)
+    dynamic_shapes = pytree.tree_map(dim, dynamic_shapes)
+    if isinstance(dynamic_shapes, Mapping):
+        bound_arguments = bound(forward, args, kwargs)
         variable = next(
-            (p.name for p in found.signature.parameters.values() if p.kind is p.VAR_KEYWORD), ""
+            (
+                p.name
+                for p in bound_arguments.signature.parameters.values()
+                if p.kind is p.VAR_KEYWORD
+            ),
+            "",
         )
-        extra = {name: given.get(name) for name in found.arguments.get(variable, {})}
+        extra = {
+            name: dynamic_shapes.get(name) for name in bound_arguments.arguments.get(variable, {})
+        }
         if not variable:
-            _check_names(given, list(found.signature.parameters))
-        spec = {name: extra if name == variable else given.get(name) for name in found.arguments}
+            _check_names(dynamic_shapes, list(bound_arguments.signature.parameters))
+        spec = {
+            name: extra if name == variable else dynamic_shapes.get(name)
+            for name in bound_arguments.arguments
+        }
         per_argument = {**{k: v for k, v in spec.items() if k != variable}, **extra}
     else:
-        spec = given
-        if len(given) != len(args) + len(kwargs):
-            raise _no_dynamic(f"{len(given)} arguments", f"the call has {len(args) + len(kwargs)}")
-        per_argument = dict(zip([*range(len(args)), *kwargs], given, strict=True))
+        spec = dynamic_shapes
+        if len(dynamic_shapes) != len(args) + len(kwargs):
+            raise _no_dynamic(
+                f"{len(dynamic_shapes)} arguments", f"the call has {len(args) + len(kwargs)}"
+            )
+        per_argument = dict(zip([*range(len(args)), *kwargs], dynamic_shapes, strict=True))
     leaves: list[Any] = []
     for value, one in zip((*args, *kwargs.values()), per_argument.values(), strict=True):
         leaves += _per_leaf(value, one)
@@ -354,8 +367,8 @@ def _no_dynamic(what: str, because: str, instead: str = WRITE) -> IrcError:
     return IrcError("option-value", what, because=because, help=instead)
 
 
-def _check_names(given: Mapping[str, Any], names: Sequence[str]) -> None:
-    for name in given:
+def _check_names(dynamic_shapes: Mapping[str, Any], names: Sequence[str]) -> None:
+    for name in dynamic_shapes:
         if name not in names:
             because = f"what is compiled takes {', '.join(names)}"
             raise _no_dynamic(f"'{name}'", because, did_you_mean(str(name), names))

@@ -49,10 +49,10 @@ class SignatureReader:
     def arguments(self, input_names: list[str]) -> dict[Node, Argument]:
         """Say what each placeholder that is a tensor means; tied weights share the first name."""
         names = iter(input_names)
-        found: dict[Node, Argument] = {}
+        arguments: dict[Node, Argument] = {}
         for spec in self.exported.graph_signature.input_specs:
             if spec.kind is InputKind.TOKEN:
-                found[self.nodes[spec.arg.name]] = Argument(
+                arguments[self.nodes[spec.arg.name]] = Argument(
                     "constant", spec.arg.name, torch.empty(0)
                 )
             if not isinstance(spec.arg, TensorArgument):
@@ -60,10 +60,10 @@ class SignatureReader:
             node = self.nodes[spec.arg.name]
             if spec.kind is InputKind.USER_INPUT:
                 self.input_names[spec.arg.name] = name = next(names)
-                found[node] = Argument("input", name)
+                arguments[node] = Argument("input", name)
             else:
-                found[node] = self._held(ROLES[spec.kind], str(spec.target))
-        return found
+                arguments[node] = self._held(ROLES[spec.kind], str(spec.target))
+        return arguments
 
     def _held(self, role: str, target: str) -> Argument:
         value = self.tensors.get(target)
@@ -112,13 +112,13 @@ class SignatureReader:
         held = self.tensors.get(target)
         return target if held is None else self.first[id(held)]
 
-    def _check_size(self, given: Node, written: Node, name: str) -> None:
+    def _check_size(self, argument: Node, written: Node, name: str) -> None:
         """Refuse an argument that the module leaves with another size, as ``out=`` may.
 
         Raises:
             IrcError: ``capture-failed``.
         """
-        before, after = given.meta["val"].shape, written.meta["val"].shape
+        before, after = argument.meta["val"].shape, written.meta["val"].shape
         if len(before) == len(after) and all(
             statically_known_true(a == b) for a, b in zip(before, after, strict=True)
         ):

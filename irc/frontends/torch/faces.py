@@ -18,9 +18,9 @@ def face(cls: type[nn.Module], module: nn.Module) -> nn.Module:
         cls: its class, by which it behaves.
         module: whose state it has.
     """
-    made = object.__new__(cls)
-    object.__setattr__(made, "__dict__", module.__dict__)
-    return made
+    instance = object.__new__(cls)
+    object.__setattr__(instance, "__dict__", module.__dict__)
+    return instance
 
 
 def subclass(cls: type[nn.Module], **members: Any) -> Any:

@@ -100,9 +100,9 @@ def flex_attention(
     wants_top = return_aux is not None and return_aux.max_scores
     added = None if wants_sums or wants_top else _added(score_mod, places)
     if added is not None:
-        given = _joined(added, mask, query)
+        attn_mask = _joined(added, mask, query)
         return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=given, scale=scale, enable_gqa=enable_gqa
+            query, key, value, attn_mask=attn_mask, scale=scale, enable_gqa=enable_gqa
         )
     return _apart(query, key, value, score_mod, mask, places, scale, return_lse, return_aux)
 
@@ -127,10 +127,10 @@ def _added(score_mod: Callable[..., Any] | None, places: list[torch.Tensor]) -> 
     if score_mod is None or getattr(score_mod, "__name__", "") == "_identity":
         return _Score()
     try:
-        made = score_mod(_Score(), *places)
+        score = score_mod(_Score(), *places)
     except (_NotAddedError, TypeError):
         return None
-    return made if isinstance(made, _Score) else None
+    return score if isinstance(score, _Score) else None
 
 
 def _joined(added: _Score, mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:

@@ -45,12 +45,12 @@ def _jacobian(
     if strict or not vectorize or not _is_on():
         return _jacfwd(function, inputs, strict, vectorize)
     is_one = isinstance(inputs, torch.Tensor)
-    given = (inputs,) if is_one else tuple(inputs)
-    found = torch.func.jacfwd(function, tuple(range(len(given))))(*given)
+    operands = (inputs,) if is_one else tuple(inputs)
+    jacobian = torch.func.jacfwd(function, tuple(range(len(operands))))(*operands)
     if not is_one:
-        return found
-    by_result = isinstance(found[0], tuple)
-    return tuple(each[0] for each in found) if by_result else found[0]
+        return jacobian
+    by_result = isinstance(jacobian[0], tuple)
+    return tuple(each[0] for each in jacobian) if by_result else jacobian[0]
 
 
 def _run_by_linearize(function: Callable[..., Any]) -> Callable[..., Any]:

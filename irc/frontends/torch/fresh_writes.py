@@ -95,14 +95,14 @@ def _functional(node: Node) -> torch._ops.OpOverload | None:
     if written != [True] + [False] * (len(written) - 1) or not isinstance(node.args[0], Node):
         return None
     packet = getattr(torch.ops.aten, name[:-1], None)
-    found = getattr(packet, target._overloadname, None)
-    if found is None or found._schema.is_mutable:
+    functional = getattr(packet, target._overloadname, None)
+    if functional is None or functional._schema.is_mutable:
         return None
-    same = [(a.name, str(a.type)) for a in found._schema.arguments] == [
+    same = [(a.name, str(a.type)) for a in functional._schema.arguments] == [
         (a.name, str(a.type)) for a in target._schema.arguments
     ]
-    returns = [str(each.type) for each in found._schema.returns]
-    return found if same and returns == ["Tensor"] else None
+    returns = [str(each.type) for each in functional._schema.returns]
+    return functional if same and returns == ["Tensor"] else None
 
 
 def _leaves_as_much(functional: torch._ops.OpOverload, node: Node) -> bool:
@@ -116,8 +116,8 @@ def _leaves_as_much(functional: torch._ops.OpOverload, node: Node) -> bool:
         return False
     args, kwargs = pytree.tree_map_only(Node, lambda n: n.meta["val"], (node.args, node.kwargs))
     with operand.fake_mode:
-        made = functional(*args, **kwargs)
-    return (made.dtype, made.shape, made.device, _steps(made)) == (
+        result = functional(*args, **kwargs)
+    return (result.dtype, result.shape, result.device, _steps(result)) == (
         operand.dtype, operand.shape, operand.device, _steps(operand)
     )  # fmt: skip
 

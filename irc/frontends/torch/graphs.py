@@ -98,13 +98,17 @@ def flat_program(
         )
 
     symbolic: tuple[int, ...] = ()
-    found = None
+    opened_sizes = None
     if keep_open:
         symbolic = tuple(i for i, node in enumerate(placeholders) if _gives_sizes(node))
-        given = [(_input_name(n, i), n.meta["val"]) for i, n in enumerate(placeholders)
+        named_inputs = [(_input_name(n, i), n.meta["val"]) for i, n in enumerate(placeholders)
                  if i in symbolic]  # fmt: skip
-        found = open_sizes(module, given, lambda values: assembled(NumberedSizes(values)).program)
-        names: SizeNames = NumberedSizes(found.whole(found.read(_hints(given))))
+        opened_sizes = open_sizes(
+            module, named_inputs, lambda values: assembled(NumberedSizes(values)).program
+        )
+        names: SizeNames = NumberedSizes(
+            opened_sizes.whole(opened_sizes.read(_hints(named_inputs)))
+        )
     else:
         names = SizeNames({})
     assembly = assembled(names)
@@ -118,7 +122,7 @@ def flat_program(
         ),
         {name: index for index, (name, _) in held.items() if name in used},
         results,
-        found,
+        opened_sizes,
         symbolic,
     )
 
@@ -130,9 +134,9 @@ def _gives_sizes(node: Node) -> bool:
     return any(isinstance(size, torch.SymInt) for size in sizes)
 
 
-def _hints(given: Sequence[tuple[str, Any]]) -> list[tuple[int, ...]]:
+def _hints(named_inputs: Sequence[tuple[str, Any]]) -> list[tuple[int, ...]]:
     """Return the sizes with which a graph was traced."""
-    values = [v.shape if isinstance(v, torch.Tensor) else (v,) for _, v in given]
+    values = [v.shape if isinstance(v, torch.Tensor) else (v,) for _, v in named_inputs]
     return [tuple(s if isinstance(s, int) else s.node.hint for s in sizes) for sizes in values]
 
 
@@ -173,20 +177,20 @@ def _as_in_eager(
     seen = [value for kind, value in results[:visible] if kind == "result"]
     shown = [computed[position] for position in dict.fromkeys(seen)]
     places = dict(zip(shown, placed(shown), strict=True))
-    made: list[tuple[str, Any]] = []
+    laid: list[tuple[str, Any]] = []
     for kind, value in results:
         if kind != "result":
-            made.append((kind, value))
+            laid.append((kind, value))
             continue
         node = computed[value]
         place = places.get(node, Lies(node))
-        made.append(("result", place.source) if place.view is None
+        laid.append(("result", place.source) if place.view is None
                     else ("view", (place.source, place.view)))  # fmt: skip
-    wanted = [v if kind == "result" else v[0] for kind, v in made if kind in ("result", "view")]
+    wanted = [v if kind == "result" else v[0] for kind, v in laid if kind in ("result", "view")]
     order = {node: i for i, node in enumerate(dict.fromkeys(wanted)) if node.op != "placeholder"}
     order = {node: i for i, node in enumerate(order)}
     return_too([*order], computed)
-    return tuple(_numbered(kind, value, order) for kind, value in made), list(order)
+    return tuple(_numbered(kind, value, order) for kind, value in laid), list(order)
 
 
 def _numbered(kind: str, value: Any, order: Mapping[Node, int]) -> tuple[str, Any]:
@@ -209,16 +213,16 @@ def _share_memory(graph: Graph) -> bool:
 
 
 def _output(graph: Graph) -> Node:
-    (found,) = (node for node in graph.nodes if node.op == "output")
-    return found
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    return output
 
 
 def returns_inputs(module: GraphModule) -> bool:
     """True for a graph of which an output is a view of an input: a write to one changes both."""
     own = {memory_of_node(node) for node in module.graph.nodes if node.op == "placeholder"} - {None}
     flat, _ = torch.utils._pytree.tree_flatten(_output(module.graph).args[0])
-    given = [node for node in flat if isinstance(node, Node) and node.op != "placeholder"]
-    return any(memory_of_node(node) in own for node in given)
+    outputs = [node for node in flat if isinstance(node, Node) and node.op != "placeholder"]
+    return any(memory_of_node(node) in own for node in outputs)
 
 
 def _input_name(node: Node, index: int) -> str:

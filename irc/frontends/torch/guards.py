@@ -43,29 +43,29 @@ class Leaf:
     lies: tuple[Callable[[torch.Tensor], tuple[Any, ...]], tuple[Any, ...]] | None = None
     parts: bool = False
 
-    def reason(self, given: Any, sizes: dict[str, int]) -> str | None:
+    def reason(self, argument: Any, sizes: dict[str, int]) -> str | None:
         """Say how a leaf differs, or None; ``sizes`` collects the named ones."""
         if self.dtype is None:
             return (
                 None
-                if type(given) is type(self.value) and given == self.value
-                else (f"'{self.name}' is {given!r}, compiled for {self.value!r}")
+                if type(argument) is type(self.value) and argument == self.value
+                else (f"'{self.name}' is {argument!r}, compiled for {self.value!r}")
             )
-        if not isinstance(given, torch.Tensor):
-            return f"'{self.name}' is {type(given).__name__}, compiled for a tensor"
-        in_parts = self.parts and is_held(given)
-        if not in_parts and (what := peculiar_argument(given)) is not None:
+        if not isinstance(argument, torch.Tensor):
+            return f"'{self.name}' is {type(argument).__name__}, compiled for a tensor"
+        in_parts = self.parts and is_held(argument)
+        if not in_parts and (what := peculiar_argument(argument)) is not None:
             return f"'{self.name}' is {what}, compiled for a dense one"
-        if given.dtype is not self.dtype:
-            return f"'{self.name}' has dtype {given.dtype}, compiled for {self.dtype}"
-        if given.device != self.device:
-            return f"'{self.name}' is on {given.device}, compiled for {self.device}"
-        if given.requires_grad is not self.requires_grad:
-            grad = given.requires_grad
+        if argument.dtype is not self.dtype:
+            return f"'{self.name}' has dtype {argument.dtype}, compiled for {self.dtype}"
+        if argument.device != self.device:
+            return f"'{self.name}' is on {argument.device}, compiled for {self.device}"
+        if argument.requires_grad is not self.requires_grad:
+            grad = argument.requires_grad
             return f"'{self.name}' has requires_grad={grad}, compiled for {self.requires_grad}"
-        shape = tuple(given.shape)
+        shape = tuple(argument.shape)
         if shape == self.shape or self._fits(shape, sizes):
-            if self.lies is not None and self.lies[0](given) != self.lies[1]:
+            if self.lies is not None and self.lies[0](argument) != self.lies[1]:
                 return f"'{self.name}' lies in memory otherwise than at compile time"
             return None
         expected = ", ".join(map(str, self.shape))
@@ -167,12 +167,12 @@ class Guards:
 
     def lying(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Guards:
         """Return guards for a program that reads the memory in which its arguments lie."""
-        given = pytree.tree_leaves((tuple(args), self.ordered(kwargs)))
+        values = pytree.tree_leaves((tuple(args), self.ordered(kwargs)))
         leaves = [
             replace(leaf, lies=(memory_of, memory_of(value)))
             if isinstance(value, torch.Tensor)
             else leaf
-            for leaf, value in zip(self.leaves, given, strict=True)
+            for leaf, value in zip(self.leaves, values, strict=True)
         ]
         return replace(self, leaves=tuple(leaves))
 
@@ -191,9 +191,9 @@ class Guards:
             viewed: leaves of which results are views: their strides are those of the results.
             free: leaves that may lie as they like.
         """
-        given = pytree.tree_leaves((tuple(args), self.ordered(kwargs)))
+        values = pytree.tree_leaves((tuple(args), self.ordered(kwargs)))
         leaves = list(self.leaves)
-        for i, value in enumerate(given):
+        for i, value in enumerate(values):
             if isinstance(value, torch.Tensor) and i not in free and leaves[i].lies is None:
                 says = strides_of if i in viewed else order_of
                 leaves[i] = replace(leaves[i], lies=(says, says(value)))
@@ -317,10 +317,10 @@ class Guards:
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[str, int, int, int] | None:
         """Return the first leaf with other sizes: its name, the dim, the size then and now."""
-        given = pytree.tree_leaves((tuple(args), self.ordered(kwargs)))
-        if len(given) != len(self.leaves):
+        values = pytree.tree_leaves((tuple(args), self.ordered(kwargs)))
+        if len(values) != len(self.leaves):
             return None
-        for leaf, value in zip(self.leaves, given, strict=True):
+        for leaf, value in zip(self.leaves, values, strict=True):
             if not isinstance(value, torch.Tensor) or len(value.shape) != len(leaf.shape):
                 continue
             for dim, (was, now) in enumerate(zip(leaf.shape, value.shape, strict=True)):
@@ -335,14 +335,14 @@ class Guards:
         return {name: kwargs[name] for name in self.keywords}
 
     def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-        given: Sequence[Any] = args
+        values: Sequence[Any] = args
         # Tensors alone need no flattening, which costs more than all the rest.
         if not (self.flat and not kwargs and len(args) == len(self.leaves)):
-            given, spec = pytree.tree_flatten((tuple(args), self.ordered(kwargs)))
+            values, spec = pytree.tree_flatten((tuple(args), self.ordered(kwargs)))
             if spec != self.spec:
                 return f"the arguments have structure {spec}, compiled for {self.spec}"
         sizes: dict[str, int] = {}
-        for leaf, value in zip(self.leaves, given, strict=True):
+        for leaf, value in zip(self.leaves, values, strict=True):
             if (reason := leaf.reason(value, sizes)) is not None:
                 return reason
         return None

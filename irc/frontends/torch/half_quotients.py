@@ -48,10 +48,10 @@ def floored(t: Lowering, a: Operand, b: Operand) -> SSAValue:
     whole = p("where", is_below, half("sub", whole, one), whole)
     floor = p("floor", whole)
     is_next = p("gt", half("sub", whole, floor), t.value(0.5, "f32"))
-    found = p("where", is_next, half("add", floor, one), floor)
-    found = p("where", p("eq", whole, zero), p("copysign", zero, quotient), found)
-    found = p("where", p("eq", b, zero), quotient, found)
-    return p("detach", t.b.cast(found, t.dtype))
+    floor_quotient = p("where", is_next, half("add", floor, one), floor)
+    floor_quotient = p("where", p("eq", whole, zero), p("copysign", zero, quotient), floor_quotient)
+    floor_quotient = p("where", p("eq", b, zero), quotient, floor_quotient)
+    return p("detach", t.b.cast(floor_quotient, t.dtype))
 
 
 class _Half:

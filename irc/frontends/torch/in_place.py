@@ -29,9 +29,9 @@ def in_place(captured: Captured) -> Captured:
     _name_arguments(func, {*captured.mutated_inputs, *(inputs[i] for i in captured.cached_inputs)})
     position: dict[int, int] = {}
     for output in captured.outputs:
-        if output.position is not None and output.given is None:
+        if output.position is not None and output.input_index is None:
             position.setdefault(output.position, len(position))
-    back = {output.position for output in captured.outputs if output.given is not None}
+    back = {output.position for output in captured.outputs if output.input_index is not None}
     _drop_results(func, back - position.keys(), _in_caches(captured))
     outputs = tuple(_moved(output, position) for output in captured.outputs)
     return replace(captured, outputs=outputs)
@@ -59,11 +59,11 @@ def _drop_results(func: FuncOp, dropped: set[int | None], cached: set[int]) -> N
 def _in_caches(captured: Captured) -> set[int]:
     """Return the positions of outputs that belong to a cache."""
     leaves = [leaf for p in captured.parts if p.spec is not None for leaf in range(p.start, p.stop)]
-    found = (captured.outputs[leaf].position for leaf in leaves)
-    return {position for position in found if position is not None}
+    positions = (captured.outputs[leaf].position for leaf in leaves)
+    return {position for position in positions if position is not None}
 
 
 def _moved(output: Output, position: dict[int, int]) -> Output:
-    if output.position is None or output.given is not None:
+    if output.position is None or output.input_index is not None:
         return output
     return replace(output, position=position[output.position])

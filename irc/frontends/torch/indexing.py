@@ -77,8 +77,8 @@ def narrow_from(t: Lowering, self: SSAValue, dim: int, start: SSAValue, length: 
 def index(t: Lowering, self: SSAValue, indices: Sequence[SSAValue | None]) -> SSAValue:
     """Look up by several index tensors: one index into the dims that they cover, merged."""
     dims = [dim for dim, i in enumerate(indices) if i is not None]
-    given = [i for i in indices if i is not None]
-    if any(tensor(i).dtype in ("i1", "u8") for i in given):
+    index_tensors = [i for i in indices if i is not None]
+    if any(tensor(i).dtype in ("i1", "u8") for i in index_tensors):
         t.decline()
     shape = tensor(self).shape
     if dims != list(range(dims[0], dims[0] + len(dims))):
@@ -87,7 +87,7 @@ def index(t: Lowering, self: SSAValue, indices: Sequence[SSAValue | None]) -> SS
         self = permuted(t, self, [*dims, *rest])
         shape, dims = tensor(self).shape, list(range(len(dims)))
     flat: SSAValue | None = None
-    for dim, one in zip(dims, given, strict=True):
+    for dim, one in zip(dims, index_tensors, strict=True):
         one = from_front(t, one, shape[dim])
         if flat is not None:
             one = t.b.pointwise("add", t.b.pointwise("mul", flat, t.value(shape[dim], "i64")), one)
@@ -211,16 +211,16 @@ def index_put(
     ``lower-externs`` writes it as a scatter.
     """
     t.require_one_dtype(self, values)
-    given = [(dim, i) for dim, i in enumerate(indices) if i is not None]
-    if len(given) == 1 and tensor(given[0][1]).dtype == "i1" and tensor(given[0][1]).ndim:
-        return _masked(t, self, *given[0], values, accumulate=accumulate)
+    indexed = [(dim, i) for dim, i in enumerate(indices) if i is not None]
+    if len(indexed) == 1 and tensor(indexed[0][1]).dtype == "i1" and tensor(indexed[0][1]).ndim:
+        return _masked(t, self, *indexed[0], values, accumulate=accumulate)
     if (
-        len(given) != 1
-        or tensor(given[0][1]).ndim != 1
-        or tensor(given[0][1]).dtype in ("i1", "u8")
+        len(indexed) != 1
+        or tensor(indexed[0][1]).ndim != 1
+        or tensor(indexed[0][1]).dtype in ("i1", "u8")
     ):
         t.decline()
-    dim, index = given[0]
+    dim, index = indexed[0]
     shape = tensor(self).shape
     front = from_front(t, index, shape[dim])
     source = t.b.broadcast(
@@ -257,8 +257,8 @@ def one_hot(t: Lowering, self: SSAValue, num_classes: int = -1) -> SSAValue:
         t.decline()
     classes = iota(t, num_classes)
     held = t.b.op(TakeOp, [classes, self], dim=0)
-    found = t.b.pointwise("eq", t.b.reshape(held, (*tensor(self).shape, 1)), classes)
-    return t.b.cast(found, t.dtype)
+    equal = t.b.pointwise("eq", t.b.reshape(held, (*tensor(self).shape, 1)), classes)
+    return t.b.cast(equal, t.dtype)
 
 
 @lowers("take_along_dim", numbers="complex")

@@ -70,11 +70,11 @@ def taken_apart(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) 
     leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
     tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    made: list[Any] = []
+    recorded: list[Any] = []
 
-    def run(state: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
+    def run(state: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
         mine = list(leaves)
-        for place, value in zip(tensors, given, strict=True):
+        for place, value in zip(tensors, inputs, strict=True):
             mine[place] = value
         own_args, own_kwargs = pytree.tree_unflatten(mine, spec)
         own = dict(zip(held, state, strict=True))
@@ -86,7 +86,7 @@ def taken_apart(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) 
         ):
             results, shape = pytree.tree_flatten(module.forward(*own_args, **own_kwargs))
         places = [i for i, result in enumerate(results) if isinstance(result, Tensor)]
-        made[:] = [results, shape, places]
+        recorded[:] = [results, shape, places]
         return [results[i] for i in places]
 
     try:
@@ -98,16 +98,16 @@ def taken_apart(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) 
     except Exception as error:
         raise _refusal(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
     _drop_own_detaches(traced)
-    results, shape, places = made
+    results, shape, places = recorded
 
     @wraps(type(module).forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         state = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        given = pytree.tree_leaves((args, kwargs))
+        own_leaves = pytree.tree_leaves((args, kwargs))
         with preserve_node_meta():
-            found = Interpreter(traced).run(*state.values(), *(given[i] for i in tensors))
+            computed = Interpreter(traced).run(*state.values(), *(own_leaves[i] for i in tensors))
         every = list(results)
-        for place, value in zip(places, found, strict=True):
+        for place, value in zip(places, computed, strict=True):
             every[place] = value
         return pytree.tree_unflatten(every, shape)
 
@@ -126,8 +126,8 @@ class _Detaching(TorchFunctionMode):
         if func in (torch.Tensor.backward, torch.autograd.backward):
             raise _refusal("backward() writes to .grad, which is no result")
         if func is torch.autograd.grad and not named.get("create_graph"):
-            found = func(*args, **named)
-            return tuple(x if x is None else DETACHED(x) for x in found)
+            gradients = func(*args, **named)
+            return tuple(x if x is None else DETACHED(x) for x in gradients)
         return func(*args, **named)
 
 

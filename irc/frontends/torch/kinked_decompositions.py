@@ -143,10 +143,10 @@ def _sloped(
         value = how(*args, **options)
         if not is_differentiated() or not value.is_floating_point():
             return value
-        given = [x.float() if isinstance(x, Tensor) and x.dtype in HALVES else x for x in args]
+        operands = [x.float() if isinstance(x, Tensor) and x.dtype in HALVES else x for x in args]
         parts = [
             _times(x, slope, is_masked)
-            for x, slope in zip(given, slopes(*given, **options), strict=False)
+            for x, slope in zip(operands, slopes(*operands, **options), strict=False)
             if isinstance(x, Tensor) and x.is_floating_point()
         ]
         if not parts:

@@ -221,8 +221,8 @@ def flash_attention_backward(
     operands = [query, key, value, grad_out, out, logsumexp]
     inputs, form = _whole(t, operands, attn_mask, dropout_p, is_causal, scale)
     q, k, v, g, y, sums, *mask = inputs
-    given = [g, q, k, v, y, sums, *mask]
-    return [*t.b.ops(ExternOp, given, results=t.results, **form.backward())]
+    ordered = [g, q, k, v, y, sums, *mask]
+    return [*t.b.ops(ExternOp, ordered, results=t.results, **form.backward())]
 
 
 def _whole(
@@ -238,12 +238,12 @@ def _whole(
     ``operands`` are those before the mask, q, k and v first. Where the library drops, or a size is
     not known yet, it computes the op.
     """
-    given = [*operands, *([] if mask is None else [mask])]
+    inputs = [*operands, *([] if mask is None else [mask])]
     q, k = (tensor(x).shape for x in operands[:2])
-    if dropout_p or any(isinstance(d, Size) for x in given for d in tensor(x).shape):
+    if dropout_p or any(isinstance(d, Size) for x in inputs for d in tensor(x).shape):
         t.decline()
     if len(q) != 4 or q[:-2] != k[:-2] or tensor(operands[2]).shape[:-2] != k[:-2]:
         t.decline()
     factor = number(q[-1]) ** -0.5 if scale is None else scale
     place = None if mask is None else len(operands)
-    return given, Form(bool(is_causal), float(factor), place)
+    return inputs, Form(bool(is_causal), float(factor), place)

@@ -79,8 +79,8 @@ def _fake_backward(
     bias: Tensor | None = None,
     gs: Tensor | None = None,
 ) -> list[Tensor]:
-    given = [h, w] if bias is None else [h, w, bias]
-    return [value.new_empty(value.shape) for value in given]
+    operands = [h, w] if bias is None else [h, w, bias]
+    return [value.new_empty(value.shape) for value in operands]
 
 
 @both.register_fake
@@ -102,18 +102,18 @@ class _Rows(torch.autograd.Function):
     def forward(
         ctx: Any, h: Tensor, w: Tensor, bias: Tensor | None, index: Tensor
     ) -> tuple[Tensor, Tensor]:
-        found, sums = torch.ops.irc.linear_cross_entropy(h, w, index, bias)
+        row_losses, sums = torch.ops.irc.linear_cross_entropy(h, w, index, bias)
         ctx.save_for_backward(h, w, bias, index, sums)
         ctx.set_materialize_grads(False)
-        return found, sums
+        return row_losses, sums
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None, gs: Tensor | None) -> tuple[Tensor | None, ...]:
         h, w, bias, index, sums = ctx.saved_tensors
         g = torch.zeros_like(sums) if g is None else g
-        given = (g, h, w, index, sums, bias, *(() if gs is None else (gs,)))
-        made = torch.ops.irc.linear_cross_entropy_backward(*given)
-        dh, dw, db = (*made, None)[:3]
+        operands = (g, h, w, index, sums, bias, *(() if gs is None else (gs,)))
+        gradients = torch.ops.irc.linear_cross_entropy_backward(*operands)
+        dh, dw, db = (*gradients, None)[:3]
         return dh, dw, db, None
 
 
@@ -134,10 +134,10 @@ class _Total(torch.autograd.Function):
         smoothing: float,
     ) -> Tensor:
         own = share * (1 - smoothing)
-        given = (own, h, w, index, bias, *((share * smoothing,) if smoothing else ()))
-        found, sums, *gradients = torch.ops.irc.linear_cross_entropy_both(*given)
+        operands = (own, h, w, index, bias, *((share * smoothing,) if smoothing else ()))
+        row_losses, sums, *gradients = torch.ops.irc.linear_cross_entropy_both(*operands)
         ctx.save_for_backward(*(*gradients, None)[:3])
-        each = found * own
+        each = row_losses * own
         if smoothing:
             each = each + sums * (share * smoothing)
         # The loss of a row that does not count may be infinite.
@@ -175,10 +175,12 @@ def linear_cross_entropy(
     index = torch.where(counted, target, 0)
     share = counted.to(_wide(h))
     if reduction == "none":
-        found, sums = _Rows.apply(h, w, bias, index)
+        row_losses, sums = _Rows.apply(h, w, bias, index)
         if smoothing:
-            found = (1 - smoothing) * found + smoothing * (sums - _mean_logits(h, w, bias))
-        return torch.where(counted, found, 0).to(dtype)
+            row_losses = (1 - smoothing) * row_losses + smoothing * (
+                sums - _mean_logits(h, w, bias)
+            )
+        return torch.where(counted, row_losses, 0).to(dtype)
     if reduction == "mean":
         count = share.sum()
         share = torch.where(counted, 1 / count, 0)
@@ -196,8 +198,8 @@ def _mean_logits(h: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     """Return the mean of each row's logits, [n]: what its row of h gives with the mean weight."""
     wide = _wide(h)
     # No matmul, which autocast would round.
-    found = (h.to(wide) * w.to(wide).mean(0)).sum(1)
-    return found if bias is None else found + bias.to(wide).mean()
+    means = (h.to(wide) * w.to(wide).mean(0)).sum(1)
+    return means if bias is None else means + bias.to(wide).mean()
 
 
 class _MissError(Exception):
@@ -213,15 +215,15 @@ def stream_losses(gm: GraphModule) -> tuple[GraphModule, list[str]]:
     Returns:
         The graph, and of each loss that keeps its logits why.
     """
-    found: list[tuple[Node, _Match]] = []
+    matches: list[tuple[Node, _Match]] = []
     reasons: list[str] = []
     for node in gm.graph.nodes:
         if node.op == "call_function" and node.target is F.cross_entropy:
             try:
-                found.append((node, _match(node)))
+                matches.append((node, _match(node)))
             except _MissError as miss:
                 reasons.append(f"{node.name}: {miss}")
-    if not found:
+    if not matches:
         return gm, reasons
     memo: dict[Node, Node] = {}
     graph = torch.fx.Graph()
@@ -229,7 +231,7 @@ def stream_losses(gm: GraphModule) -> tuple[GraphModule, list[str]]:
     for old, new in memo.items():
         if hasattr(old, "_dynamo_source"):  # a copy loses it: its name in the user's terms
             vars(new)["_dynamo_source"] = vars(old)["_dynamo_source"]
-    for _, match in found:
+    for _, match in matches:
         match.rewrite(graph, memo)
     graph.eliminate_dead_code()
     return GraphModule(gm, graph), reasons
@@ -256,10 +258,10 @@ class _Match:
                     shape = (*_value(step).shape[:-1], width)
                     h = graph.call_function(torch.reshape, (h, shape))
             h, w, *bias = (self._rounded(graph, value) for value in (h, w, *bias))
-            given = (h, w, *(bias or [None]), memo[self.options.pop("target")])
-            made = graph.call_function(linear_cross_entropy, given, self.options)
-            made.meta.update(node.meta)
-        node.replace_all_uses_with(made)
+            arguments = (h, w, *(bias or [None]), memo[self.options.pop("target")])
+            call = graph.call_function(linear_cross_entropy, arguments, self.options)
+            call.meta.update(node.meta)
+        node.replace_all_uses_with(call)
         graph.erase_node(node)
 
     def _rounded(self, graph: torch.fx.Graph, value: Any) -> Any:
@@ -282,13 +284,13 @@ def _match(node: Node) -> _Match:
         "weight": None, "size_average": None, "ignore_index": -100, "reduce": None,
         "reduction": "mean", "label_smoothing": 0.0,
     }  # fmt: skip
-    given = {**default, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+    arguments = {**default, **dict(zip(names, node.args, strict=False)), **node.kwargs}
     plain = ("weight", "size_average", "reduce")
-    if any(given[name] is not None for name in plain):
+    if any(arguments[name] is not None for name in plain):
         raise _MissError("weights of classes need all logits")
-    if not isinstance(given["label_smoothing"], int | float):
+    if not isinstance(arguments["label_smoothing"], int | float):
         raise _MissError("how far its labels are smoothed is known when it runs")
-    x, target = given["input"], given["target"]
+    x, target = arguments["input"], arguments["target"]
     if _value(x).ndim != 2 or _value(target).ndim != 1 or not isinstance(target, Node):
         raise _MissError("its logits are no rows of classes")
     chain: list[Node] = []
@@ -300,10 +302,10 @@ def _match(node: Node) -> _Match:
     _check(x, chain)
     options = {
         "target": target,
-        "ignore_index": given["ignore_index"],
-        "reduction": given["reduction"],
+        "ignore_index": arguments["ignore_index"],
+        "reduction": arguments["reduction"],
         "dtype": _value(node).dtype,
-        "smoothing": float(given["label_smoothing"]),
+        "smoothing": float(arguments["label_smoothing"]),
     }
     return _Match(node, x, chain, options)
 
@@ -351,19 +353,19 @@ def _check(linear: Node, chain: list[Node]) -> None:
     Raises:
         _MissError: with the reason.
     """
-    given = [_value(a) for a in _given(linear)]
-    made = [_value(node) for node in (linear, *chain)]
-    sizes = [size for value in (*given, *made) for size in value.shape]
+    operands = [_value(a) for a in _given(linear)]
+    results = [_value(node) for node in (linear, *chain)]
+    sizes = [size for value in (*operands, *results) for size in value.shape]
     if not all(isinstance(size, int) for size in sizes):
         raise _MissError("a size of its logits is open")
-    dtype = made[0].dtype
-    if not all(value.dtype.is_floating_point for value in given):
+    dtype = results[0].dtype
+    if not all(value.dtype.is_floating_point for value in operands):
         raise _MissError("rows and weight are no floats")
-    known = (dtype, _wide(made[0]))
-    if any(value.dtype not in known for value in made):
+    known = (dtype, _wide(results[0]))
+    if any(value.dtype not in known for value in results):
         raise _MissError("its logits are rounded before the loss")
-    classes, width = given[1].shape
-    rows = made[-1].shape[0]
+    classes, width = operands[1].shape
+    rows = results[-1].shape[0]
     saved = streaming.saved_bytes(rows, classes, width, dtype.itemsize)
     if saved < streaming.MIN_BYTES or saved <= 0:
         raise _MissError(f"blocks of rows would save {saved} bytes of logits")
@@ -371,13 +373,13 @@ def _check(linear: Node, chain: list[Node]) -> None:
 
 def _given(linear: Node) -> list[Any]:
     """Return input, weight and, where there is one, the bias of a linear layer."""
-    found = _arguments(linear, ("input", "weight", "bias"))
-    return [argument for argument in found if argument is not None]
+    arguments = _arguments(linear, ("input", "weight", "bias"))
+    return [argument for argument in arguments if argument is not None]
 
 
 def _arguments(node: Node, names: tuple[str, ...]) -> list[Any]:
-    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-    return [given.get(name) for name in names]
+    by_name = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    return [by_name.get(name) for name in names]
 
 
 def _value(node: Any) -> Tensor:
@@ -386,7 +388,7 @@ def _value(node: Any) -> Tensor:
     Raises:
         _MissError: it has none.
     """
-    found = node.meta.get("example_value") if isinstance(node, Node) else None
-    if not isinstance(found, Tensor):
+    value = node.meta.get("example_value") if isinstance(node, Node) else None
+    if not isinstance(value, Tensor):
         raise _MissError("it is not known what its logits are")
-    return found
+    return value

@@ -77,11 +77,11 @@ class Mixture:
         gate, up, down = self.names
         pairs = [torch.stack([_matrix(e, gate), _matrix(e, up)]) for e in block.experts]
         last = torch.stack([_matrix(e, down) for e in block.experts])
-        found = layer(
+        output = layer(
             rows, index, weights.to(rows.dtype), torch.stack(pairs), last, self.act, len(pairs)
         )
-        found = found.reshape(hidden.shape)
-        return (found, logits) if self.scores else found
+        output = output.reshape(hidden.shape)
+        return (output, logits) if self.scores else output
 
 
 def _matrix(expert: Any, name: str) -> torch.Tensor:
@@ -96,23 +96,23 @@ def listed_experts(module: nn.Module, layer: Callable[..., torch.Tensor]) -> Gen
         module: whatever is traced.
         layer: the op.
     """
-    found = {id(block): mixture for block in module.modules() if (mixture := recognised(block))}
-    kinds = {type(block) for block in module.modules() if id(block) in found}
+    mixtures = {id(block): mixture for block in module.modules() if (mixture := recognised(block))}
+    kinds = {type(block) for block in module.modules() if id(block) in mixtures}
     with ExitStack() as stack:
         for kind in kinds:
-            stack.enter_context(mock.patch.object(kind, "forward", _forward(kind, found, layer)))
+            stack.enter_context(mock.patch.object(kind, "forward", _forward(kind, mixtures, layer)))
         yield
 
 
 def _forward(
-    kind: type[nn.Module], found: dict[int, Mixture], layer: Callable[..., torch.Tensor]
+    kind: type[nn.Module], mixtures: dict[int, Mixture], layer: Callable[..., torch.Tensor]
 ) -> Callable[..., Any]:
     before = kind.forward
 
     def forward(self: nn.Module, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if id(self) not in found or args or kwargs:
+        if id(self) not in mixtures or args or kwargs:
             return before(self, hidden_states, *args, **kwargs)
-        return found[id(self)](self, hidden_states, layer)
+        return mixtures[id(self)](self, hidden_states, layer)
 
     return forward
 
@@ -137,8 +137,8 @@ def recognised(block: nn.Module) -> Mixture | None:
 def _form(expert: nn.Module) -> tuple[Any, ...] | None:
     """Return class, matrices and activation of an expert; None where it has anything else."""
     for names in MATRICES:
-        found = [expert._modules.get(name) for name in names]
-        layers = [layer for layer in found if isinstance(layer, nn.Linear) and layer.bias is None]
+        modules = [expert._modules.get(name) for name in names]
+        layers = [layer for layer in modules if isinstance(layer, nn.Linear) and layer.bias is None]
         if len(layers) == len(names):
             others = [m for name, m in expert._modules.items() if name not in names]
             acts = {activation(m) for m in others} | {activation(getattr(expert, "act_fn", None))}
@@ -178,27 +178,27 @@ class _Answer:
 
 
 def _answer(call: Callable[..., Any], twin: nn.Module, hidden: torch.Tensor) -> _Answer:
-    given = call(hidden.clone())
-    results = given if isinstance(given, tuple) else (given,)
+    returned = call(hidden.clone())
+    results = returned if isinstance(returned, tuple) else (returned,)
     slope = torch.cos(torch.arange(hidden.numel(), dtype=hidden.dtype)).view(results[0].shape)
     leaves = [hidden, *twin.parameters()]
     gradients = torch.autograd.grad(results[0], leaves, slope, allow_unused=True)
     return _Answer(results, gradients)
 
 
-def _same(given: _Answer, expected: _Answer) -> bool:
-    if len(given.results) != len(expected.results):
+def _same(answer: _Answer, expected: _Answer) -> bool:
+    if len(answer.results) != len(expected.results):
         return False
-    pairs = zip(given.results, expected.results, strict=True)
-    slopes = zip(given.gradients, expected.gradients, strict=True)
+    pairs = zip(answer.results, expected.results, strict=True)
+    slopes = zip(answer.gradients, expected.gradients, strict=True)
     return all(itertools.starmap(_near, itertools.chain(pairs, slopes)))
 
 
-def _near(given: Any, expected: torch.Tensor | None) -> bool:
-    if expected is None or not isinstance(given, torch.Tensor) or given.shape != expected.shape:
-        return given is expected
+def _near(value: Any, expected: torch.Tensor | None) -> bool:
+    if expected is None or not isinstance(value, torch.Tensor) or value.shape != expected.shape:
+        return value is expected
     loudest = float(expected.detach().abs().max())
-    return torch.allclose(given, expected, rtol=1e-4, atol=1e-5 * loudest)
+    return torch.allclose(value, expected, rtol=1e-4, atol=1e-5 * loudest)
 
 
 def _twin(block: Any, form: tuple[Any, ...], experts_by: float, gate_by: float) -> nn.Module:
@@ -231,10 +231,10 @@ def _twin(block: Any, form: tuple[Any, ...], experts_by: float, gate_by: float) 
 
 def _shallow(module: nn.Module, width: int) -> Any:
     """Copy a module's attributes; those that are its width are the twin's."""
-    made = copy.copy(module)
+    twin = copy.copy(module)
     for name, value in module.__dict__.items():
         if type(value) is int and value == width:
-            made.__dict__[name] = WIDTH
+            twin.__dict__[name] = WIDTH
     for store in ("_parameters", "_buffers", "_modules"):
-        made.__dict__[store] = dict(module.__dict__[store])
-    return made
+        twin.__dict__[store] = dict(module.__dict__[store])
+    return twin

@@ -81,8 +81,8 @@ def with_loss(
         )
     cls = type(module)
 
-    def forward(self: nn.Module, *given: Any, **named: Any) -> Any:
-        return loss(cls.forward(self, *given[:count], **named), *given[count:])
+    def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
+        return loss(cls.forward(self, *arguments[:count], **named), *arguments[count:])
 
     forward.__signature__ = _signature(module, args[:count], kwargs, targets)
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
@@ -95,10 +95,10 @@ def _signature(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[str]
 ) -> inspect.Signature:
     """Name the arguments: as the module's forward and the loss do, each name once."""
-    found = bound(module.forward, args, kwargs)
-    kinds = found.signature.parameters
+    bound_arguments = bound(module.forward, args, kwargs)
+    kinds = bound_arguments.signature.parameters
     names: list[str] = []
-    for name, value in found.arguments.items():
+    for name, value in bound_arguments.arguments.items():
         if kinds[name].kind is inspect.Parameter.VAR_POSITIONAL:
             names += [f"{name}_{i}" for i in range(len(value))]
         elif name not in kwargs and kinds[name].kind is not inspect.Parameter.VAR_KEYWORD:

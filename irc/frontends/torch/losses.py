@@ -125,8 +125,8 @@ def _targets(
 def _picked(t: Lowering, log: SSAValue, targets: Targets, reduction: int) -> SSAValue:
     dim, shape = _class_dim(log), tensor(targets.index).shape
     index = t.b.reshape(targets.index, (*shape[:dim], 1, *shape[dim:]))
-    found = t.b.reshape(t.b.op(GatherOp, [log, index], dim=dim), shape)
-    each = t.b.pointwise("neg", found)
+    picked = t.b.reshape(t.b.op(GatherOp, [log, index], dim=dim), shape)
+    each = t.b.pointwise("neg", picked)
     if targets.is_weighted:
         each = t.b.pointwise("mul", each, targets.weights)
     # An ignored target's probability may be 0, and 0 times infinity is not a number.

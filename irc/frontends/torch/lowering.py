@@ -177,14 +177,14 @@ class Lowering:
     def promoted(self, *operands: Operand) -> str:
         """Return the dtype in which torch computes on these operands."""
         stand_ins = [_stand_in(operand) for operand in operands]
-        found = stand_ins[0]
+        stand_in = stand_ins[0]
         if len(stand_ins) == 1:
-            return dtype_names()[torch.result_type(found, found)]
+            return dtype_names()[torch.result_type(stand_in, stand_in)]
         for other in stand_ins[1:]:
-            dtype = torch.result_type(found, other)
-            dims = max(getattr(s, "ndim", 0) for s in (found, other))
-            found = torch.empty((1,) * dims, dtype=dtype, device="meta")
-        return dtype_names()[found.dtype]
+            dtype = torch.result_type(stand_in, other)
+            dims = max(getattr(s, "ndim", 0) for s in (stand_in, other))
+            stand_in = torch.empty((1,) * dims, dtype=dtype, device="meta")
+        return dtype_names()[stand_in.dtype]
 
     def accumulating(self, dtype: str) -> str:
         """Return the dtype for means and sums of squares: float32 for half types."""
@@ -219,8 +219,8 @@ def dims_of(dims: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
     """Return dims counted from the front, in order; None and () are all of them."""
     if dims is None or (not isinstance(dims, int) and not dims):
         return tuple(range(ndim))
-    given = (dims,) if isinstance(dims, int) else dims
-    return tuple(sorted({dim_of(dim, ndim) for dim in given})) if ndim else ()
+    listed = (dims,) if isinstance(dims, int) else dims
+    return tuple(sorted({dim_of(dim, ndim) for dim in listed})) if ndim else ()
 
 
 def number(size: Dim) -> int:

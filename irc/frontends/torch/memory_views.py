@@ -231,9 +231,9 @@ def _asked(node: Node, names: Sequence[str], read: Read, layouts: Layouts) -> Pl
 
 
 def _operand(node: Node) -> Node:
-    given = node.args[0] if node.args else node.kwargs["self"]
-    assert isinstance(given, Node)
-    return given
+    operand = node.args[0] if node.args else node.kwargs["self"]
+    assert isinstance(operand, Node)
+    return operand
 
 
 ROWS: Mapping[str, Row] = {

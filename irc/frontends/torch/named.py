@@ -45,12 +45,12 @@ def named_example(text: str) -> Example:
             help="name a function that returns (module, example_args)",
         )
     try:
-        found = build()
+        returned = build()
     except IrcError:
         raise
     except Exception as error:
         raise _failed(f"'{text}' failed", error) from error
-    return _example(text, found)
+    return _example(text, returned)
 
 
 def named_loss(text: str) -> str | Callable[..., Any]:
@@ -61,12 +61,12 @@ def named_loss(text: str) -> str | Callable[..., Any]:
     """
     if ":" not in text:
         return text
-    found = named_object(text)
-    if isinstance(found, type) and issubclass(found, nn.Module):
-        found = found()
-    if not callable(found):
-        raise IrcError("model-invalid", f"'{text}' is {type(found).__name__}, not a function")
-    return found
+    loss = named_object(text)
+    if isinstance(loss, type) and issubclass(loss, nn.Module):
+        loss = loss()
+    if not callable(loss):
+        raise IrcError("model-invalid", f"'{text}' is {type(loss).__name__}, not a function")
+    return loss
 
 
 def named_object(text: str) -> Any:
@@ -154,8 +154,8 @@ def _failed(what: str, error: Exception) -> IrcError:
     return IrcError("model-invalid", what, where=where, because=f"{type(error).__name__}: {error}")
 
 
-def _example(text: str, found: object) -> Example:
-    items = list(found) if isinstance(found, tuple | list) else [found]
+def _example(text: str, returned: object) -> Example:
+    items = list(returned) if isinstance(returned, tuple | list) else [returned]
     if len(items) not in (2, 3) or not isinstance(items[0], nn.Module):
         shown = ", ".join(type(item).__name__ for item in items)
         raise IrcError(

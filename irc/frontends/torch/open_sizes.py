@@ -65,14 +65,14 @@ class NumberedSizes(SizeNames):
         if expr.is_Symbol and expr.name in self._values:
             return self._values[expr.name]
         named = {s: self._values[s.name] for s in expr.free_symbols if s.name in self._values}
-        found = expr.xreplace({symbol: sympy.Integer(n) for symbol, n in named.items()})
-        if getattr(found, "free_symbols", None):
+        value = expr.xreplace({symbol: sympy.Integer(n) for symbol, n in named.items()})
+        if getattr(value, "free_symbols", None):
             raise SizeError(f"size '{expr}' depends on the values of a tensor")
-        if found in (sympy.true, sympy.false):
-            return bool(found)
-        if found.is_infinite or (found.is_integer and abs(found) > LARGEST):
+        if value in (sympy.true, sympy.false):
+            return bool(value)
+        if value.is_infinite or (value.is_integer and abs(value) > LARGEST):
             raise SizeError(f"'{expr}' is no number of 64 bits for {dict(self._values)}")
-        return int(found) if found.is_integer else float(found)
+        return int(value) if value.is_integer else float(value)
 
 
 @dataclass(frozen=True)
@@ -168,8 +168,8 @@ class OpenSizes:
             if self._is_outside(name, values[name]):
                 return f"{self.said(name)} is {values[name]}, traced for {low} to {high or 'any'}"
         numbers = NumberedSizes(values)
-        for place, (given, traced) in enumerate(zip(shapes, self.shapes, strict=True)):
-            for dim, (size, expr) in enumerate(zip(given, traced, strict=True)):
+        for place, (shape, traced) in enumerate(zip(shapes, self.shapes, strict=True)):
+            for dim, (size, expr) in enumerate(zip(shape, traced, strict=True)):
                 if numbers.dim(expr) != size:
                     return f"dim {dim} of input {place} is {size}, traced for {self.shown(expr)}"
         if (condition := self._unmet(numbers)) is None:
@@ -227,7 +227,9 @@ class OpenSizes:
         return {**values, **{name: numbers.dim(expr) for name, expr in self.quotients.items()}}
 
 
-def open_dims(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any) -> Any:
+def open_dims(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> Any:
     """Return which dims a trace is to leave open, as torch.export takes them.
 
     Dims whose size is 0 or 1, or outside the range of its ``Dim``, are fixed: such a trace is for
@@ -237,25 +239,28 @@ def open_dims(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
         module: what takes the arguments.
         args: positional arguments.
         kwargs: keyword arguments.
-        given: True for all that the module does not fix, or as ``torch.export`` takes them, with
-            names in place of ``Dim`` too. A ``Dim`` promises a range, which torch has to prove; of
-            a dim with a name only what the trace takes for granted is checked, at every new size.
+        dynamic_shapes: True for all that the module does not fix, or as ``torch.export`` takes
+            them, with names in place of ``Dim`` too. A ``Dim`` promises a range, which torch has to
+            prove; of a dim with a name only what the trace takes for granted is checked, at every
+            new size.
     """
     leaves = pytree.tree_leaves((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    if given is True:
+    if dynamic_shapes is True:
         wanted = [dict.fromkeys(range(leaf.ndim), Dim.AUTO) for leaf in tensors]
     else:
-        loose = pytree.tree_map(lambda s: Dim.DYNAMIC if isinstance(s, str) else s, given)
+        loose = pytree.tree_map(lambda s: Dim.DYNAMIC if isinstance(s, str) else s, dynamic_shapes)
         _, specs = shape_specs(module.forward, args, kwargs, loose)
         chosen = [
             s for s, leaf in zip(specs, leaves, strict=True) if isinstance(leaf, torch.Tensor)
         ]
         wanted = [{dim: said for dim, said in dims_of(spec) if said is not None} for spec in chosen]
-    found = ShapesCollection()
+    collection = ShapesCollection()
     for leaf, dims in zip(tensors, wanted, strict=True):
-        found[leaf] = {dim: said for dim, said in dims.items() if _may_vary(leaf.shape[dim], said)}
-    return found.dynamic_shapes(module, args, kwargs)
+        collection[leaf] = {
+            dim: said for dim, said in dims.items() if _may_vary(leaf.shape[dim], said)
+        }
+    return collection.dynamic_shapes(module, args, kwargs)
 
 
 def _may_vary(size: int, said: Any) -> bool:
@@ -292,15 +297,15 @@ def open_sizes(
             f"size '{missing[0]}' stands in no dim of an input by itself",
             help="leave it fixed",
         )
-    found = OpenSizes(places, shapes, program_at)
+    sizes = OpenSizes(places, shapes, program_at)
     environment = next(
         (s.node.shape_env for _, v in inputs for s in _sizes(v) if isinstance(s, torch.SymInt)),
         None,
     )
     if environment is not None:
-        _read_environment(found, environment, graph)
-    found.quotients = _quotients(graph, frozenset(places))
-    return found
+        _read_environment(sizes, environment, graph)
+    sizes.quotients = _quotients(graph, frozenset(places))
+    return sizes
 
 
 def _sizes(value: Any) -> Sequence[Any]:
@@ -315,26 +320,26 @@ def _both(
     one: tuple[int, int | None] | None, other: tuple[int, int | None] | None
 ) -> tuple[int, int | None]:
     """Return the numbers that two ranges share."""
-    given = [span for span in (one, other) if span is not None]
-    highs = [high for _, high in given if high is not None]
-    return max((low for low, _ in given), default=LEAST), min(highs, default=None)
+    spans = [span for span in (one, other) if span is not None]
+    highs = [high for _, high in spans if high is not None]
+    return max((low for low, _ in spans), default=LEAST), min(highs, default=None)
 
 
 def named_dims(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> dict[str, list[tuple[int, int]]]:
     """Return where each name stands that the user gave: tensor (in order) and dim."""
-    found: dict[str, list[tuple[int, int]]] = {}
-    if given is True:
-        return found
+    places: dict[str, list[tuple[int, int]]] = {}
+    if dynamic_shapes is True:
+        return places
     leaves = pytree.tree_leaves((args, kwargs))
-    _, specs = shape_specs(module.forward, args, kwargs, given)
+    _, specs = shape_specs(module.forward, args, kwargs, dynamic_shapes)
     tensors = [s for s, leaf in zip(specs, leaves, strict=True) if isinstance(leaf, torch.Tensor)]
     for index, spec in enumerate(tensors):
         for dim, said in dims_of(spec):
             if (name := getattr(said, "__name__", None)) is not None:
-                found.setdefault(name, []).append((index, dim))
-    return found
+                places.setdefault(name, []).append((index, dim))
+    return places
 
 
 def _expr(size: Any) -> Any:
@@ -344,22 +349,22 @@ def _expr(size: Any) -> Any:
     return int(expr) if expr.is_Integer else expr
 
 
-def _read_environment(found: OpenSizes, environment: Any, graph: GraphModule) -> None:
+def _read_environment(sizes: OpenSizes, environment: Any, graph: GraphModule) -> None:
     """Note what torch's trace took for granted: ranges, and conditions on several sizes."""
-    known = frozenset(found.places)
+    known = frozenset(sizes.places)
     for symbol, span in environment.var_to_range.items():
         if str(symbol) in known:
             low = int(span.lower) if span.lower.is_Integer else LEAST
             high = int(span.upper) if span.upper.is_Integer else None
             # Beyond the integers of 63 bits torch writes an integer for "any".
             high = None if high is not None and high >= 1 << 48 else high
-            found.ranges[str(symbol)] = (max(low, LEAST), high)
+            sizes.ranges[str(symbol)] = (max(low, LEAST), high)
     deferred = environment.deferred_runtime_asserts.values()
     stated = [each.expr for each in environment.guards]
     stated += [each.expr for checks in deferred for each in checks]
     stated += _asserted(graph)
     simplified = dict.fromkeys(environment.simplify(expr) for expr in stated)
-    found.conditions = [
+    sizes.conditions = [
         expr for expr in simplified if len(names := _names(expr)) > 0 and names <= known
     ]
 

@@ -52,13 +52,13 @@ class Region:
 def regions(nodes: Sequence[Node]) -> list[Region]:
     """Return the repeated layers of a graph, in order, not overlapping; O(nodes)."""
     index = {node: i for i, node in enumerate(nodes)}
-    found: list[Region] = []
+    candidates: list[Region] = []
     for start, stop in _intervals(nodes):
         region = _region(nodes, index, start, stop)
         if region is not None:
-            found.append(region)
-    times = Counter(region.key for region in found)
-    return [region for region in found if times[region.key] > 1]
+            candidates.append(region)
+    times = Counter(region.key for region in candidates)
+    return [region for region in candidates if times[region.key] > 1]
 
 
 def _intervals(nodes: Sequence[Node]) -> list[tuple[int, int]]:
@@ -128,8 +128,8 @@ def _draws(node: Node) -> bool:
     name = str(node.target)
     if "scaled_dot_product" in name:
         place = 4 if name.startswith("aten.scaled_dot_product_attention") else 3
-        given = node.args[place] if len(node.args) > place else node.kwargs.get("dropout_p", 0)
-        return bool(given)
+        dropout_p = node.args[place] if len(node.args) > place else node.kwargs.get("dropout_p", 0)
+        return bool(dropout_p)
     return name.startswith(RANDOM) and not ("dropout" in name and node.args[2:] == (False,))
 
 

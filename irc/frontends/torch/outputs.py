@@ -34,8 +34,8 @@ class Output:
         position: index among the results of role output; None for what is no result.
         constant: the value of a leaf that does not depend on tensors.
         number: true where the module returns a Python number, not a tensor.
-        given: index of the input that the module gives back, written to or not: the caller's own
-            tensor.
+        input_index: index of the input that the module gives back, written to or not: the caller's
+            own tensor.
         held: the parameter or buffer that the module gives back.
         view: what part of the memory of that, or of the result, it is, if not that itself.
     """
@@ -43,20 +43,20 @@ class Output:
     position: int | None
     constant: Any = None
     number: bool = False
-    given: int | None = None
+    input_index: int | None = None
     held: torch.Tensor | None = None
     view: View | None = None
 
     def leaf(self, results: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] = ()) -> Any:
         """Return the leaf, of the program's results of role output and, if given, of its inputs."""
-        if self.given is not None and inputs:
-            return self._shown(inputs[self.given])
+        if self.input_index is not None and inputs:
+            return self._shown(inputs[self.input_index])
         if self.held is not None:
             return self._shown(self.held)
         if self.position is None:
             return self.constant
-        found = results[self.position]
-        return found.item() if self.number else self._shown(found)
+        result = results[self.position]
+        return result.item() if self.number else self._shown(result)
 
     def _shown(self, memory: torch.Tensor) -> torch.Tensor:
         return memory if self.view is None else self.view.of(memory)
@@ -71,7 +71,7 @@ def with_given(
     return [
         output
         if output.position is None or output.number
-        else replace(output, given=own.get(results[output.position][0]))
+        else replace(output, input_index=own.get(results[output.position][0]))
         for output in outputs
     ]
 
@@ -155,30 +155,30 @@ class ResultLayout:
         """Return outputs and results; the graph gets nodes for results that it lacks."""
         nodes = [self._node(i) for i in range(len(self._outputs))]
         known = {i: self._known(node) for i, node in enumerate(nodes) if node is not None}
-        laid = [i for i, found in known.items() if found is None and i not in self._plain]
+        laid = [i for i, each in known.items() if each is None and i not in self._plain]
         places = dict(zip(laid, placed([nodes[i] for i in laid]), strict=True))
-        made: list[Output] = []
+        outputs: list[Output] = []
         wanted: dict[Any, Result] = {}
         for i, output in enumerate(self._outputs):
             if output.position is None:
-                made.append(output)
+                outputs.append(output)
                 continue
             value, result = self._results[output.position]
             # Other strides of such an argument give a copy for a view, or the other way round.
             if isinstance(value, Node) and (source := may_own(value)) in self._input:
                 self.viewed.add(self._input[source])
-            if (found := known.get(i)) is not None:
-                made.append(found)
+            if (known_output := known.get(i)) is not None:
+                outputs.append(known_output)
                 continue
             view = None
             if i in places:
                 value, view = places[i].source, places[i].view
             wanted.setdefault(value, result)
-            made.append(replace(output, position=[*wanted].index(value), view=view))
+            outputs.append(replace(output, position=[*wanted].index(value), view=view))
         sources = [node for node in wanted if isinstance(node, Node)]
         return_too(sources, [value for value, _ in self._results])
         rest = self._results[sum(o.position is not None for o in self._outputs) :]
-        return made, [*wanted.items(), *rest]
+        return outputs, [*wanted.items(), *rest]
 
     def _known(self, node: Node) -> Output | None:
         """Return an output in memory that the caller or the module holds; None for others."""
@@ -193,7 +193,7 @@ class ResultLayout:
         if source in self._input:
             # Where it is that itself, it may be what `contiguous` gave, which leaves no trace then.
             self.viewed.add(self._input[source])
-            return Output(None, given=self._input[source], view=view)
+            return Output(None, input_index=self._input[source], view=view)
         argument = self._arguments[source]
         if argument.role in ("parameter", "buffer") and argument.name in self._held:
             return Output(None, held=self._held[argument.name], view=view)
