@@ -58,10 +58,10 @@ def _by_torch(compiled: Any) -> ModuleReport:
     return ModuleReport.of(name, record, backend=Options().backend, uncalled=UNSEEN)
 
 
-def _not_compiled(given: Any) -> IrcError:
+def _not_compiled(value: Any) -> IrcError:
     return IrcError(
         "input-mismatch",
-        f"irc.explain was given {type(given).__name__}, which irc has not compiled",
+        f"irc.explain was given {type(value).__name__}, which irc has not compiled",
         because=SUPPORTED,
         help="fast = irc.compile(model); fast(x); print(irc.explain(fast))",
     )

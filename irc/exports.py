@@ -345,8 +345,8 @@ def export_entries(
     options = Options(
         mesh=parse_mesh(mesh), backend=backend, cluster=cluster, pins=called_pins(pins)
     )
-    found = export_all(entries, options, out, runs, force=force)
+    exported = export_all(entries, options, out, runs, force=force)
     return "\n\n".join(
         f"entry       {name}\n{summary(plan, cluster, program)}"
-        for name, (plan, program) in found.items()
+        for name, (plan, program) in exported.items()
     )

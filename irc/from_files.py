@@ -99,18 +99,18 @@ def _compile_source(
     try:
         opened = open_file(source, sizes, options)
         program = load_onnx(source, sizes=sizes) if opened is None else opened[1]
-        made = make_plan(program, options) if opened is None else opened[0]
+        plan = make_plan(program, options) if opened is None else opened[0]
     except IrcError as error:
         if not {"op-unsupported", "size-unbound"} & set(error.codes):
             raise
         try:
-            found = _write_host(source, sizes, options, output)
+            text = _write_host(source, sizes, options, output)
         except IrcError as other:
             raise advised(other, source, sizes, options) from None
-        if found is None:
+        if text is None:
             raise advised(error, source, sizes, options) from None
-        return found
-    return save(made, program, options, output)
+        return text
+    return save(plan, program, options, output)
 
 
 def _write_host(
@@ -126,13 +126,13 @@ def _write_host(
     from irc.plan.host import save_host
     from irc.report.host import host_summary
 
-    found = NativeHostProgram.parse(output.native)
-    if (made := host_file(source, sizes, options)) is None:
+    native = NativeHostProgram.parse(output.native)
+    if (host := host_file(source, sizes, options)) is None:
         return None
-    found.compile(made.plan, made.exports)
-    save_host(output.place, made.plan, force=output.force, also=found.write)
-    described = host_summary(made.plan, options.cluster, made.program.source)
-    return PlanText(f"{described}\n{found.summary()}", output.place)
+    native.compile(host.plan, host.exports)
+    save_host(output.place, host.plan, force=output.force, also=native.write)
+    described = host_summary(host.plan, options.cluster, host.program.source)
+    return PlanText(f"{described}\n{native.summary()}", output.place)
 
 
 @collection_held()

@@ -124,14 +124,14 @@ class FunctionValues:
         if value.ssa is None:
             return None
         try:
-            found = evaluate(value.ssa, self._content)
+            content = evaluate(value.ssa, self._content)
         except FAILURES as error:
             said = printable(str(error)).partition("\n")[0][:200]
             raise IrcError(
                 "onnx-invalid", "an operand follows from constants, and cannot be computed",
                 because=f"{type(error).__name__}: {said}",
             ) from error  # fmt: skip
-        return None if found is None else found.numpy()
+        return None if content is None else content.numpy()
 
     def content(self, value: SSAValue) -> tuple[Array, str] | None:
         """Return the numbers and name of an argument that holds weights."""

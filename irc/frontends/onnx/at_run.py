@@ -48,9 +48,9 @@ def left_to_library(node: Node, error: Exception) -> Sequence[Value] | None:
     if isinstance(error, IrcError) and error.code != "op-unsupported":
         return None
     if owner.control is not None and node.kind in CONTROL and node.proto.domain in DOMAINS:
-        found = owner.control(node)
+        results = owner.control(node)
         owner.library_nodes += 1
-        return found
+        return results
     if isinstance(error, NeedsSize | UnboundSizeError) and not (
         owner.dynamic and not error.names.isdisjoint(owner.backed_by)
     ):
@@ -59,9 +59,9 @@ def left_to_library(node: Node, error: Exception) -> Sequence[Value] | None:
         return None
     if not runs(node):
         return None
-    found = at_run(node, static=not owner.dynamic)
-    owner.library_nodes += found is not None
-    return found
+    results = at_run(node, static=not owner.dynamic)
+    owner.library_nodes += results is not None
+    return results
 
 
 def at_run(node: Node, *, static: bool) -> list[Value] | None:
@@ -94,12 +94,12 @@ def at_run(node: Node, *, static: bool) -> list[Value] | None:
         "captures": encoder.captures,
     }
     key = key_of(node.proto.op_type, node.proto.domain)
-    found = append(node, key, operands, positions, options, types)
+    results = append(node, key, operands, positions, options, types)
     for name in fresh:
-        node.owner.backed_by[name] = found[0]
+        node.owner.backed_by[name] = results[0]
     return [
         Value.of(ssa, kind=kind if isinstance(ssa.type, OpaqueType) else None)
-        for ssa, kind in zip(found, kinds, strict=True)
+        for ssa, kind in zip(results, kinds, strict=True)
     ]
 
 

@@ -63,9 +63,9 @@ def into_convolution(node: Node, scale: Array, shift: Array) -> SSAValue | None:
         owner.constant(kernels.astype(dtype), "parameter", f"{weight_name}.folded"),
         owner.constant(added.astype(dtype), "parameter", f"{weight_name}.folded.bias"),
     ]
-    found = node.b.op(ConvolutionOp, operands, **op.plain)
+    convolved = node.b.op(ConvolutionOp, operands, **op.plain)
     node.b.loc = here
-    return found
+    return convolved
 
 
 def computed(node: Node) -> SSAValue:

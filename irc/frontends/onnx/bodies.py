@@ -51,10 +51,10 @@ class Encoder:
             Blocked: where a body holds an op that cannot run; each is noted.
         """
         scope = self._outer if scope is None else scope
-        found = {a.name: self._attribute(a, scope) for a in proto.attribute}
+        attributes = {a.name: self._attribute(a, scope) for a in proto.attribute}
         if self._unknown:
             raise Blocked("a body holds ops that cannot run")
-        return found
+        return attributes
 
     def _attribute(self, attribute: onnx.AttributeProto, scope: Slots) -> Any:
         match attribute.type:
@@ -89,7 +89,7 @@ class Encoder:
 
     def _graph(self, graph: onnx.GraphProto, outer: Slots, place: str) -> dict[str, Any]:
         scope = outer.new_child()
-        given = [self._new(scope, formal.name) for formal in graph.input]
+        inputs = [self._new(scope, formal.name) for formal in graph.input]
         for tensor in graph.initializer:
             if tensor.name not in {formal.name for formal in graph.input}:
                 self._capture(scope, tensor.name, self.node.owner.stored(tensor))
@@ -99,7 +99,7 @@ class Encoder:
             for written in self._nodes(proto, scope, f"{place} node {index}")
         ]
         out = [self._slot(scope, formal.name) for formal in graph.output]
-        return {"in": given, "out": out, "nodes": nodes}
+        return {"in": inputs, "out": out, "nodes": nodes}
 
     def _nodes(self, proto: onnx.NodeProto, scope: Slots, place: str) -> list[list[Any]]:
         """Return what a node runs as: itself, or the ops that a fused one stands for."""
@@ -126,8 +126,8 @@ class Encoder:
         scope: Slots,
     ) -> list[list[Any]]:
         composer = BodyComposer(proto, read, attributes, lambda: next(self._numbers))
-        found = composition(composer)
-        results = list(found) if isinstance(found, list | tuple) else [found]
+        returned = composition(composer)
+        results = list(returned) if isinstance(returned, list | tuple) else [returned]
         for name, value in zip(proto.output, results, strict=False):
             if name and isinstance(value, Slot):
                 scope[name] = value.number

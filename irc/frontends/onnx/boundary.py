@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from irc.frontends.onnx.sizes import SizeTable
 
 
-def input_value(owner: Importer, given: onnx.ValueInfoProto) -> Value | None:
+def input_value(owner: Importer, formal: onnx.ValueInfoProto) -> Value | None:
     """Add an argument for an input; what is wrong with it is noted, and None returned."""
-    where = printable(f"{owner.source.name}: input '{given.name}'")
+    where = printable(f"{owner.source.name}: input '{formal.name}'")
     try:
-        tensor = given.type.tensor_type
-        known = given.type.HasField("tensor_type") and tensor.HasField("shape")
+        tensor = formal.type.tensor_type
+        known = formal.type.HasField("tensor_type") and tensor.HasField("shape")
         if owner.dynamic and not (known and tensor.elem_type in DTYPES):
-            ssa = owner.add_argument(OpaqueType(), "input", printable(given.name))
-            return Value.of(ssa, kind=given.type)
+            ssa = owner.add_argument(OpaqueType(), "input", printable(formal.name))
+            return Value.of(ssa, kind=formal.type)
         if not known:
             raise IrcError("op-unsupported", "an input that is not a tensor of known ndim")
         dtype = dtype_of(tensor.elem_type)
-        shape = [input_dim(owner.sizes, given.name, i, d) for i, d in enumerate(tensor.shape.dim)]
+        shape = [input_dim(owner.sizes, formal.name, i, d) for i, d in enumerate(tensor.shape.dim)]
         owner.check_volume(shape)
     except IrcError as error:
         owner.errors.add(IrcError(error.code, error.message, where, error.because, error.help))
@@ -39,10 +39,10 @@ def input_value(owner: Importer, given: onnx.ValueInfoProto) -> Value | None:
     except Unsupported as error:
         owner.errors.add(IrcError("op-unsupported", f"an input that is {error}", where))
         return None
-    if given.name in owner.frozen:
-        return frozen(owner, given.name, shape, dtype)
+    if formal.name in owner.frozen:
+        return frozen(owner, formal.name, shape, dtype)
     kind = TensorType.of(shape, dtype)
-    ssa = owner.add_argument(kind, "input", printable(given.name))
+    ssa = owner.add_argument(kind, "input", printable(formal.name))
     return Value(tuple(shape), dtype, ssa=ssa)
 
 
@@ -73,10 +73,10 @@ def input_dim(sizes: SizeTable, name: str, index: int, dim: onnx.TensorShapeProt
     """
     if dim.HasField("dim_value") and dim.dim_value >= 0:
         return int(dim.dim_value)
-    found = sizes.dim(dim.dim_param, f"{name}_{index}")
-    if isinstance(found, int) and found < 0:
-        raise IrcError("onnx-invalid", f"size {index} is {found}: '{dim.dim_param}'")
-    return found
+    size = sizes.dim(dim.dim_param, f"{name}_{index}")
+    if isinstance(size, int) and size < 0:
+        raise IrcError("onnx-invalid", f"size {index} is {size}: '{dim.dim_param}'")
+    return size
 
 
 def output_values(

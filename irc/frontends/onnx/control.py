@@ -21,13 +21,13 @@ MAX_TRIPS = 1024
 
 
 def run_graph(
-    node: Node, graph: onnx.GraphProto, given: Sequence[Value], place: str
+    node: Node, graph: onnx.GraphProto, operands: Sequence[Value], place: str
 ) -> list[Value]:
     """Convert a subgraph into the current block, in a scope inside the node's own."""
     owner = node.owner
     owner.check_growth(len(graph.node))
     scope = node.scope.new_child()
-    for formal, value in zip(graph.input, given, strict=False):
+    for formal, value in zip(graph.input, operands, strict=False):
         scope[formal.name] = value
     owner.convert(graph, scope, f"{place} node")
     results: list[Value] = []
@@ -108,11 +108,15 @@ def convert_loop(node: Node) -> list[Value]:
             break
         if trip >= MAX_TRIPS:
             raise Unsupported(f"a loop of over {MAX_TRIPS} trips", _loops())
-        given = [Value.of_array(np.array(trip, np.int64)), Value.of_array(np.array(True)), *carried]
-        condition, *found = run_graph(node, body, given, f"loop trip {trip}")
+        operands = [
+            Value.of_array(np.array(trip, np.int64)),
+            Value.of_array(np.array(True)),
+            *carried,
+        ]
+        condition, *results = run_graph(node, body, operands, f"loop trip {trip}")
         going = known_scalar(node, condition)
-        carried = found[: len(carried)]
-        for column, value in zip(columns, found[len(carried) :], strict=True):
+        carried = results[: len(carried)]
+        for column, value in zip(columns, results[len(carried) :], strict=True):
             column.append(node.owner.ssa(value))
         trip += 1
     return [*carried, *(stack(node, column, 0) for column in columns)]
@@ -135,13 +139,13 @@ def convert_scan(node: Node) -> list[Value]:
         raise Unsupported(f"a scan of over {MAX_TRIPS} steps", _loops())
     columns: list[list[SSAValue]] = [[] for _ in range(outputs)]
     for trip in range(trips):
-        given = list(carried)
+        operands = list(carried)
         for i, axis in enumerate(axes):
             at = trips - 1 - trip if backwards[i] else trip
-            given.append(Value.of(row(node, node[states + i], axis, at)))
-        found = run_graph(node, body, given, f"scan step {trip}")
-        carried = found[:states]
-        for column, value in zip(columns, found[states:], strict=True):
+            operands.append(Value.of(row(node, node[states + i], axis, at)))
+        results = run_graph(node, body, operands, f"scan step {trip}")
+        carried = results[:states]
+        for column, value in zip(columns, results[states:], strict=True):
             column.append(node.owner.ssa(value))
     turned = node.attr("scan_output_directions") or [0] * outputs
     places = node.attr("scan_output_axes") or [0] * outputs

@@ -81,8 +81,8 @@ def convert_pow(node: Node) -> SSAValue:
     if kinds[0] == kinds[1] or is_float(kinds[0]):
         return node.b.pointwise("pow", base, node.b.cast(exponent, kinds[0]))
     wide = kinds[1] if is_float(kinds[1]) else "i64"
-    found = node.b.pointwise("pow", node.b.cast(base, wide), node.b.cast(exponent, wide))
-    return node.b.cast(found, kinds[0])
+    power = node.b.pointwise("pow", node.b.cast(base, wide), node.b.cast(exponent, wide))
+    return node.b.cast(power, kinds[0])
 
 
 def convert_shift(node: Node) -> SSAValue:
@@ -95,11 +95,11 @@ def convert_shift(node: Node) -> SSAValue:
 def convert_is_inf(node: Node) -> SSAValue:
     """IsInf, of either sign or one."""
     x, b = node[0], node.b
-    found = b.pointwise("is_inf", x)
+    infinite = b.pointwise("is_inf", x)
     for attribute, fn in (("detect_negative", "gt"), ("detect_positive", "lt")):
         if not node.attr(attribute, 1):
-            found = b.pointwise("logical_and", found, b.pointwise(fn, x, scalar(node, 0, x)))
-    return found
+            infinite = b.pointwise("logical_and", infinite, b.pointwise(fn, x, scalar(node, 0, x)))
+    return infinite
 
 
 def convert_where(node: Node) -> SSAValue:
@@ -152,8 +152,8 @@ def exponential(node: Node, *, alpha: float, gamma: float = 1.0, inner: float = 
     # Only the negative side reaches expm1: the other could overflow.
     clipped = b.pointwise("minimum", scaled, scalar(node, 0, x))
     low = b.pointwise("mul", b.pointwise("expm1", clipped), scalar(node, alpha, x))
-    found = b.pointwise("where", b.pointwise("gt", x, scalar(node, 0, x)), x, low)
-    return found if gamma == 1.0 else b.pointwise("mul", found, scalar(node, gamma, x))
+    selected = b.pointwise("where", b.pointwise("gt", x, scalar(node, 0, x)), x, low)
+    return selected if gamma == 1.0 else b.pointwise("mul", selected, scalar(node, gamma, x))
 
 
 def convert_selu(node: Node) -> SSAValue:

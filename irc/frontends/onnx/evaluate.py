@@ -23,17 +23,17 @@ def evaluate(value: SSAValue, known: Mapping[SSAValue, torch.Tensor]) -> torch.T
 
     Values of over 2**24 elements are not computed: constants that shape a program are small.
     """
-    found: dict[SSAValue, torch.Tensor] = dict(known)
+    computed: dict[SSAValue, torch.Tensor] = dict(known)
     stack = [value]
     while stack:
         wanted = stack[-1]
-        if wanted in found:
+        if wanted in computed:
             stack.pop()
             continue
         op = wanted.owner
         if not isinstance(op, FlowOp):
             return None
-        missing = [operand for operand in op.inputs if operand not in found]
+        missing = [operand for operand in op.inputs if operand not in computed]
         if missing:
             stack += missing
             continue
@@ -45,6 +45,6 @@ def evaluate(value: SSAValue, known: Mapping[SSAValue, torch.Tensor]) -> torch.T
             results.append((kind.static_shape(), kind.dtype))
         if any(prod(shape) > MAX_ELEMENTS for shape, _ in results):
             return None
-        outputs = library.run(op.name, op.plain, [found[v] for v in op.inputs], results)
-        found.update(zip(op.outputs, outputs, strict=True))
-    return found[value]
+        outputs = library.run(op.name, op.plain, [computed[v] for v in op.inputs], results)
+        computed.update(zip(op.outputs, outputs, strict=True))
+    return computed[value]

@@ -97,8 +97,10 @@ def _check_states(node: Node) -> None:
     layout = node.attr("layout", 0)
     batch = node.shape()[0 if layout else 1]
     for index, dim in ((4, 0), (5, 0 if layout else 1), (6, 0 if layout else 1)):
-        if node.has(index) and not equal_sizes(found := node.shape(index)[dim], batch):
-            raise ShapeError(f"operand {index} is for a batch of {found}, the inputs of {batch}")
+        if node.has(index) and not equal_sizes(state_batch := node.shape(index)[dim], batch):
+            raise ShapeError(
+                f"operand {index} is for a batch of {state_batch}, the inputs of {batch}"
+            )
 
 
 def activations_of(node: Node, kind: str) -> list[str]:
@@ -109,11 +111,11 @@ def activations_of(node: Node, kind: str) -> list[str]:
     """
     default = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
     directions = 2 if node.attr("direction", "forward") == "bidirectional" else 1
-    given = node.attr("activations") or default[kind] * directions
+    names = node.attr("activations") or default[kind] * directions
     known = {name.lower(): name for name in ACTIVATIONS}
-    if unknown := [a for a in given if a.lower() not in known]:
+    if unknown := [a for a in names if a.lower() not in known]:
         raise Unsupported(f"activation {unknown[0]!r}")
-    return [known[a.lower()] for a in given]
+    return [known[a.lower()] for a in names]
 
 
 def recurrent(node: Node, kind: str, activations: Sequence[str]) -> list[SSAValue]:
@@ -154,9 +156,9 @@ def recurrent(node: Node, kind: str, activations: Sequence[str]) -> list[SSAValu
 def convert_non_zero(node: Node) -> list[SSAValue]:
     """NonZero: how many there are is known only when it runs, so the size has a name of its own."""
     count = node.owner.unbacked(node.kind)
-    found = extern(node, [(node.ndim(), count)], dtypes=["i64"])
-    node.owner.backed_by[str(count)] = found[0]
-    return found
+    results = extern(node, [(node.ndim(), count)], dtypes=["i64"])
+    node.owner.backed_by[str(count)] = results[0]
+    return results
 
 
 def convert_grid_sample(node: Node) -> list[SSAValue]:

@@ -181,8 +181,8 @@ def _external(tensor: TensorProto, source: Source, shape: tuple[int, ...], dtype
                 f"bytes {offset} to {offset + length} are past its end ({size} bytes)",
             )  # fmt: skip
         if "checksum" in entries:
-            found = hashlib.file_digest(file, "sha1").hexdigest()
-            if found != entries["checksum"].lower():
+            digest = hashlib.file_digest(file, "sha1").hexdigest()
+            if digest != entries["checksum"].lower():
                 raise _refused(source, tensor.name, location, "its SHA-1 is not the one stated")
         if not wanted:
             return np.zeros(shape, dtype)
@@ -224,12 +224,12 @@ def open_inside(location: str, source: Source, name: str) -> int:
         raise _refused(
             source, name, location, f"{error.strerror or error}; links are not followed"
         ) from None
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
         os.close(descriptor)
         kind = (
             "it has more than one name (a hard link)"
-            if stat.S_ISREG(found.st_mode)
+            if stat.S_ISREG(status.st_mode)
             else "not a regular file"
         )
         raise _refused(source, name, location, kind)

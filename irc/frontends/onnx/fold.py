@@ -33,20 +33,20 @@ def fold(node: Node) -> list[Value] | None:
     rule = FOLD.get(node.kind)
     if rule is None or not node.inputs:
         return None
-    given: list[Array] = []
+    arrays: list[Array] = []
     for value in node.inputs:
         if value is None or value.known is None or not small(value.shape, value.dtype):
             return None
         # Weights stay parameters under their names, however small.
         if value.role == "parameter" and value.dtype[0] in "fb" and value.known.size > 1:
             return None
-        given.append(value.known)
+        arrays.append(value.known)
     try:
-        found, dtype = rule(node, given), result_dtype(node)
+        folded, dtype = rule(node, arrays), result_dtype(node)
     except (Declined, ArithmeticError, LookupError, MemoryError, TypeError, ValueError):
         # Whatever is wrong with the numbers, the converter says it better.
         return None
-    results = [plain(array, dtype) for array in (found if isinstance(found, list) else [found])]
+    results = [plain(array, dtype) for array in (folded if isinstance(folded, list) else [folded])]
     if not all(small(value.shape, value.dtype) for value in results):
         return None
     return results
@@ -82,15 +82,15 @@ def result_dtype(node: Node) -> str:
 
 
 def _each(on_sizes: Callable[[Any, Any], Any], on_numbers: Callable[[Any, Any], Any]) -> Fold:
-    def rule(node: Node, given: list[Array]) -> Array:
-        total = given[0]
-        for other in given[1:]:
+    def rule(node: Node, arrays: list[Array]) -> Array:
+        total = arrays[0]
+        for other in arrays[1:]:
             if total.dtype == object or other.dtype == object:
                 left, right = np.broadcast_arrays(total, other)
                 pairs = zip(left.reshape(-1).tolist(), right.reshape(-1).tolist(), strict=True)
-                found = np.empty(left.size, object)
-                found[:] = [on_sizes(_integral(a), _integral(b)) for a, b in pairs]
-                total = found.reshape(left.shape)
+                combined = np.empty(left.size, object)
+                combined[:] = [on_sizes(_integral(a), _integral(b)) for a, b in pairs]
+                total = combined.reshape(left.shape)
             else:
                 with np.errstate(all="ignore"):
                     total = on_numbers(total, other)
@@ -108,20 +108,20 @@ def _integral(number: Any) -> Dim:
 
 
 def _quotient(a: Dim, b: Dim) -> Dim:
-    found = divide(a, b)
-    if found is None:
+    quotient = divide(a, b)
+    if quotient is None:
         raise Declined
-    return found
+    return quotient
 
 
 def _whole_quotient(a: Dim, b: Dim) -> Dim:
     """The quotient of integers, towards zero; one that is not exact only in a trace."""
-    found = divide(a, b)
-    if found is None and is_traced() and isinstance(b, int) and not _settled("<", a):
-        found = a // b
-    if found is None:
+    quotient = divide(a, b)
+    if quotient is None and is_traced() and isinstance(b, int) and not _settled("<", a):
+        quotient = a // b
+    if quotient is None:
         raise Declined
-    return found
+    return quotient
 
 
 def _quotients(a: Array, b: Array) -> Array:
@@ -145,10 +145,10 @@ def _same(a: Dim, b: Dim) -> bool:
 
 def _settled(relation: Relation, difference: Dim) -> bool:
     """Say whether a difference compares so with 0: by its numbers, of a program being traced."""
-    found = decided(relation, difference)
-    if found is None:
+    answer = decided(relation, difference)
+    if answer is None:
         raise Declined
-    return found
+    return answer
 
 
 def _less(a: Dim, b: Dim) -> bool:
@@ -162,49 +162,49 @@ def _extreme(pick: Callable[[int, int], int]) -> Callable[[Dim, Dim], Dim]:
     return of
 
 
-def _div(node: Node, given: list[Array]) -> Array:
+def _div(node: Node, arrays: list[Array]) -> Array:
     on_sizes = _whole_quotient if node.dtype()[0] in "iu" else _quotient
     # Of 0-d arrays, numpy returns scalars.
-    return np.asarray(_each(on_sizes, _quotients)(node, given))
+    return np.asarray(_each(on_sizes, _quotients)(node, arrays))
 
 
-def _where(node: Node, given: list[Array]) -> Array:
-    condition, a, b = given
+def _where(node: Node, arrays: list[Array]) -> Array:
+    condition, a, b = arrays
     if condition.dtype == object:
         raise Declined
     return np.where(condition, a.astype(object), b.astype(object))
 
 
-def _cast(node: Node, given: list[Array]) -> Array:
-    if given[0].dtype == object:
+def _cast(node: Node, arrays: list[Array]) -> Array:
+    if arrays[0].dtype == object:
         if DTYPES[node.attr("to")] not in ("i64", "i32", "f32", "f64"):
             raise Declined
-        return given[0]
+        return arrays[0]
     with np.errstate(all="ignore"):
-        return given[0].astype(NUMPY[DTYPES[node.attr("to")]])
+        return arrays[0].astype(NUMPY[DTYPES[node.attr("to")]])
 
 
 def _rounding(fn: Callable[[Array], Array]) -> Fold:
-    return lambda node, given: given[0] if given[0].dtype == object else fn(given[0])
+    return lambda node, arrays: arrays[0] if arrays[0].dtype == object else fn(arrays[0])
 
 
-def _gather(node: Node, given: list[Array]) -> Array:
-    data, indices = given
+def _gather(node: Node, arrays: list[Array]) -> Array:
+    data, indices = arrays
     axis = node.axis(0)
     if indices.dtype == object or (abs(indices) > data.shape[axis]).any():
         raise Declined
     return np.take(data, indices, axis)
 
 
-def _slice(node: Node, given: list[Array]) -> Array:
-    data = given[0]
+def _slice(node: Node, arrays: list[Array]) -> Array:
+    data = arrays[0]
     if node.version < 10:
         starts, stops = node.attr("starts"), node.attr("ends")
         axes, steps = node.attr("axes", range(len(starts))), [1] * len(starts)
     else:
-        starts, stops = (array.tolist() for array in given[1:3])
-        axes = given[3].tolist() if node.has(3) else range(len(starts))
-        steps = given[4].tolist() if node.has(4) else [1] * len(starts)
+        starts, stops = (array.tolist() for array in arrays[1:3])
+        axes = arrays[3].tolist() if node.has(3) else range(len(starts))
+        steps = arrays[4].tolist() if node.has(4) else [1] * len(starts)
     if any(isinstance(bound, Size) for bound in (*starts, *stops)):
         raise Declined
     where = [slice(None)] * data.ndim
@@ -216,25 +216,25 @@ def _slice(node: Node, given: list[Array]) -> Array:
     return data[tuple(where)]
 
 
-def _unsqueeze(node: Node, given: list[Array]) -> Array:
-    count = len(node.attr("axes") or given[1].reshape(-1))
-    axes = node.axes(1, ndim=given[0].ndim + count)
-    return np.expand_dims(given[0], tuple(axes or ()))
+def _unsqueeze(node: Node, arrays: list[Array]) -> Array:
+    count = len(node.attr("axes") or arrays[1].reshape(-1))
+    axes = node.axes(1, ndim=arrays[0].ndim + count)
+    return np.expand_dims(arrays[0], tuple(axes or ()))
 
 
-def _squeeze(node: Node, given: list[Array]) -> Array:
+def _squeeze(node: Node, arrays: list[Array]) -> Array:
     axes = node.axes(1)
-    return np.squeeze(given[0], None if axes is None else tuple(axes))
+    return np.squeeze(arrays[0], None if axes is None else tuple(axes))
 
 
-def _reshape(node: Node, given: list[Array]) -> Array:
-    target = given[1].tolist()
-    return given[0].reshape([given[0].shape[i] if d == 0 else d for i, d in enumerate(target)])
+def _reshape(node: Node, arrays: list[Array]) -> Array:
+    target = arrays[1].tolist()
+    return arrays[0].reshape([arrays[0].shape[i] if d == 0 else d for i, d in enumerate(target)])
 
 
 def _reduce(fn: Fold) -> Fold:
-    def rule(node: Node, given: list[Array]) -> Array:
-        data, axes = given[0], node.axes(1)
+    def rule(node: Node, arrays: list[Array]) -> Array:
+        data, axes = arrays[0], node.axes(1)
         if axes is None and not node.attr("noop_with_empty_axes", 0):
             axes = list(range(data.ndim))
         for axis in sorted(axes or [], reverse=True):
@@ -248,36 +248,36 @@ def _reduce(fn: Fold) -> Fold:
     return rule
 
 
-def _range(node: Node, given: list[Array]) -> Array:
-    start, stop, step = (array.reshape(-1)[0] for array in given)
+def _range(node: Node, arrays: list[Array]) -> Array:
+    start, stop, step = (array.reshape(-1)[0] for array in arrays)
     if any(isinstance(x, Size) for x in (start, stop, step)):
         raise Declined
     if step == 0 or abs((stop - start) / step) > MAX_INTEGERS:
         raise Declined
-    return np.arange(start, stop, step, dtype=given[0].dtype)
+    return np.arange(start, stop, step, dtype=arrays[0].dtype)
 
 
-def _tile(node: Node, given: list[Array]) -> Array:
-    if prod(given[1].tolist()) * given[0].size > MAX_INTEGERS:
+def _tile(node: Node, arrays: list[Array]) -> Array:
+    if prod(arrays[1].tolist()) * arrays[0].size > MAX_INTEGERS:
         raise Declined
-    return np.tile(given[0], given[1].tolist())
+    return np.tile(arrays[0], arrays[1].tolist())
 
 
-def _expand(node: Node, given: list[Array]) -> Array:
-    target = given[1].tolist()
-    if given[1].dtype == object or prod(target) > MAX_INTEGERS:
+def _expand(node: Node, arrays: list[Array]) -> Array:
+    target = arrays[1].tolist()
+    if arrays[1].dtype == object or prod(target) > MAX_INTEGERS:
         raise Declined
-    return given[0] * np.ones(target, given[0].dtype) if given[0].dtype != object else given[0]
+    return arrays[0] * np.ones(target, arrays[0].dtype) if arrays[0].dtype != object else arrays[0]
 
 
-def _split(node: Node, given: list[Array]) -> list[Array]:
+def _split(node: Node, arrays: list[Array]) -> list[Array]:
     axis = node.axis(0)
-    parts = node.attr("split") or (given[1].tolist() if node.has(1) else None)
+    parts = node.attr("split") or (arrays[1].tolist() if node.has(1) else None)
     count = len(node.proto.output)
     if parts is None:
-        each = -(-given[0].shape[axis] // count)
-        return np.split(given[0], [each * (i + 1) for i in range(count - 1)], axis)
-    return np.split(given[0], np.cumsum(parts)[:-1].tolist(), axis)
+        each = -(-arrays[0].shape[axis] // count)
+        return np.split(arrays[0], [each * (i + 1) for i in range(count - 1)], axis)
+    return np.split(arrays[0], np.cumsum(parts)[:-1].tolist(), axis)
 
 
 _add = _each(lambda a, b: a + b, np.add)
@@ -299,23 +299,23 @@ FOLD: Mapping[str, Fold] = {
     "GreaterOrEqual": _each(lambda a, b: not _less(a, b), np.greater_equal),
     "And": _each(lambda a, b: bool(a) and bool(b), np.logical_and),
     "Or": _each(lambda a, b: bool(a) or bool(b), np.logical_or),
-    "Not": lambda node, given: np.logical_not(given[0]),
-    "Neg": lambda node, given: given[0] * -1,
-    "Abs": lambda node, given: abs(given[0]),
-    "Sqrt": lambda node, given: np.sqrt(given[0]),
+    "Not": lambda node, arrays: np.logical_not(arrays[0]),
+    "Neg": lambda node, arrays: arrays[0] * -1,
+    "Abs": lambda node, arrays: abs(arrays[0]),
+    "Sqrt": lambda node, arrays: np.sqrt(arrays[0]),
     "Where": _where,
     "Cast": _cast,
-    "Identity": lambda node, given: given[0],
+    "Identity": lambda node, arrays: arrays[0],
     "Floor": _rounding(np.floor),
     "Ceil": _rounding(np.ceil),
     "Round": _rounding(np.rint),
     "Gather": _gather,
     "Slice": _slice,
-    "Concat": lambda node, given: np.concatenate(given, node.axis(0)),
+    "Concat": lambda node, arrays: np.concatenate(arrays, node.axis(0)),
     "Unsqueeze": _unsqueeze,
     "Squeeze": _squeeze,
     "Reshape": _reshape,
-    "Transpose": lambda node, given: np.transpose(given[0], node.attr("perm")),
+    "Transpose": lambda node, arrays: np.transpose(arrays[0], node.attr("perm")),
     "ReduceProd": _reduce(_mul),
     "ReduceSum": _reduce(_add),
     "ReduceMax": _reduce(_max),

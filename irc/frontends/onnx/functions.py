@@ -42,14 +42,14 @@ class Functions:
 
         Others were made on the way: of a loop that was imported again with other types.
         """
-        found: dict[str, None] = {}
+        called: dict[str, None] = {}
         stack = [func]
         while stack:
             for op in stack.pop().body.block.ops:
                 if not isinstance(op, ExternOp):
                     continue
                 for name in functions_of(decoded(op.arguments)):
-                    if name not in found:
-                        found[name] = None
+                    if name not in called:
+                        called[name] = None
                         stack.append(self._all[name].func)
-        return [self._all[name] for name in found]
+        return [self._all[name] for name in called]

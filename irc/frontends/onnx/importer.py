@@ -119,8 +119,8 @@ class Importer(FunctionValues):
         """
         graph = self.source.model.graph
         scope: Scope = ChainMap()
-        for given in graph.input:
-            scope[given.name] = input_value(self, given)
+        for formal in graph.input:
+            scope[formal.name] = input_value(self, formal)
         self.sizes.inputs_are_read()
         for tensor in self.source.stored:
             scope[tensor.name] = self._stored(tensor)
@@ -169,12 +169,16 @@ class Importer(FunctionValues):
         for result in proto.output:
             scope[result] = None
         try:
-            operands = [self._lookup(scope, given) if given else None for given in proto.input]
+            operands = [
+                self._lookup(scope, operand_name) if operand_name else None
+                for operand_name in proto.input
+            ]
             if not any(
-                given and value is None for given, value in zip(proto.input, operands, strict=True)
+                operand_name and value is None
+                for operand_name, value in zip(proto.input, operands, strict=True)
             ):
-                found = self._convert_one(proto, operands, scope)
-                for result, value in zip(proto.output, found, strict=False):
+                results = self._convert_one(proto, operands, scope)
+                for result, value in zip(proto.output, results, strict=False):
                     scope[result] = value
         except IrcError as error:
             where = error.where or self.b.loc
@@ -204,20 +208,20 @@ class Importer(FunctionValues):
         self, proto: onnx.NodeProto, operands: list[Value | None], scope: Scope, version: int
     ) -> Sequence[Value]:
         """Convert one node, read in the meaning of an opset, on these operands."""
-        given = Node(self, proto, operands, version, _attributes(proto), scope)
+        node = Node(self, proto, operands, version, _attributes(proto), scope)
         try:
-            return self._convert_given(given)
+            return self._convert_given(node)
         except REFUSALS:
             raise
         except FAILURES as error:
-            raise misused(given, error) from error
+            raise misused(node, error) from error
 
-    def _convert_given(self, given: Node) -> Sequence[Value]:
+    def _convert_given(self, original: Node) -> Sequence[Value]:
         from irc.frontends.onnx.table import CONVERTERS
 
-        proto = given.proto
-        check_operand_types(given)
-        node = modernise(given)
+        proto = original.proto
+        check_operand_types(original)
+        node = modernise(original)
         if proto.domain in DOMAINS and (values := fold(node)) is not None:
             return values
         outer, self.errors = self.errors, ErrorCollector()
@@ -227,11 +231,13 @@ class Importer(FunctionValues):
             except REFUSALS as error:
                 inner, self.errors = self.errors, outer
                 # A body that breaks the specification is wrong in the library too.
-                found = None if inner.has("onnx-invalid") else left_to_library(node, error)
-                if found is None:
+                library_results = (
+                    None if inner.has("onnx-invalid") else left_to_library(node, error)
+                )
+                if library_results is None:
                     inner.move_to(outer)
                     raise
-                results = found
+                results = library_results
             else:
                 self.errors.move_to(outer)
         finally:
@@ -322,8 +328,8 @@ def _converter(node: Node, table: Mapping[str, Converter]) -> Converter:
     return table[key]
 
 
-def _as_list(found: Any) -> list[SSAValue | Value]:
-    return list(found) if isinstance(found, list | tuple) else [found]
+def _as_list(results: Any) -> list[SSAValue | Value]:
+    return list(results) if isinstance(results, list | tuple) else [results]
 
 
 def _attributes(proto: onnx.NodeProto) -> dict[str, Any]:

@@ -127,8 +127,8 @@ def convert_scatter_nd(node: Node) -> SSAValue:
     flat = b.reshape(node[0], [product(dims[:count]), width])
     updates = b.reshape(node[2], [rows, width])
     fn = SCATTERS[node.choice("reduction", "none", SCATTERS)]
-    found = b.op(ScatterOp, [flat, b.broadcast(index, [rows, width]), updates], dim=0, fn=fn)
-    return b.reshape(found, dims)
+    scattered = b.op(ScatterOp, [flat, b.broadcast(index, [rows, width]), updates], dim=0, fn=fn)
+    return b.reshape(scattered, dims)
 
 
 def convert_compress(node: Node) -> SSAValue:
@@ -192,11 +192,11 @@ def convert_range(node: Node) -> SSAValue:
     if isinstance(start, int) and isinstance(stop, int) and isinstance(step, int):
         count: Dim = len(range(start, stop, step))
     else:
-        found = divide(stop - start, step)
-        if found is None:
+        quotient = divide(stop - start, step)
+        if quotient is None:
             static([start, stop, step])
             raise Unsupported("a range whose size is not known")
-        count = 0 if decided("<", found) else found
+        count = 0 if decided("<", quotient) else quotient
     b = node.b
     places = iota(node, [count], 0)
     if step != 1:
@@ -220,8 +220,8 @@ def _whole(node: Node, operand: int) -> Dim | None:
 def convert_constant(node: Node) -> Value:
     """A literal, of one of the forms that the attribute may have."""
     name = node.proto.output[0]
-    if (given := node.attr("value")) is not None:
-        return Value.of_array(node.owner.array(given), role="parameter", name=name)
+    if (literal := node.attr("value")) is not None:
+        return Value.of_array(node.owner.array(literal), role="parameter", name=name)
     if node.attr("sparse_value") is not None:
         return Value.of_array(_sparse(node), role="parameter", name=name)
     for form, kind in (("float", np.float32), ("int", np.int64)):
@@ -252,8 +252,8 @@ def convert_constant_of_shape(node: Node) -> Value | SSAValue:
     if any(isinstance(d, int) and d < 0 for d in shape):
         raise IrcError("onnx-invalid", f"shape {list(map(str, shape))} cannot be")
     node.owner.check_volume(shape)
-    given = node.attr("value")
-    value = np.zeros(1, np.float32) if given is None else node.owner.array(given)
+    literal = node.attr("value")
+    value = np.zeros(1, np.float32) if literal is None else node.owner.array(literal)
     dtype = Value.of_array(value).dtype
     count = product(shape)
     if isinstance(count, int) and count <= MAX_INTEGERS:

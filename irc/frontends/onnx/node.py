@@ -74,8 +74,8 @@ class Value:
         """Wrap a computed value; one that is no tensor of flow with its ONNX type, if known."""
         if isinstance(ssa.type, OpaqueType):
             return Value((), OPAQUE, ssa=ssa, kind=kind)
-        found = tensor(ssa)
-        return Value(found.shape, found.dtype, ssa=ssa)
+        tensor_type = tensor(ssa)
+        return Value(tensor_type.shape, tensor_type.dtype, ssa=ssa)
 
     @staticmethod
     def of_array(array: Array, dtype: str | None = None, **more: Any) -> Value:
@@ -224,15 +224,15 @@ class Node:
     def axes(self, index: int, *, ndim: int | None = None) -> list[int] | None:
         """Return axes from the attribute (older opsets) or an operand, if there are any."""
         ndim = self.ndim() if ndim is None else ndim
-        given = self.attr("axes")
-        if given is None:
+        stated = self.attr("axes")
+        if stated is None:
             if not self.has(index):
                 return None
-            given = self.ints(index)
-        found = [check_axis(int(axis), ndim) for axis in given]
-        if len(set(found)) != len(found):
-            raise Unsupported(f"axes {list(given)} name a dim twice")
-        return found
+            stated = self.ints(index)
+        axes = [check_axis(int(axis), ndim) for axis in stated]
+        if len(set(axes)) != len(axes):
+            raise Unsupported(f"axes {list(stated)} name a dim twice")
+        return axes
 
     def static_shape(self, index: int = 0) -> tuple[int, ...]:
         """Return an operand's shape as numbers.

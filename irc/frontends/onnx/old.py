@@ -83,15 +83,15 @@ def align(node: Node) -> None:
     """Give the second operand trailing dims of size 1, so that it aligns from the right."""
     if not node.has(0) or not node.has(1):
         return
-    shape, given = node.shape(), node.attributes.get("axis")
+    shape, stated = node.shape(), node.attributes.get("axis")
     if node.kind == "PRelu":
         # A slope for each channel; one slope has no dim to align.
-        given = 1 if node.ndim(1) == 1 and node.shape(1) != (1,) and len(shape) > 1 else None
+        stated = 1 if node.ndim(1) == 1 and node.shape(1) != (1,) and len(shape) > 1 else None
     elif not node.attributes.get("broadcast", 0):
         return
-    if given is None:
+    if stated is None:
         return
-    axis = check_axis(int(given), len(shape))
+    axis = check_axis(int(stated), len(shape))
     behind = len(shape) - axis - node.ndim(1)
     if behind > 0:
         wide = node.b.reshape(node[1], [*node.shape(1), *[1] * behind])

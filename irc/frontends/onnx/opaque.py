@@ -54,7 +54,7 @@ def stored_opaque(owner: FunctionValues, value: Value) -> SSAValue:
     positions = [{"operand": index} for index in range(len(operands))]
     options = {"version": VERSION, "attributes": attributes}
     text = json.dumps([positions, options], sort_keys=True)
-    (found,) = owner.b.ops(
+    (stored,) = owner.b.ops(
         ExternOp, operands, results=[OpaqueType()], target=PREFIX + key, arguments=StringAttr(text)
     )
-    return found
+    return stored

@@ -25,13 +25,16 @@ def check_operand_types(node: Node) -> None:
         if value is None or value.dtype not in ELEMENTS:
             continue
         variable, types, same = allowed[min(index, len(allowed) - 1)]
-        given = _shown(value)
-        if types and given not in types:
-            raise _refusal(node, index, f"is {given}", f"{variable} is one of {_listed(types)}")
+        element = _shown(value)
+        if types and element not in types:
+            raise _refusal(node, index, f"is {element}", f"{variable} is one of {_listed(types)}")
         first = shared.setdefault(variable, value) if same else value
         if first.dtype != value.dtype:
             raise _refusal(
-                node, index, f"is {given}", f"another operand of type {variable} is {_shown(first)}"
+                node,
+                index,
+                f"is {element}",
+                f"another operand of type {variable} is {_shown(first)}",
             )
 
 

@@ -21,9 +21,9 @@ def sort_nodes(graph: onnx.GraphProto) -> None:
     for node in graph.node:
         for body in _bodies(node):
             sort_nodes(body)
-    made = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
+    producers = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
     before = [
-        {made[name] for name in reads(node) if made.get(name, i) != i}
+        {producers[name] for name in reads(node) if producers.get(name, i) != i}
         for i, node in enumerate(graph.node)
     ]
     if all(other < i for i, others in enumerate(before) for other in others):
@@ -61,7 +61,7 @@ def reads(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the names that a node reads, and those that its bodies read from around them."""
     yield from node.input
     for body in _bodies(node):
-        own = {given.name for given in body.input} | {t.name for t in body.initializer}
+        own = {formal.name for formal in body.input} | {t.name for t in body.initializer}
         own |= {name for inner in body.node for name in inner.output}
         for inner in body.node:
             yield from (name for name in reads(inner) if name not in own)

@@ -110,8 +110,8 @@ def _pad_open(node: Node, low: Sequence[Dim], high: Sequence[Dim]) -> SSAValue:
     if not is_traced():
         raise NeedsSize(size_names([*low, *high]))
     b, x = node.b, node[0]
-    given = node.has(2)
-    value = b.reshape(node[2], ()) if given else scalar(node, node.attr("value", 0.0), x)
+    has_value = node.has(2)
+    value = b.reshape(node[2], ()) if has_value else scalar(node, node.attr("value", 0.0), x)
     for dim in range(node.ndim()):
         before, behind, size = low[dim], high[dim], node.shape()[dim]
         if before == 0 and behind == 0:

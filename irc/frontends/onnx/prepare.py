@@ -36,9 +36,9 @@ def prepare(source: Source) -> Source:
     check_functions(source)
     skeleton, large = strip(source.model)
     if source.inputs:
-        typed = {given.name: given for given in source.inputs}
-        for given in skeleton.graph.input:
-            given.CopyFrom(typed.get(given.name, given))
+        typed = {formal.name: formal for formal in source.inputs}
+        for formal in skeleton.graph.input:
+            formal.CopyFrom(typed.get(formal.name, formal))
     sort_nodes(skeleton.graph)
     check(skeleton, source)
     check_nodes(source)
@@ -47,7 +47,7 @@ def prepare(source: Source) -> Source:
     model.CopyFrom(expanded)
     # A value that the file holds is no input of a call, whether or not it is listed as one.
     known = {tensor.name for tensor in (*source.constants, *model.graph.initializer)}
-    inputs = [given for given in model.graph.input if given.name not in large | known]
+    inputs = [formal for formal in model.graph.input if formal.name not in large | known]
     model.graph.initializer.extend(source.constants)
     del model.graph.input[:]
     model.graph.input.extend(inputs)
@@ -67,7 +67,7 @@ def strip(model: onnx.ModelProto) -> tuple[onnx.ModelProto, frozenset[str]]:
         if field.name == "initializer":
             graph.initializer.extend(t for t in value if t.name not in large)
         elif field.name == "input":
-            graph.input.extend(given for given in value if given.name not in large)
+            graph.input.extend(formal for formal in value if formal.name not in large)
         else:
             _copy(graph, field.name, value)
     graph.input.extend(
@@ -79,9 +79,9 @@ def strip(model: onnx.ModelProto) -> tuple[onnx.ModelProto, frozenset[str]]:
 
 
 def _copy(target: onnx.ModelProto | onnx.GraphProto, name: str, value: object) -> None:
-    found = getattr(target, name)
-    if hasattr(found, "MergeFrom"):
-        found.MergeFrom(value)
+    field = getattr(target, name)
+    if hasattr(field, "MergeFrom"):
+        field.MergeFrom(value)
     else:
         setattr(target, name, value)
 
@@ -172,9 +172,9 @@ def fill_defaults(node: onnx.NodeProto, model: onnx.ModelProto) -> None:
     version = next(o.version for o in model.opset_import if o.domain in DOMAINS)
     if node.domain not in DOMAINS or not onnx.defs.has(node.op_type, version):
         return
-    given = {attribute.name for attribute in node.attribute}
+    stated = {attribute.name for attribute in node.attribute}
     for name, attribute in onnx.defs.get_schema(node.op_type, version).attributes.items():
-        if name not in given and attribute.default_value.type:
+        if name not in stated and attribute.default_value.type:
             node.attribute.append(attribute.default_value)
 
 

@@ -53,15 +53,15 @@ def convert_gemm(node: Node) -> SSAValue:
     b = node.b
     left = "km" if node.attr("transA", 0) else "mk"
     right = "nk" if node.attr("transB", 0) else "kn"
-    found = b.op(ContractOp, [node[0], node[1]], spec=f"{left},{right}->mn")
+    product = b.op(ContractOp, [node[0], node[1]], spec=f"{left},{right}->mn")
     if (alpha := node.attr("alpha", 1.0)) != 1.0:
-        found = b.pointwise("mul", found, scalar(node, alpha, found))
+        product = b.pointwise("mul", product, scalar(node, alpha, product))
     if not node.has(2) or (beta := node.attr("beta", 1.0)) == 0:
-        return found
+        return product
     bias = node[2]
     if beta != 1.0:
         bias = b.pointwise("mul", bias, scalar(node, beta, bias))
-    return b.pointwise("add", found, bias)
+    return b.pointwise("add", product, bias)
 
 
 def convert_matmul_integer(node: Node) -> SSAValue:

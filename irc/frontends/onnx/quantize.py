@@ -48,12 +48,12 @@ def quantize(
         raise Unsupported(f"quantizing to {dtype}")
     b = node.b
     x, scale = b.cast(x, "f32"), b.cast(scale, "f32")
-    found = b.pointwise("round", b.pointwise("div", x, scale))
+    quantized = b.pointwise("round", b.pointwise("div", x, scale))
     if zero is not None:
-        found = b.pointwise("add", found, b.cast(zero, "f32"))
+        quantized = b.pointwise("add", quantized, b.cast(zero, "f32"))
     low, high = RANGES[dtype]
-    found = b.pointwise("maximum", found, scalar(node, low, found))
-    return b.cast(b.pointwise("minimum", found, scalar(node, high, found)), dtype)
+    quantized = b.pointwise("maximum", quantized, scalar(node, low, quantized))
+    return b.cast(b.pointwise("minimum", quantized, scalar(node, high, quantized)), dtype)
 
 
 def dequantize(node: Node, x: SSAValue, scale: SSAValue, zero: SSAValue | None) -> SSAValue:
@@ -77,9 +77,9 @@ def convert_quantize(node: Node) -> SSAValue:
 def convert_dequantize(node: Node) -> SSAValue:
     """DequantizeLinear."""
     zero = spread(node, node[2]) if node.has(2) else None
-    found = dequantize(node, node[0], spread(node, node[1]), zero)
+    dequantized = dequantize(node, node[0], spread(node, node[1]), zero)
     wanted = node.attr("output_dtype")
-    return node.b.cast(found, dtype_of(int(wanted))) if wanted else found
+    return node.b.cast(dequantized, dtype_of(int(wanted))) if wanted else dequantized
 
 
 def convert_qlinear_matmul(node: Node) -> SSAValue:
@@ -90,9 +90,9 @@ def convert_qlinear_matmul(node: Node) -> SSAValue:
         if first == 0 and tensor(scale).ndim == 1 and tensor(scale).shape != (1,):
             scale, zero = (node.b.reshape(v, [*tensor(v).shape, 1]) for v in (scale, zero))
         sides.append(dequantize(node, node[first], node.b.cast(scale, "f32"), zero))
-    found = matmul(node, *sides)
+    product = matmul(node, *sides)
     scale, zero = (_one(node, node[i]) for i in (6, 7))
-    return quantize(node, found, scale, zero, node.dtype(7))
+    return quantize(node, product, scale, zero, node.dtype(7))
 
 
 def convert_qlinear_conv(node: Node) -> SSAValue:
@@ -109,8 +109,8 @@ def convert_qlinear_conv(node: Node) -> SSAValue:
     static(node.shape()[2:])
     attrs = window(node, kernel, node.shape()[2:])
     groups: int = node.attr("group", 1)
-    found = b.op(ConvolutionOp, operands, result=None, **attrs, groups=groups)
-    return quantize(node, found, _one(node, node[6]), _one(node, node[7]), node.dtype(7))
+    convolved = b.op(ConvolutionOp, operands, result=None, **attrs, groups=groups)
+    return quantize(node, convolved, _one(node, node[6]), _one(node, node[7]), node.dtype(7))
 
 
 def _by_channel(node: Node, value: SSAValue, ndim: int) -> SSAValue:

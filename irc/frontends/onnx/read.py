@@ -54,23 +54,23 @@ class Source:
     constants: tuple[onnx.TensorProto, ...] = ()
 
 
-def read_model(given: str | os.PathLike[str] | bytes | onnx.ModelProto | Source) -> Source:
+def read_model(model: str | os.PathLike[str] | bytes | onnx.ModelProto | Source) -> Source:
     """Decode a model from a path, bytes, or take it as it is.
 
     Raises:
         IrcError: ``file-missing``, ``not-onnx`` or ``onnx-version``.
     """
-    if isinstance(given, Source):
-        return given
-    if isinstance(given, onnx.ModelProto):
-        source = Source(given, "model", None, None)
-    elif isinstance(given, bytes | bytearray):
-        source = Source(decode(bytes(given), "model"), "model", None, None)
+    if isinstance(model, Source):
+        return model
+    if isinstance(model, onnx.ModelProto):
+        source = Source(model, "model", None, None)
+    elif isinstance(model, bytes | bytearray):
+        source = Source(decode(bytes(model), "model"), "model", None, None)
     else:
-        path = Path(given)
-        model = decode(_contents(path), path.name)
+        path = Path(model)
+        decoded = decode(_contents(path), path.name)
         # A model in a content store is a symbolic link, and its data lies beside its target.
-        source = Source(model, path.name, path.parent, path.resolve().parent)
+        source = Source(decoded, path.name, path.parent, path.resolve().parent)
     check_versions(source)
     return source
 

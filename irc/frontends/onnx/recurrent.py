@@ -68,7 +68,7 @@ def unrolled(node: Node, activations: Sequence[str]) -> list[SSAValue]:
     kind = node.attr("direction", "forward")
     count, hidden = (int(str(size)) for size in (node.shape(1)[0], node.shape(2)[2]))
     each = len(DEFAULTS[node.kind])
-    found = [
+    runs = [
         _run(node, Direction(
             i, kind == "reverse" or i == 1, hidden,
             [SIMPLE[name.lower()] for name in activations[i * each : (i + 1) * each]],
@@ -78,9 +78,9 @@ def unrolled(node: Node, activations: Sequence[str]) -> list[SSAValue]:
     b, batch = node.b, node.shape()[1]
     rows = [
         _joined(node, [b.reshape(h, (1, 1, batch, hidden)) for h in every], 0)
-        for every, _, _ in found
+        for every, _, _ in runs
     ]
-    states = [[h for _, h, _ in found], [c for _, _, c in found if c is not None]]
+    states = [[h for _, h, _ in runs], [c for _, _, c in runs if c is not None]]
     lasts = [
         _joined(node, [b.reshape(value, (1, batch, hidden)) for value in column], 0)
         for column in states

@@ -59,11 +59,11 @@ def _log_sum_exp(node: Node, x: SSAValue, dims: Sequence[int], keep: bool) -> SS
     # An infinite maximum would give infinity minus infinity.
     finite = b.pointwise("where", b.pointwise("is_inf", top), scalar(node, 0, top), top)
     exps = b.reduce("sum", b.pointwise("exp", b.pointwise("sub", x, finite)), dims, keep_dims=True)
-    found = b.pointwise("add", b.pointwise("log", exps), finite)
+    logs = b.pointwise("add", b.pointwise("log", exps), finite)
     if not keep:
-        shape = [d for i, d in enumerate(tensor(found).shape) if i not in dims]
-        found = b.reshape(found, shape)
-    return b.cast(found, dtype)
+        shape = [d for i, d in enumerate(tensor(logs).shape) if i not in dims]
+        logs = b.reshape(logs, shape)
+    return b.cast(logs, dtype)
 
 
 REDUCTIONS: Mapping[str, Callable[[Node, SSAValue, Sequence[int], bool], SSAValue]] = {
@@ -120,11 +120,11 @@ def convert_arg(node: Node) -> SSAValue:
     fn = "max" if node.kind == "ArgMax" else "min"
     last = node.attr("select_last_index", 0)
     x = reverse(node, node[0], dim) if last else node[0]
-    found = node.b.op(ArgReduceOp, [x], fn=fn, dim=dim, keep_dims=keep)
+    indices = node.b.op(ArgReduceOp, [x], fn=fn, dim=dim, keep_dims=keep)
     if not last:
-        return found
+        return indices
     top = node.owner.size(node.shape()[dim] - 1, "i64")
-    return node.b.pointwise("sub", top, found)
+    return node.b.pointwise("sub", top, indices)
 
 
 def convert_cumulative(node: Node) -> SSAValue:

@@ -86,20 +86,20 @@ def whole_factor(node: Node, size: Size, target: Dim | None, scale: float) -> in
     if target is not None:
         exact = divide(target, size)
         choices = (exact,) if isinstance(exact, int) else range(1, MAX_FACTOR + 1)
-        found = next((k for k in choices if decided("==", target - size * k)), None)
+        factor = next((k for k in choices if decided("==", target - size * k)), None)
     else:
-        found = int(scale) if scale == int(scale) and scale >= 1 else None
-    if found is None or found == 1 or node.attr("mode", "nearest") != "nearest":
-        return found if found == 1 else None
+        factor = int(scale) if scale == int(scale) and scale >= 1 else None
+    if factor is None or factor == 1 or node.attr("mode", "nearest") != "nearest":
+        return factor if factor == 1 else None
     transform = node.attr("coordinate_transformation_mode", "half_pixel")
     how = node.attr("nearest_mode", "round_prefer_floor")
     if node.kind == "Upsample" or node.version < 11:
         transform, how = "asymmetric", "floor"
     if transform == "tf_crop_and_resize":
         return None
-    places = coordinates(Axis(PROBE, PROBE * found, float(found), 0.0, 1.0), transform, "nearest")
+    places = coordinates(Axis(PROBE, PROBE * factor, float(factor), 0.0, 1.0), transform, "nearest")
     taken = nearest(places, how).clip(0, PROBE - 1)
-    return found if np.array_equal(taken, np.repeat(np.arange(PROBE), found)) else None
+    return factor if np.array_equal(taken, np.repeat(np.arange(PROBE), factor)) else None
 
 
 def resized_axes(node: Node) -> Mapping[int, Axis | int]:
@@ -112,7 +112,7 @@ def resized_axes(node: Node) -> Mapping[int, Axis | int]:
     axes = [check_axis(a, ndim) for a in node.attr("axes") or range(ndim)]
     sizes, scales = _targets(node)
     _check_targets(node, len(axes), sizes, scales)
-    found: dict[int, Axis | int] = {}
+    resized: dict[int, Axis | int] = {}
     policy = node.attr("keep_aspect_ratio_policy", "stretch")
     if sizes is not None and policy != "stretch":
         ratios = [
@@ -130,7 +130,7 @@ def resized_axes(node: Node) -> Mapping[int, Axis | int]:
             if times is None:
                 raise NeedsSize(size.names())
             if times > 1:
-                found[dim] = times
+                resized[dim] = times
             continue
         region = (roi[i], roi[i + len(axes)]) if roi else (0.0, 1.0)
         if sizes is not None:
@@ -146,8 +146,8 @@ def resized_axes(node: Node) -> Mapping[int, Axis | int]:
         if size == 0 and result:
             raise IrcError("onnx-invalid", f"dim {dim} is empty, and would be resized to {result}")
         node.owner.check_table(result * (size if node.attr("antialias", 0) else 1))
-        found[dim] = Axis(size, result, scale, *region)
-    return found
+        resized[dim] = Axis(size, result, scale, *region)
+    return resized
 
 
 def _check_targets(

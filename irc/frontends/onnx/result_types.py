@@ -30,11 +30,11 @@ FAILURES = (
 
 def inferred(node: Node) -> list[TypeProto | None]:
     """Return the type of each result; None where onnx cannot say."""
-    found: dict[str, TypeProto] = {}
+    types: dict[str, TypeProto] = {}
     # Where onnx cannot say, the run does.
     with suppress(*FAILURES):
-        found = _infer(node)
-    return [found.get(name) for name in node.proto.output]
+        types = _infer(node)
+    return [types.get(name) for name in node.proto.output]
 
 
 def refusal(node: Node) -> str:
@@ -66,14 +66,14 @@ def _infer(node: Node) -> dict[str, TypeProto]:
 
 def _with_defaults(proto: onnx.NodeProto, schema: onnx.defs.OpSchema) -> onnx.NodeProto:
     """Write out attributes that are left to their defaults: inference may take others (STFT)."""
-    found, given = onnx.NodeProto(), {attribute.name for attribute in proto.attribute}
-    found.CopyFrom(proto)
-    found.attribute.extend(
+    completed, stated = onnx.NodeProto(), {attribute.name for attribute in proto.attribute}
+    completed.CopyFrom(proto)
+    completed.attribute.extend(
         attribute.default_value
         for name, attribute in schema.attributes.items()
-        if name not in given and attribute.default_value.name
+        if name not in stated and attribute.default_value.name
     )
-    return found
+    return completed
 
 
 def opsets(node: Node) -> list[onnx.OperatorSetIdProto]:
@@ -125,5 +125,5 @@ def _dim(node: Node, dim: onnx.TensorShapeProto.Dimension, known: frozenset[str]
 def fresh_names(types: Sequence[Attribute], node: Node) -> frozenset[str]:
     """Return the names in these types that no operand has."""
     sizes = [d for kind in types if isinstance(kind, TensorType) for d in kind.shape]
-    given = [d for v in node.inputs if v is not None for d in v.shape]
-    return size_names([d for d in sizes if isinstance(d, Size)]) - size_names(given)
+    operand_sizes = [d for v in node.inputs if v is not None for d in v.shape]
+    return size_names([d for d in sizes if isinstance(d, Size)]) - size_names(operand_sizes)

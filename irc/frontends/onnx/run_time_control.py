@@ -82,8 +82,8 @@ def _scan(node: Node) -> list[Value]:
     count = int(node.attr("num_scan_inputs"))
     states = [node.operand(i) for i in range(len(node.inputs) - count)]
     scanned = [node.operand(i) for i in range(len(states), len(node.inputs))]
-    given = node.attr("scan_input_axes") or [0] * count
-    axes = [check_axis(a, len(x.shape)) for a, x in zip(given, scanned, strict=True)]
+    stated_axes = node.attr("scan_input_axes") or [0] * count
+    axes = [check_axis(a, len(x.shape)) for a, x in zip(stated_axes, scanned, strict=True)]
     rows: list[Kind] = [
         (TensorType.of([*x.shape[:a], *x.shape[a + 1 :]], x.dtype), None)
         if isinstance(_type(x), TensorType)
@@ -94,9 +94,9 @@ def _scan(node: Node) -> list[Value]:
     types = Types(node, body.local)
     for before, after in zip(states, body.results, strict=False):
         types.add([_type(before), _type(after)])
-    made = body.results[len(states) :]
-    places = node.attr("scan_output_axes") or [0] * len(made)
-    for row, axis in zip(made, places, strict=True):
+    scan_outputs = body.results[len(states) :]
+    places = node.attr("scan_output_axes") or [0] * len(scan_outputs)
+    for row, axis in zip(scan_outputs, places, strict=True):
         types.add([_type(row)], trips=scanned[0].shape[axes[0]], axis=axis)
     return _append(node, {"body": body}, types)
 
@@ -120,9 +120,9 @@ class Types:
 
     def fresh(self) -> Dim:
         """Return a size that the op decides."""
-        found = self._node.owner.unbacked(self._node.kind)
-        self.decided.append(str(found))
-        return found
+        size = self._node.owner.unbacked(self._node.kind)
+        self.decided.append(str(size))
+        return size
 
     def add(self, types: Sequence[Attribute], trips: Dim | None = None, axis: int = 0) -> None:
         """Add a result that has one of some types; sizes that vary get fresh names.
@@ -191,21 +191,21 @@ def _stable(
         changed = False
         # What a size becomes says which sizes change alike.
         becomes: dict[tuple[int, int], str] = {}
-        for i, ((kind, _), made) in enumerate(zip(formals, results, strict=True)):
+        for i, ((kind, _), result_type) in enumerate(zip(formals, results, strict=True)):
             if i in opaque or not isinstance(kind, TensorType):
                 continue
-            dims = joined([kind, made])
+            dims = joined([kind, result_type])
             if dims is None:
                 opaque.add(i)
                 shared = {key: name for key, name in shared.items() if key[0] != i}
                 changed = True
                 continue
-            assert isinstance(made, TensorType)
+            assert isinstance(result_type, TensorType)
             for d, dim in enumerate(dims):
                 if (i, d) in shared or dim is None:
                     changed = changed or (i, d) not in shared
                     start = shared.get((i, d)) or f"{carried[i].shape[d]}"
-                    becomes[i, d] = f"{start} -> {_shown(made.shape[d], body)}"
+                    becomes[i, d] = f"{start} -> {_shown(result_type.shape[d], body)}"
         if not changed and _partition(becomes) == _partition(shared):
             return body
         shared = becomes
@@ -221,10 +221,10 @@ def _shown(dim: Dim, body: Body) -> str:
 
 
 def _partition(names: dict[tuple[int, int], str]) -> set[frozenset[tuple[int, int]]]:
-    found: dict[str, set[tuple[int, int]]] = {}
+    groups: dict[str, set[tuple[int, int]]] = {}
     for key, name in names.items():
-        found.setdefault(name, set()).add(key)
-    return {frozenset(keys) for keys in found.values()}
+        groups.setdefault(name, set()).add(key)
+    return {frozenset(keys) for keys in groups.values()}
 
 
 def _type(value: Value) -> Attribute:
@@ -238,9 +238,9 @@ def _unsized(value: Value) -> TypeProto | None:
     kind = type_of(value)
     if kind is None or not kind.HasField("tensor_type"):
         return kind
-    found = TypeProto()
-    found.tensor_type.elem_type = kind.tensor_type.elem_type
-    return found
+    unsized = TypeProto()
+    unsized.tensor_type.elem_type = kind.tensor_type.elem_type
+    return unsized
 
 
 def _append(node: Node, bodies: dict[str, Body], types: Types) -> list[Value]:
@@ -272,10 +272,10 @@ def _append(node: Node, bodies: dict[str, Body], types: Types) -> list[Value]:
     }  # fmt: skip
     stated = inferred(node)
     key = key_of(proto.op_type, proto.domain)
-    found = append(node, key, operands, positions, options, types.all)
+    results = append(node, key, operands, positions, options, types.all)
     for name in types.decided:
-        owner.backed_by[name] = found[0]
+        owner.backed_by[name] = results[0]
     return [
         Value.of(ssa, kind=kind if isinstance(ssa.type, OpaqueType) else None)
-        for ssa, kind in zip(found, stated, strict=False)
+        for ssa, kind in zip(results, stated, strict=False)
     ]

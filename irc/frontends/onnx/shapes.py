@@ -58,10 +58,10 @@ def steps_of(node: Node, x: SSAValue, dim: int, start: Dim, count: Dim, step: in
         places = b.pointwise("mul", places, b.scalar(step, "i64"))
     if start != 0:
         places = b.pointwise("add", places, node.owner.size(start, "i64"))
-    found = b.op(TakeOp, [x, places], dim=dim)
-    if isinstance(found.owner, TakeOp) and is_traced():
-        found.owner.attributes[CUT] = UnitAttr()
-    return found
+    taken = b.op(TakeOp, [x, places], dim=dim)
+    if isinstance(taken.owner, TakeOp) and is_traced():
+        taken.owner.attributes[CUT] = UnitAttr()
+    return taken
 
 
 def reverse(node: Node, x: SSAValue, dim: int) -> SSAValue:
@@ -314,8 +314,8 @@ def convert_space_to_depth(node: Node) -> SSAValue:
 def convert_shape(node: Node) -> Value:
     """The sizes, which fold further even while they are names."""
     shape = node.shape()
-    found = shape[slice(node.attr("start"), node.attr("end"))]
-    return sizes_value(found)
+    sizes = shape[slice(node.attr("start"), node.attr("end"))]
+    return sizes_value(sizes)
 
 
 def sizes_value(dims: Shape) -> Value:
@@ -329,9 +329,9 @@ def sizes_value(dims: Shape) -> Value:
 
 def convert_size(node: Node) -> Value:
     """How many elements there are."""
-    found = sizes_value((product(node.shape()),))
-    assert found.known is not None
-    return Value.of_array(found.known.reshape(()), "i64")
+    count = sizes_value((product(node.shape()),))
+    assert count.known is not None
+    return Value.of_array(count.known.reshape(()), "i64")
 
 
 def convert_trilu(node: Node) -> SSAValue:

@@ -49,12 +49,12 @@ class SizeTable:
         if text in self._given:
             return bind(self._symbol(text), self.bound)
         try:
-            found = Parser(text, self._symbol).parse()
+            size = Parser(text, self._symbol).parse()
         except ValueError:
             # "?" and the like say nothing: two of them need not be equal, so the place names them.
             words = any(char.isalnum() for char in text) and len(text) <= MAX_TEXT
-            found = self._symbol(text if words else place)
-        return bind(found, self.bound)
+            size = self._symbol(text if words else place)
+        return bind(size, self.bound)
 
     @property
     def bound(self) -> dict[str, int]:
@@ -63,18 +63,18 @@ class SizeTable:
             sym: self._given[name] for name, sym in self._names.items() if name in self._given
         } | {sym: self._given[sym] for sym in self._names.values() if sym in self._given}
 
-    def names(self, found: frozenset[str]) -> list[str]:
+    def names(self, symbols: frozenset[str]) -> list[str]:
         """Return the names by which the user knows these symbols."""
         original = {sym: name for name, sym in self._names.items()}
-        return sorted(original.get(name, name) for name in found)
+        return sorted(original.get(name, name) for name in symbols)
 
     def inputs_are_read(self) -> None:
         """Take note that names from here on are of sizes that the model computes."""
         self._stated = set(self._names)
 
-    def own(self, found: frozenset[str]) -> list[str]:
+    def own(self, symbols: frozenset[str]) -> list[str]:
         """Return the names that give these symbols numbers: all, where the model computes one."""
-        known = self.names(found)
+        known = self.names(symbols)
         return known if set(known) <= self._stated else sorted(self._stated)
 
     def need(self, names: frozenset[str], reason: str, where: str) -> None:
@@ -120,16 +120,16 @@ def by_name(inputs: Sequence[onnx.ValueInfoProto], sizes: Mapping[str, int]) -> 
         IrcError: ``option-value`` where a dim is a number already, or made of several names;
             ``size-unknown`` where the input has no such dim.
     """
-    dims = {given.name: list(given.type.tensor_type.shape.dim) for given in inputs}
+    dims = {formal.name: list(formal.type.tensor_type.shape.dim) for formal in inputs}
     named = {dim.dim_param for own in dims.values() for dim in own}
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for key, number in sizes.items():
         name, _, index = key.rpartition(".")
         known = key in named or name not in dims or not PLACE.fullmatch(index)
         target = key if known else _name_at(dims[name], name, int(index))
-        if found.setdefault(target, number) != number:
+        if numbers.setdefault(target, number) != number:
             raise IrcError("option-value", f"size '{target}' is given two numbers")
-    return found
+    return numbers
 
 
 def _name_at(dims: list[onnx.TensorShapeProto.Dimension], name: str, index: int) -> str:
@@ -184,10 +184,10 @@ class Parser:
         return self._whole()
 
     def _whole(self) -> Dim:
-        found = self._sum(0)
+        dim = self._sum(0)
         if self._tokens:
             raise ValueError("text after the expression")
-        return found
+        return dim
 
     def _sum(self, depth: int) -> Dim:
         total = self._product(depth)

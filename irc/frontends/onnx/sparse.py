@@ -25,12 +25,12 @@ def dense(sparse: onnx.SparseTensorProto, source: Source) -> Array:
         raise IrcError("op-unsupported", f"a sparse tensor of shape {list(shape)}", source.name)
     values = to_any_array(sparse.values, source).reshape(-1)
     indices = to_array(sparse.indices, source)
-    found = np.zeros(prod(shape), values.dtype)
+    elements = np.zeros(prod(shape), values.dtype)
     if indices.ndim == 2:
         if indices.shape[1] != len(shape) or np.any(indices < 0) or np.any(indices >= shape):
             raise IrcError("onnx-invalid", "a sparse tensor has an index outside it", source.name)
         indices = np.ravel_multi_index(tuple(indices.T), shape)
-    if np.any(indices < 0) or np.any(indices >= found.size) or len(indices) != len(values):
+    if np.any(indices < 0) or np.any(indices >= elements.size) or len(indices) != len(values):
         raise IrcError("onnx-invalid", "a sparse tensor has an index outside it", source.name)
-    found[indices] = values
-    return found.reshape(shape)
+    elements[indices] = values
+    return elements.reshape(shape)

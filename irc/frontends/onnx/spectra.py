@@ -40,12 +40,12 @@ def convert_stft(node: Node) -> SSAValue:
     weights = _windowed(node, filters, length)
     b, count = node.b, filters.shape[0]
     signal = b.reshape(node[0], (batch, 1, time))
-    found = b.op(
+    spectrum = b.op(
         ConvolutionOp, [signal, weights], strides=(step,), low=(0,), high=(0,), dilations=(1,),
         groups=1,
     )  # fmt: skip
-    found = b.op(TransposeOp, [found], perm=(0, 2, 1))
-    return b.reshape(found, (batch, tensor(found).shape[1], count // 2, 2))
+    spectrum = b.op(TransposeOp, [spectrum], perm=(0, 2, 1))
+    return b.reshape(spectrum, (batch, tensor(spectrum).shape[1], count // 2, 2))
 
 
 def _filters(length: int, *, onesided: bool) -> Array:

@@ -121,12 +121,12 @@ class TracedSizes(SizeTable):
         self._quotient_names: dict[tuple[Dim, int], str] = {}
 
     def _symbol(self, name: str) -> Size:
-        found = str(super()._symbol(name))
-        return symbol(self._ties.get(found, found))
+        symbol_name = str(super()._symbol(name))
+        return symbol(self._ties.get(symbol_name, symbol_name))
 
     def equal_symbols(self) -> dict[str, str]:
         """Return symbols that have to be equal to others, by the conditions."""
-        found: dict[str, str] = {}
+        equal: dict[str, str] = {}
         for (relation, difference), condition in self.conditions.items():
             terms = dict(difference.terms) if isinstance(difference, Size) else {}
             names = sorted(_names(difference))
@@ -137,8 +137,8 @@ class TracedSizes(SizeTable):
                 and plain
                 and not set(names) & {*self.quotients}
             ):
-                found.setdefault(names[1], names[0])
-        return found
+                equal.setdefault(names[1], names[0])
+        return equal
 
     def decide(self, relation: Relation, difference: Size) -> bool | None:
         """Compare with 0 by the hints; None for a size that only the run knows."""
@@ -180,12 +180,12 @@ class TracedSizes(SizeTable):
 
     def roots(self, names: frozenset[str]) -> frozenset[str]:
         """Return the names of inputs' sizes that these follow from, without those of the run."""
-        found: set[str] = set()
+        roots: set[str] = set()
         for name in names & set(self.hints):
             inner = self.quotients.get(name)
             dim = symbol(name) if inner is None else inner.dim
-            found |= {name} if inner is None else self.roots(frozenset(_names(dim)))
-        return frozenset(found)
+            roots |= {name} if inner is None else self.roots(frozenset(_names(dim)))
+        return frozenset(roots)
 
 
 def _names(dim: Dim) -> frozenset[str]:
@@ -219,7 +219,7 @@ class OpenProgram:
     @property
     def most(self) -> dict[str, int]:
         """The greatest number of each symbol that a condition ``symbol <= number`` gives one."""
-        found: dict[str, int] = {}
+        greatest: dict[str, int] = {}
         for condition in self.conditions:
             terms = (
                 dict(condition.difference.terms) if isinstance(condition.difference, Size) else {}
@@ -227,8 +227,8 @@ class OpenProgram:
             for name in _names(condition.difference):
                 bounded = condition.relation == "<" and not condition.holds
                 if bounded and terms == {((name, 1),): -1, (): terms.get((), 0)}:
-                    found[name] = min(terms[()], found.get(name, terms[()]))
-        return found
+                    greatest[name] = min(terms[()], greatest.get(name, terms[()]))
+        return greatest
 
     def tie_equal(self, values: Mapping[str, int]) -> bool:
         """Sizes that have to be equal were found by the trace: no more are."""
@@ -256,8 +256,8 @@ class OpenProgram:
     def said(self, name: str) -> str:
         """Return a symbol in the user's terms."""
         if name in self.quotients:
-            found = self.quotients[name]
-            return f"floor(({found.dim}) / {found.by})"
+            quotient = self.quotients[name]
+            return f"floor(({quotient.dim}) / {quotient.by})"
         place = self.places[name]
         return f"'{place.name}' (dim {place.dim} of '{place.input}')"
 
@@ -265,8 +265,8 @@ class OpenProgram:
         """Return a condition with quotients written out."""
         text = str(condition)
         for name in reversed(list(self.quotients)):
-            found = self.quotients[name]
-            text = text.replace(name, f"floor(({found.dim})/{found.by})")
+            quotient = self.quotients[name]
+            text = text.replace(name, f"floor(({quotient.dim})/{quotient.by})")
         return text
 
 
@@ -278,8 +278,8 @@ def extended(values: Mapping[str, int], quotients: Mapping[str, Quotient]) -> di
     {'H': 9, 'q0': 5, 'q1': 2}
     """
     full = dict(values)
-    for name, found in quotients.items():
-        full[name] = value_of(found.dim, full) // found.by
+    for name, quotient in quotients.items():
+        full[name] = value_of(quotient.dim, full) // quotient.by
     return full
 
 
@@ -287,13 +287,13 @@ def stated_shapes(
     inputs: Sequence[onnx.ValueInfoProto], table: SizeTable
 ) -> dict[str, tuple[Dim, ...]]:
     """Return the shapes of inputs that have one, as sizes; unnamed ones get the place's name."""
-    found: dict[str, tuple[Dim, ...]] = {}
-    for given in inputs:
-        tensor = given.type.tensor_type
-        if given.type.HasField("tensor_type") and tensor.HasField("shape"):
+    shapes: dict[str, tuple[Dim, ...]] = {}
+    for formal in inputs:
+        tensor = formal.type.tensor_type
+        if formal.type.HasField("tensor_type") and tensor.HasField("shape"):
             dims = enumerate(tensor.shape.dim)
-            found[given.name] = tuple(input_dim(table, given.name, i, dim) for i, dim in dims)
-    return found
+            shapes[formal.name] = tuple(input_dim(table, formal.name, i, dim) for i, dim in dims)
+    return shapes
 
 
 def places_of(
@@ -302,12 +302,12 @@ def places_of(
     """Return where each symbol stands by itself, and the symbols that stand nowhere so."""
     places: dict[str, Place] = {}
     names: dict[str, None] = {}
-    for given, shape in shapes.items():
+    for input_name, shape in shapes.items():
         for index, dim in enumerate(shape):
             names |= dict.fromkeys(sorted(_names(dim)))
             if _is_plain(dim):
                 (shown,) = table.names(frozenset([str(dim)]))
-                places.setdefault(str(dim), Place(given, index, shown))
+                places.setdefault(str(dim), Place(input_name, index, shown))
     return places, [name for name in names if name not in places]
 
 
@@ -326,14 +326,14 @@ def disagreement(
     values: Mapping[str, int],
 ) -> str | None:
     """Say which dim of a call is not what the model states of it; None where all are."""
-    for given, shape in stated.items():
-        if len(shape) != len(shapes[given]):
-            return f"'{given}' has {len(shapes[given])} dims, the model says {len(shape)}"
-        for index, (dim, number) in enumerate(zip(shape, shapes[given], strict=True)):
+    for input_name, shape in stated.items():
+        if len(shape) != len(shapes[input_name]):
+            return f"'{input_name}' has {len(shapes[input_name])} dims, the model says {len(shape)}"
+        for index, (dim, number) in enumerate(zip(shape, shapes[input_name], strict=True)):
             wanted = bind(dim, values)
             if wanted != number:
                 said = f"{dim} = {wanted}" if isinstance(dim, Size) else str(wanted)
-                return f"dim {index} of '{given}' is {number}, the model says {said}"
+                return f"dim {index} of '{input_name}' is {number}, the model says {said}"
     return None
 
 
@@ -345,13 +345,13 @@ def batches(source: Source, values: Mapping[str, int], fixed: Collection[str]) -
     """
     places, _ = places_of(stated_shapes(source.model.graph.input, table := SizeTable()), table)
     first: dict[int, str] = {}
-    found: dict[str, str] = {}
+    ties: dict[str, str] = {}
     for name, place in places.items():
         if place.dim == 0 and name in values and name not in fixed:
             kept = first.setdefault(values[name], name)
             if kept != name:
-                found[name] = kept
-    return found
+                ties[name] = kept
+    return ties
 
 
 def trace(

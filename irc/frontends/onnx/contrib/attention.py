@@ -21,8 +21,8 @@ def scores_to_values(
     """Attend: operands are (batch, heads, steps, size); ``bias`` is added to the scores."""
     size = x.op("Gather", x.op("Shape", q), x.ints(3), axis=0)
     scale: Value
-    if given := x.attr("scale", 0.0):
-        scale = x.number(given, q)
+    if factor := x.attr("scale", 0.0):
+        scale = x.number(factor, q)
     else:
         scale = x.op("Reciprocal", x.op("Sqrt", x.op("CastLike", size, q)))
     scores = x.op("Mul", x.op("Einsum", q, k, equation="bnsh,bnth->bnst"), scale)
@@ -125,8 +125,8 @@ def attend(x: Composer, value: Value, weights: Value, bias: Value | None, mask: 
         raise x.unsupported("rotary embedding or a shared cache")
     q, k, v = projected(x, value, weights, bias)
     k, v, present = with_past(x, past, k, v)
-    found = scores_to_values(x, q, k, v, [mask_bias(x, mask, q, k), more])
-    return [x.packed(found), present]
+    attended = scores_to_values(x, q, k, v, [mask_bias(x, mask, q, k), more])
+    return [x.packed(attended), present]
 
 
 def attention(x: Composer) -> Results:
@@ -176,8 +176,8 @@ def multi_head(x: Composer) -> Results:
     q, k, v = (x.heads(part, count) if len(part.shape) == 3 else part for part in parts)
     if x.has(6):
         k, v = x.op("Concat", x[6], k, axis=2), x.op("Concat", x[7], v, axis=2)
-    found = scores_to_values(x, q, k, v, [mask_bias(x, 4, q, k), x.get(5)])
-    return [x.packed(found), k, v]
+    attended = scores_to_values(x, q, k, v, [mask_bias(x, 4, q, k), x.get(5)])
+    return [x.packed(attended), k, v]
 
 
 COMPOSITIONS: Mapping[str, Composition] = {

@@ -79,8 +79,8 @@ def convolution(x: Composer) -> Value:
         plain_filter(array, block, by_input=by_input), role="parameter", name=x[1].name
     )
     attributes: dict[str, Any] = {name: x.attr(name) for name in WINDOW}
-    found = x.op("Conv", x[0], weight, x.get(2), group=group, **attributes)
-    return activated(x, x.op("Add", found, x[3]) if x.has(3) else found)
+    convolved = x.op("Conv", x[0], weight, x.get(2), group=group, **attributes)
+    return activated(x, x.op("Add", convolved, x[3]) if x.has(3) else convolved)
 
 
 def pooled(kind: str, names: tuple[str, ...], x: Composer) -> Value:

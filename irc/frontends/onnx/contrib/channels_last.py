@@ -32,30 +32,30 @@ def around(x: Composer, run: Callable[[Value], Value], *, last: bool = True) -> 
 
 def convolution(x: Composer) -> Value:
     """NhwcConv and NhwcFusedConv: a convolution, the sum with another tensor, an activation."""
-    given = {name: x.attr(name) for name in (*WINDOW, "group")}
-    found = around(x, lambda value: x.op("Conv", value, x[1], x.get(2), **given))
-    return activated(x, x.op("Add", found, x[3]) if x.has(3) else found)
+    attributes = {name: x.attr(name) for name in (*WINDOW, "group")}
+    convolved = around(x, lambda value: x.op("Conv", value, x[1], x.get(2), **attributes))
+    return activated(x, x.op("Add", convolved, x[3]) if x.has(3) else convolved)
 
 
 def max_pool(x: Composer) -> Value:
     """NhwcMaxPool of quantised numbers."""
-    given = {name: x.attr(name) for name in (*WINDOW, "ceil_mode")}
-    return around(x, lambda value: x.op("MaxPool", value, **given))
+    attributes = {name: x.attr(name) for name in (*WINDOW, "ceil_mode")}
+    return around(x, lambda value: x.op("MaxPool", value, **attributes))
 
 
 def qlinear_conv(x: Composer) -> Value:
     """QLinearConv whose channels may come last."""
-    given = {name: x.attr(name) for name in (*WINDOW, "group")}
+    attributes = {name: x.attr(name) for name in (*WINDOW, "group")}
     rest = [x.get(i) for i in range(1, len(x.node.inputs))]
     last = bool(x.attr("channels_last", 0))
-    return around(x, lambda value: x.op("QLinearConv", value, *rest, **given), last=last)
+    return around(x, lambda value: x.op("QLinearConv", value, *rest, **attributes), last=last)
 
 
 def conv_transpose(x: Composer) -> Value:
     """ConvTranspose whose amount of padding is an operand."""
-    given = {name: x.attr(name) for name in (*WINDOW, "group", "output_padding")}
-    given["pads"] = [int(n) for n in x.array(2).reshape(-1).tolist()] if x.has(2) else None
-    return x.op("ConvTranspose", x[0], x[1], x.get(3), **given)
+    attributes = {name: x.attr(name) for name in (*WINDOW, "group", "output_padding")}
+    attributes["pads"] = [int(n) for n in x.array(2).reshape(-1).tolist()] if x.has(2) else None
+    return x.op("ConvTranspose", x[0], x[1], x.get(3), **attributes)
 
 
 COMPOSITIONS: Mapping[str, Composition] = {

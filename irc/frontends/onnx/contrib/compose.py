@@ -82,12 +82,12 @@ class Composer:
         **attributes: Any,
     ) -> list[Value]:
         """Append an op of ONNX and return its results; attributes that are None are left out."""
-        given = {key: value for key, value in attributes.items() if value is not None}
+        stated = {key: value for key, value in attributes.items() if value is not None}
         proto = helper.make_node(
             kind,
             [f"i{i}" if v is not None else "" for i, v in enumerate(operands)],
             [f"o{i}" for i in range(outputs)],
-            **given,
+            **stated,
         )
         return list(
             self._outer.owner.convert_node(proto, list(operands), self._outer.scope, version)
@@ -163,10 +163,10 @@ class BodyComposer(Composer):
         version: int = VERSION,
         **attributes: Any,
     ) -> list[Value]:
-        given = {key: value for key, value in attributes.items() if value is not None}
+        stated = {key: value for key, value in attributes.items() if value is not None}
         read = [-1 if value is None else self._slot(value) for value in operands]
         slots = [self._fresh() for _ in range(outputs)]
-        self.written.append([kind, version, read, slots, given])
+        self.written.append([kind, version, read, slots, stated])
         return [cast(Value, Slot(slot)) for slot in slots]
 
     def _slot(self, value: Value | Slot) -> int:
@@ -221,8 +221,8 @@ def composed(composition: Composition) -> Callable[[Node], list[Value]]:
     """Return the converter of an op that is a composition."""
 
     def convert(node: Node) -> list[Value]:
-        found = composition(Composer(node))
-        results = [found] if isinstance(found, Value) else list(found)
+        returned = composition(Composer(node))
+        results = [returned] if isinstance(returned, Value) else list(returned)
         wanted = list(node.proto.output)
         for name, value in zip(wanted, [*results, *[None] * len(wanted)], strict=False):
             if name and value is None:

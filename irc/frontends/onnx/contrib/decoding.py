@@ -53,8 +53,8 @@ def group_query_attention(x: Composer) -> Results:
         q, k = (rotated(x, part, x[7], x[8], places, interleaved=twisted) for part in (q, k))
     if cache.length is not None:
         k, v = (_kept(x, x[i], part, cache) for i, part in ((3, k), (4, v)))
-    found = _attend(x, q, _repeated(x, k, heads), _repeated(x, v, heads), cache)
-    return [x.packed(found), k, v]
+    attended = _attend(x, q, _repeated(x, k, heads), _repeated(x, v, heads), cache)
+    return [x.packed(attended), k, v]
 
 
 def _parts(x: Composer, heads: int, groups: int) -> list[Value]:

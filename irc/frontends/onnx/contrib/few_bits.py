@@ -61,8 +61,8 @@ def product(x: Composer) -> Value:
     weights = x.op("Reshape", weights, x.ints(rows, -1))
     if not x.has(4):
         weights = x.op("Slice", weights, x.ints(0), x.ints(depth), x.ints(1))
-    found = x.op("MatMul", x[0], x.op("CastLike", x.op("Transpose", weights, perm=[1, 0]), x[0]))
-    return x.op("Add", found, x[5]) if x.has(5) else found
+    result = x.op("MatMul", x[0], x.op("CastLike", x.op("Transpose", weights, perm=[1, 0]), x[0]))
+    return x.op("Add", result, x[5]) if x.has(5) else result
 
 
 def gathered(x: Composer) -> Value:

@@ -57,11 +57,11 @@ def fused_matmul(x: Composer) -> Value:
     left = "...ki" if x.attr("transA", 0) else "...ik"
     right = "...jk" if x.attr("transB", 0) else "...kj"
     if left == "...ik" and right == "...kj":
-        found = x.op("MatMul", x[0], x[1])
+        product = x.op("MatMul", x[0], x[1])
     else:
-        found = x.op("Einsum", x[0], x[1], equation=f"{left},{right}->...ij")
+        product = x.op("Einsum", x[0], x[1], equation=f"{left},{right}->...ij")
     alpha = x.attr("alpha", 1.0)
-    return found if alpha == 1.0 else x.op("Mul", found, x.number(alpha, found))
+    return product if alpha == 1.0 else x.op("Mul", product, x.number(alpha, product))
 
 
 def activated(x: Composer, value: Value) -> Value:
@@ -71,30 +71,30 @@ def activated(x: Composer, value: Value) -> Value:
     if kind == "Clip":
         low, high = (x.number(n, value) for n in numbers)
         return x.op("Clip", value, low, high)
-    given = dict(zip(names.get(kind, ()), numbers, strict=False))
+    parameters = dict(zip(names.get(kind, ()), numbers, strict=False))
     if kind not in ("", "Relu", "Sigmoid", "Tanh", "LeakyRelu", "HardSigmoid", "HardSwish"):
         raise x.unsupported(f"activation {kind!r}")
-    return x.op(kind, value, **given) if kind else value
+    return x.op(kind, value, **parameters) if kind else value
 
 
 def fused_conv(x: Composer) -> Value:
     """Convolution, a sum with another tensor, an activation."""
     names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
-    found = x.op("Conv", x[0], x[1], x.get(2), **{name: x.attr(name) for name in names})
+    convolved = x.op("Conv", x[0], x[1], x.get(2), **{name: x.attr(name) for name in names})
     if x.has(3):
-        found = x.op("Add", found, x[3])
-    return activated(x, found)
+        convolved = x.op("Add", convolved, x[3])
+    return activated(x, convolved)
 
 
 def fused_gemm(x: Composer) -> Value:
     """Gemm and an activation."""
     names = ("alpha", "beta", "transA", "transB")
-    found = x.op("Gemm", x[0], x[1], x.get(2), **{name: x.attr(name) for name in names})
+    product = x.op("Gemm", x[0], x[1], x.get(2), **{name: x.attr(name) for name in names})
     kind = {"activation": x.attr("activation", "")}
     parameters = {n: x.attr(f"activation_{n}") for n in ("alpha", "beta")}
     if kind["activation"] not in ("", "Relu", "Sigmoid", "Tanh", "LeakyRelu", "HardSigmoid"):
         raise x.unsupported(f"activation {kind['activation']!r}")
-    return x.op(kind["activation"], found, **parameters) if kind["activation"] else found
+    return x.op(kind["activation"], product, **parameters) if kind["activation"] else product
 
 
 def bias_softmax(x: Composer) -> Value:

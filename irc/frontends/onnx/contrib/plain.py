@@ -70,11 +70,11 @@ def distances(x: Composer) -> Value:
     """CDist: the distance of each row of one matrix from each row of another."""
     rows, columns = x.op("Unsqueeze", x[0], x.ints(1)), x.op("Unsqueeze", x[1], x.ints(0))
     apart = x.op("Sub", rows, columns)
-    found = x.op("ReduceSumSquare", apart, x.ints(-1), keepdims=0)
+    squares = x.op("ReduceSumSquare", apart, x.ints(-1), keepdims=0)
     metric = x.attr("metric", "sqeuclidean")
     if metric not in ("euclidean", "sqeuclidean"):
         raise x.unsupported(f"metric {metric!r}")
-    return x.op("Sqrt", found) if metric == "euclidean" else found
+    return x.op("Sqrt", squares) if metric == "euclidean" else squares
 
 
 def expand_dims(x: Composer) -> Value:
@@ -84,9 +84,9 @@ def expand_dims(x: Composer) -> Value:
 
 def fast_gelu_product(x: Composer) -> Value:
     """GemmFastGelu: gelu, by tanh, of a product with a bias."""
-    found = x.op("MatMul", x[0], x[1])
-    found = x.op("Add", found, x[2]) if x.has(2) else found
-    return x.op("Gelu", found, approximate="tanh")
+    product = x.op("MatMul", x[0], x[1])
+    product = x.op("Add", product, x[2]) if x.has(2) else product
+    return x.op("Gelu", product, approximate="tanh")
 
 
 def matmul_activation(x: Composer) -> Value:

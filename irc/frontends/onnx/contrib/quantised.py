@@ -67,11 +67,11 @@ def gemm(x: Composer) -> Value:
     names = ("alpha", "transA", "transB")
     axis = 0 if x.attr("transB", 0) else 1
     b = x.op("DequantizeLinear", x[3], x[4], x.get(5), axis=axis)
-    found = x.op("Gemm", wide(x, 0), b, None, **{name: x.attr(name) for name in names})
+    product = x.op("Gemm", wide(x, 0), b, None, **{name: x.attr(name) for name in names})
     if x.has(6):
         scale = x.op("Mul", x.op("Mul", x[1], x[4]), x.number(x.attr("alpha", 1.0), x[1]))
-        found = x.op("Add", found, x.op("Mul", x.op("CastLike", x[6], x[1]), scale))
-    return narrow(x, found, 7) if x.has(7) else found
+        product = x.op("Add", product, x.op("Mul", x.op("CastLike", x[6], x[1]), scale))
+    return narrow(x, product, 7) if x.has(7) else product
 
 
 def integer_product(
@@ -79,8 +79,8 @@ def integer_product(
 ) -> Value:
     """Multiply integers exactly, then scale."""
     whole = x.op("MatMulInteger", a, b, *zeros)
-    found = x.op("Mul", x.op("Cast", whole, to=1), scale)
-    return found if bias is None else x.op("Add", found, bias)
+    product = x.op("Mul", x.op("Cast", whole, to=1), scale)
+    return product if bias is None else x.op("Add", product, bias)
 
 
 def dynamic_matmul(x: Composer) -> Value:
@@ -112,9 +112,9 @@ def sum_integer(x: Composer) -> Value:
 def mean(x: Composer) -> Value:
     """QLinearReduceMean."""
     axes = x.attr("axes")
-    given = None if axes is None else x.ints(*axes)
-    found = x.op("ReduceMean", wide(x, 0), given, keepdims=x.attr("keepdims", 1))
-    return narrow(x, found, 3)
+    axes_operand = None if axes is None else x.ints(*axes)
+    average = x.op("ReduceMean", wide(x, 0), axes_operand, keepdims=x.attr("keepdims", 1))
+    return narrow(x, average, 3)
 
 
 COMPOSITIONS: Mapping[str, Composition] = {

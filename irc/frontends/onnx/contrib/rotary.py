@@ -43,8 +43,8 @@ def rotated(
     ]
     if interleaved:
         columns = [x.op("Unsqueeze", part, x.ints(-1)) for part in turned]
-        found = x.op("Reshape", x.op("Concat", *columns, axis=-1), x.ints(0, 0, 0, 2 * pairs))
-        turned = [found]
+        joined = x.op("Reshape", x.op("Concat", *columns, axis=-1), x.ints(0, 0, 0, 2 * pairs))
+        turned = [joined]
     return x.op("Concat", *turned, *rest, axis=-1) if len(turned) + len(rest) > 1 else turned[0]
 
 
@@ -72,8 +72,8 @@ def rotary(x: Composer) -> Value:
     places = x[1]
     if len(places.shape) == 1:
         places = steps_from(x, value, 2, places)
-    found = rotated(x, value, cos, sin, places, interleaved=bool(x.attr("interleaved", 0)))
-    return x.packed(found) if flat else found
+    turned = rotated(x, value, cos, sin, places, interleaved=bool(x.attr("interleaved", 0)))
+    return x.packed(turned) if flat else turned
 
 
 COMPOSITIONS: Mapping[str, Composition] = {"RotaryEmbedding": rotary}
