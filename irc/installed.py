@@ -46,14 +46,14 @@ def disabled(group: str) -> dict[Registered, str]:
         return {}
     own: frozenset[str] = frozenset(EntryPoint(group, OWN[group], group).load())
     kind = "namespace of ops" if group == OPS else KINDS[group]
-    found: dict[Registered, str] = {}
+    reasons: dict[Registered, str] = {}
     for each in those:
         others = sorted({o.package for o in those if o.name == each.name and o is not each})
         if each.name in own:
-            found[each] = f"irc has a {kind} of this name"
+            reasons[each] = f"irc has a {kind} of this name"
         elif others:
-            found[each] = f"{' and '.join(others)} has a {kind} of this name, too"
-    return found
+            reasons[each] = f"{' and '.join(others)} has a {kind} of this name, too"
+    return reasons
 
 
 @cache

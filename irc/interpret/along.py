@@ -58,12 +58,12 @@ class _Rows:
         """Compute and store y and the positions of all tasks."""
         match self.form.fn:
             case "scan":
-                found = self._scan()
+                results = self._scan()
             case "sort":
-                found = self._sort()
+                results = self._sort()
             case _:
-                found = [self._scatter()]
-        for role, value in zip(("y", "at"), found, strict=False):
+                results = [self._scatter()]
+        for role, value in zip(("y", "at"), results, strict=False):
             if role in self.form.places:
                 self._store(role, value)
 
@@ -86,8 +86,8 @@ class _Rows:
         import torch
 
         x, count = self._read("x"), self.form.places["y"].count
-        found = torch.sort(x, dim=1, descending=self.form.mode == "descending", stable=True)
-        return [part[:, :count] for part in found]
+        ordered = torch.sort(x, dim=1, descending=self.form.mode == "descending", stable=True)
+        return [part[:, :count] for part in ordered]
 
     def _scatter(self) -> torch.Tensor:
         import torch

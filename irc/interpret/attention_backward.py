@@ -67,7 +67,7 @@ class _Part:
         sums = self._read("sums")
         powers = torch.exp(self._scores(q, k) - sums.masked_fill(sums == -torch.inf, torch.inf))
         slopes = powers * (torch.einsum("rse,te->rst", g, v) - self._read("delta")) * form.scale
-        found = {
+        gradients = {
             "dq": torch.einsum("rst,td->rsd", slopes, k),
             "dk": torch.einsum("rst,rsd->td", slopes, q),
             "dv": torch.einsum("rst,rse->te", powers, g),
@@ -75,7 +75,7 @@ class _Part:
         for role in OUTPUTS:
             if role in form.places:
                 added = self._read(BEFORE[role]) if BEFORE[role] in form.places else 0.0
-                self._store(role, found[role] + added)
+                self._store(role, gradients[role] + added)
 
     def _scores(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         """[R, S, C], minus infinity where a key does not take part."""

@@ -139,15 +139,15 @@ def check_plan(folder: str, inputs: str | None = None, *, trust: bool = False) -
     checked: list[CheckedStage] = []
     for number, (name, run) in enumerate(stages.items(), 1):
         PROGRESS.info("after %s, stage %d of %d", name, number, len(stages))
-        found = run()
-        known = {key: source_of(key) for key in found if source_of(key) in judged}
+        values = run()
+        known = {key: source_of(key) for key in values if source_of(key) in judged}
         errors = {
-            key: _own_rows(found[key], reference[source]).error(reference[source])
+            key: _own_rows(values[key], reference[source]).error(reference[source])
             for key, source in known.items()
         }
         worst = max(errors, key=lambda key: errors[key], default=None)
         there = (0.0, FLOOR) if worst is None else (errors[worst], judged[known[worst]])
-        fault = first_fault(name, found, errors, judged)
+        fault = first_fault(name, values, errors, judged)
         if fault is not None:
             raise IrcError(
                 "check-failed",
@@ -191,14 +191,14 @@ def _unjudged(
 
 def first_fault(
     stage: str,
-    found: Mapping[Key, Value],
+    values: Mapping[Key, Value],
     errors: Mapping[Key, float],
     allowed: Mapping[Key, float],
 ) -> Fault | None:
     """Return the first value in the stage's own order that is wrong, or None."""
     for key, error in errors.items():
         if error > (most := allowed[source_of(key)]):
-            return Fault(stage, key, found[key], error, most)
+            return Fault(stage, key, values[key], error, most)
     return None
 
 

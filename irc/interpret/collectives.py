@@ -42,11 +42,11 @@ def run_collective(op: Operation, operands: Sequence[Ranks], mesh: Mesh) -> Rank
     results: list[Any] = [None] * mesh.num_ranks
     for group in mesh.groups(attrs["axis"]):
         if op.name == "comm.rank_index":
-            made = [torch.tensor(index) for index in range(len(group))]
+            outputs = [torch.tensor(index) for index in range(len(group))]
         else:
             held = [[parts[rank] for rank in group] for parts in operands]
-            made = COLLECTIVES[op.name](attrs, *held)
-        for rank, value in zip(group, made, strict=True):
+            outputs = COLLECTIVES[op.name](attrs, *held)
+        for rank, value in zip(group, outputs, strict=True):
             results[rank] = value
     return results
 

@@ -96,31 +96,31 @@ class HostProgram:
         self._weights = weights
         self._roles: dict[str, list[tuple[str, bool]]] = {}
 
-    def call(self, name: str, given: Sequence[Any], sizes: Mapping[str, int]) -> list[Any]:
+    def call(self, name: str, items: Sequence[Any], sizes: Mapping[str, int]) -> list[Any]:
         """Run a function on what its caller gives; weights are added.
 
         Args:
             name: of the function.
-            given: tensors, arrays and other items.
+            items: tensors, arrays and other items.
             sizes: the numbers of sizes that the caller knows.
         """
         func = self.functions[name]
         if name not in self._roles:
             self._roles[name] = [(n, role in WEIGHTS) for role, n, _ in arguments(func)]
-        rest = iter(given)
+        rest = iter(items)
         inputs = [self._weights[n] if stored else next(rest) for n, stored in self._roles[name]]
         return self.run(func, inputs, sizes)
 
     def run(self, func: FuncOp, inputs: Sequence[Any], sizes: Mapping[str, int]) -> list[Any]:
         """Run a function on all of its arguments."""
         block, known = func.body.block, Sizes(self, sizes)
-        given = [
+        values = [
             self._argument(argument.type, value)
             for argument, value in zip(block.args, inputs, strict=True)
         ]
-        for argument, value in zip(block.args, given, strict=True):
+        for argument, value in zip(block.args, values, strict=True):
             known.learn(argument.type, value)
-        return run_block(block, given, self.functions, known.step, called=known.called)
+        return run_block(block, values, self.functions, known.step, called=known.called)
 
     def _argument(self, kind: Attribute, value: Any) -> Any:
         if not isinstance(kind, TensorType):
@@ -169,34 +169,34 @@ class Sizes:
     def called(self, op: CallOp, operands: list[Any]) -> list[Any] | None:
         """Run a call of a compiled function; None where there is none."""
         regions = self.program.regions
-        found = None if regions is None else regions(op, operands, self.known)
-        if found is not None:
-            for result, value in zip(op.results, found, strict=True):
+        outputs = None if regions is None else regions(op, operands, self.known)
+        if outputs is not None:
+            for result, value in zip(op.results, outputs, strict=True):
                 self.learn(result.type, value)
-        return found
+        return outputs
 
     def step(self, op: Operation, operands: list[torch.Tensor], path: str) -> list[Any]:
         """Run one op."""
         assert isinstance(op, FlowOp), op.name
         if isinstance(op, ExternOp) and op.target.startswith(PREFIX):
-            found = self._library(op, operands)
+            outputs = self._library(op, operands)
         else:
             results = [self._result(value.type) for value in op.outputs]
-            found = library.run(op.name, op.plain, operands, results)
+            outputs = library.run(op.name, op.plain, operands, results)
             stated = dtypes()
-            found = [
+            outputs = [
                 t.to(stated["f64" if self.program.wide else name]) if t.is_floating_point() else t
-                for t, (_, name) in zip(found, results, strict=True)
+                for t, (_, name) in zip(outputs, results, strict=True)
             ]
-        for result, value in zip(op.outputs, found, strict=True):
+        for result, value in zip(op.outputs, outputs, strict=True):
             self.learn(result.type, value)
-        return found
+        return outputs
 
     def _library(self, op: ExternOp, operands: Sequence[Any]) -> list[Any]:
         wide, stated = self.program.wide, dtypes()
         wanted = [v.type.dtype if isinstance(v.type, TensorType) else None for v in op.outputs]
         positions, options = decoded(op.arguments)
-        given = list(operands)
+        inputs = list(operands)
         if functions_of((positions, options)):
             # Bodies take and give what the program computes with.
             wanted = ["f64" if wide and dtype and is_float(dtype) else dtype for dtype in wanted]
@@ -205,20 +205,20 @@ class Sizes:
             ]
             options = {**options, "attributes": {**options["attributes"], "empty": rows}}
         elif wide:
-            given = [
+            inputs = [
                 x.to(stated[v.type.dtype]) if isinstance(v.type, TensorType) else x
-                for x, v in zip(given, op.inputs, strict=True)
+                for x, v in zip(inputs, op.inputs, strict=True)
             ]
 
         def call(name: str, items: list[Any]) -> list[Any]:
             return self.program.call(name, items, self.known)
 
-        found = run_extern(op.target, (positions, options), given, wanted, call)
-        found = [
+        outputs = run_extern(op.target, (positions, options), inputs, wanted, call)
+        outputs = [
             value if dtype is None else self.program.widened(value)
-            for value, dtype in zip(found, wanted, strict=False)
+            for value, dtype in zip(outputs, wanted, strict=False)
         ]
-        return found + [None] * (len(wanted) - len(found))
+        return outputs + [None] * (len(wanted) - len(outputs))
 
     def _no_rows(self, kind: Attribute, dtype: str | None) -> np.ndarray[Any, Any] | None:
         """Return what a loop of no trips collects: a result of its type, without rows."""

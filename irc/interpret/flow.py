@@ -57,11 +57,11 @@ def _step(
     path: str,
 ) -> list[torch.Tensor]:
     assert isinstance(op, FlowOp), op.name
-    found = run_op(op, operands, dtype=dtype, trace=trace, path=path)
+    outputs = run_op(op, operands, dtype=dtype, trace=trace, path=path)
     if trace is not None:
-        for index, value in enumerate(found):
+        for index, value in enumerate(outputs):
             trace(path + id_of(op), index, value, op)
-    return found
+    return outputs
 
 
 def run_op(
@@ -81,14 +81,14 @@ def run_op(
     if dtype is not None and op.plain.get("target", "").startswith(PREFIX):
         # A node of ONNX that runs as it is computes in its own types, and gives them.
         operands = [_narrowed(t, v) for t, v in zip(operands, op.inputs, strict=True)]
-    found = library.run(op.name, op.plain, operands, results)
+    outputs = library.run(op.name, op.plain, operands, results)
     if dtype is not None:
-        return [t.to(dtype) if t.is_floating_point() else t for t in found]
+        return [t.to(dtype) if t.is_floating_point() else t for t in outputs]
     # The library leaves float64 as it is, for runs in float64; here a cast is as the op states.
     stated = dtypes()
     return [
         t.to(stated[name]) if t.is_floating_point() else t
-        for t, (_, name) in zip(found, results, strict=True)
+        for t, (_, name) in zip(outputs, results, strict=True)
     ]
 
 

@@ -103,13 +103,13 @@ def _run_parts(
         start += length
         if not len(own):
             continue
-        given, counted = list(buffers), list(counts)
+        part_buffers, counted = list(buffers), list(counts)
         for like, arg in zip(first, kernel.part_args(part), strict=True):
-            given[place[like]] = buffers[place[arg]]
+            part_buffers[place[like]] = buffers[place[arg]]
             if place[arg] >= inputs:
                 counted[place[like] - inputs] = counts[place[arg] - inputs]
         points = torch.zeros((1, 0), dtype=torch.int64)
-        state = _State(kernel, own, points, given, counted, dtype)
+        state = _State(kernel, own, points, part_buffers, counted, dtype)
         for op in kernel.body.block.ops:
             assert isinstance(op, KernelBodyOp)
             state.run(op)
@@ -152,8 +152,8 @@ class _State:
             return  # read by distinct rows, in _rows
         kind = op.outputs[0].type
         assert isinstance(kind, ValueType)
-        found = getattr(self, op.name.replace("task.", "_"))(op, kind)
-        self.values[op.outputs[0]] = found.to(self.compute_dtype(kind.dtype))
+        value = getattr(self, op.name.replace("task.", "_"))(op, kind)
+        self.values[op.outputs[0]] = value.to(self.compute_dtype(kind.dtype))
 
     def address(self, op: LoadOp | StoreOp, *, full: bool) -> torch.Tensor:
         """[tasks, points or 1] of element numbers."""
@@ -207,18 +207,18 @@ class _State:
             return self._read(op.buffer, address)
         inside = self._inside(op, tasks)[:, : address.shape[1]]
         memory, fill = self.buffers[op.buffer], op.fill[0]
-        found = torch.full(inside.shape, fill, dtype=memory.dtype)
-        found[inside] = self._read(op.buffer, address.expand(inside.shape)[inside])
-        return found
+        elements = torch.full(inside.shape, fill, dtype=memory.dtype)
+        elements[inside] = self._read(op.buffer, address.expand(inside.shape)[inside])
+        return elements
 
     def _read(self, buffer: SSAValue, address: torch.Tensor) -> torch.Tensor:
-        found = self.buffers[buffer]
-        if address.numel() and not 0 <= int(address.min()) <= int(address.max()) < found.numel():
+        memory = self.buffers[buffer]
+        if address.numel() and not 0 <= int(address.min()) <= int(address.max()) < memory.numel():
             raise InternalError(
                 f"kernel @{self.kernel.sym_name.data} reads elements {int(address.min())}.."
-                f"{int(address.max())} of a buffer of {found.numel()}"
+                f"{int(address.max())} of a buffer of {memory.numel()}"
             )
-        return found[address]
+        return memory[address]
 
     def _constant(self, op: KernelConstantOp, kind: ValueType) -> torch.Tensor:
         import torch
@@ -233,11 +233,11 @@ class _State:
         return self.points[:, dim - parallel][None, :]
 
     def _pointwise(self, op: KernelPointwiseOp, kind: ValueType) -> torch.Tensor:
-        given = [self.values[value] for value in op.inputs]
+        operands = [self.values[value] for value in op.inputs]
         if op.fn == "cast" and self.dtype is None:
             # A cast is a rounding point, also to a half type that is then held in float32.
-            return given[0].to(dtypes()[kind.dtype])
-        return library.run(PointwiseOp.name, op.plain, given, [((), kind.dtype)])[0]
+            return operands[0].to(dtypes()[kind.dtype])
+        return library.run(PointwiseOp.name, op.plain, operands, [((), kind.dtype)])[0]
 
     def _reduce(self, op: KernelReduceOp, kind: ValueType) -> torch.Tensor:
         value = self.values[op.x].expand(len(self.tasks), len(self.points))

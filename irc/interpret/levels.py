@@ -72,14 +72,14 @@ def execute(
 
 
 def random_inputs(
-    module: ModuleOp, seed: int = 0, given: dict[str, torch.Tensor] | None = None
+    module: ModuleOp, seed: int = 0, fixed: dict[str, torch.Tensor] | None = None
 ) -> list[torch.Tensor]:
     """Return all arguments of the entry, drawn from a seeded generator.
 
     Args:
         module: level flow: argument types are logical shapes (below, the shapes of one rank).
         seed: of the generator.
-        given: values by argument name that are not drawn.
+        fixed: values by argument name that are not drawn.
     """
     import torch
 
@@ -90,14 +90,14 @@ def random_inputs(
     padded = padded_arguments(entry(module))
     for _, name, value in arguments(entry(module)):
         kind = logical_type(module, value)
-        if given is not None and name in given:
-            drawn.append(_padded(given[name], kind))
+        if fixed is not None and name in fixed:
+            drawn.append(_padded(fixed[name], kind))
         elif is_smooth(kind.dtype):
             wide = torch.complex64 if is_complex(kind.dtype) else torch.float32
-            found = torch.randn(kind.static_shape(), generator=generator, dtype=wide)
+            sample = torch.randn(kind.static_shape(), generator=generator, dtype=wide)
             if rows := padded.get(value, 0):
-                found[rows:] = 0
-            drawn.append(found.to(dtypes()[kind.dtype]))
+                sample[rows:] = 0
+            drawn.append(sample.to(dtypes()[kind.dtype]))
         elif kind.dtype == "i1":
             drawn.append(torch.rand(kind.static_shape(), generator=generator) < 0.5)
         else:
@@ -112,17 +112,17 @@ def padded_inputs(module: ModuleOp, inputs: Sequence[torch.Tensor]) -> list[torc
     """Return the arguments of a program with the padding with which it takes some of them."""
     padded = padded_arguments(entry(module))
     return [
-        _padded(given, logical_type(module, value)) if value in padded else given
-        for given, value in zip(inputs, entry(module).body.block.args, strict=True)
+        _padded(whole, logical_type(module, value)) if value in padded else whole
+        for whole, value in zip(inputs, entry(module).body.block.args, strict=True)
     ]
 
 
-def _padded(given: torch.Tensor, kind: TensorType) -> torch.Tensor:
+def _padded(value: torch.Tensor, kind: TensorType) -> torch.Tensor:
     """Return a value with rows of zeros behind its own, where its argument has more."""
-    if not kind.ndim or len(given) >= (rows := kind.static_shape()[0]):
-        return given
-    longer = given.new_zeros((rows, *given.shape[1:]))
-    longer[: len(given)] = given
+    if not kind.ndim or len(value) >= (rows := kind.static_shape()[0]):
+        return value
+    longer = value.new_zeros((rows, *value.shape[1:]))
+    longer[: len(value)] = value
     return longer
 
 

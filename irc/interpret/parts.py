@@ -76,8 +76,8 @@ class TracedExecutor(PipelineExecutor):
             for name, place in event.makes.items():
                 seen[Sight("made", rank, stage, name, number)] = registers[place].clone()
             if gives_loss:
-                made = self._losses[number].clone()
-                seen[Sight("made", rank, stage, loss, number)] = made
+                loss_value = self._losses[number].clone()
+                seen[Sight("made", rank, stage, loss, number)] = loss_value
             for name, total in sums.items():
                 seen[Sight("added", rank, stage, name, number, kind)] = total - before[name]
 

@@ -130,8 +130,8 @@ def check_parts(
             )  # fmt: skip
     for part in range(len(plan.parts)) if has_passes(plan) else ():
         tell_share("the update of stage", part + 1, len(plan.parts))
-        given = {**wholes, **reference.arguments(part, 0)}
-        if (update := wrong_pass(plan, part, given, AFTER)) is not None:
+        arguments = {**wholes, **reference.arguments(part, 0)}
+        if (update := wrong_pass(plan, part, arguments, AFTER)) is not None:
             raise IrcError(
                 "check-failed",
                 f"stage {part}: {update.render()}",
@@ -174,9 +174,12 @@ def _passes(
     if pair.by is None or not has_passes(plan):
         return "", []
     number, part = pair.by
-    given, suffix = {**wholes, **reference.arguments(part, number)}, plan.wiring.kind("", number)
+    arguments, suffix = (
+        {**wholes, **reference.arguments(part, number)},
+        plan.wiring.kind("", number),
+    )
     kinds = [*(f"{kind}{suffix}" for kind in MICRO_BATCH_KINDS), *AFTER]
-    fault = wrong_pass(plan, part, given, kinds)
+    fault = wrong_pass(plan, part, arguments, kinds)
     if fault is not None:
         return f"; {fault.render()}", []
     return "", [
@@ -250,20 +253,20 @@ class _Pairs:
                 yield from self._crossing(number, route, "got", f"received for {where}")
         for name in function.reads:
             for rank in ranks:
-                found = self.run.seen.get(Sight("read", rank, stage, name, number, kind))
+                observed = self.run.seen.get(Sight("read", rank, stage, name, number, kind))
                 put = self._put(rank, number, part, name)
-                if found is not None and put is not None:
+                if observed is not None and put is not None:
                     what = f"micro-batch {number}: '{name}', read by {where} {rank},"
-                    yield Pair(what, found, put, is_exact=True)
+                    yield Pair(what, observed, put, is_exact=True)
         for route in routes:
             if route.producer == part and route.register in function.makes:
                 yield from self._crossing(number, route, "made", f"computed by {where}")
                 for rank in ranks:
-                    found = self.run.seen.get(Sight("sent", rank, stage, route.name, number))
+                    observed = self.run.seen.get(Sight("sent", rank, stage, route.name, number))
                     put = self.run.seen.get(Sight("made", rank, stage, route.register, number))
-                    if found is not None and put is not None:
+                    if observed is not None and put is not None:
                         what = f"micro-batch {number}: '{route.name}', sent after {where} {rank},"
-                        yield Pair(what, found, put, is_exact=True)
+                        yield Pair(what, observed, put, is_exact=True)
         loss, what = self.plan.facts.loss, f"micro-batch {number}: the loss, computed by {where}"
         gives_loss = len(self.plan.parts) - 1, self.plan.loss_kind
         for rank in ranks if (part, kind) == gives_loss else ():

@@ -64,21 +64,21 @@ def has_passes(plan: PartsPlan) -> bool:
 
 
 def wrong_pass(
-    plan: PartsPlan, part: int, given: Mapping[str, torch.Tensor], kinds: Collection[str]
+    plan: PartsPlan, part: int, fixed: Mapping[str, torch.Tensor], kinds: Collection[str]
 ) -> FunctionFault | None:
     """Return the first wrong value of a stage's functions, None where all passes agree.
 
     Args:
         plan: with the texts of its passes.
         part: the stage.
-        given: arguments of the stage by name; others are drawn.
+        fixed: arguments of the stage by name; others are drawn.
         kinds: which functions, of micro-batches of one size; those that read what others save need
             them.
     """
     is_smaller = any(smaller_suffix(kind) for kind in kinds)
     name = smaller_file(stage_file(part)) if is_smaller else stage_file(part)
     stage = load_program(plan, plan.texts[name].decode(), name)
-    tensors = moving(stage, random_inputs(stage, given={**given}))
+    tensors = moving(stage, random_inputs(stage, fixed={**fixed}))
     names = [name for _, name, _ in arguments(entry(stage))]
     held = dict(zip(names, tensors, strict=True))
     eager, exact = run_flow(stage, tensors, None), run_flow(stage, tensors, torch.float64)
@@ -129,9 +129,9 @@ class _Stage:
             self.held[name] = value
         return None
 
-    def _fault(self, name: str, found: Mapping[Key, Value]) -> Fault | None:
+    def _fault(self, name: str, values: Mapping[Key, Value]) -> Fault | None:
         """Return the first wrong value, in the order in which a text computes them."""
-        for key, value in found.items():
+        for key, value in values.items():
             most = self.allowed.get(at := _source(key))
             if most is not None and (error := value.error(self.reference[at])) > most:
                 return Fault(name, key, value, error, most)

@@ -133,13 +133,13 @@ class ThreadPeers:
 
     def gather(self, own: torch.Tensor, axes: Sequence[str]) -> list[torch.Tensor]:
         """Return what the ranks of a part have along some axes, this rank's among them."""
-        found = [own]
+        gathered = [own]
         for axis in reversed(axes):
             group = next(g for g in self._plan.part_mesh.groups(axis) if self._local in g)
             place = group.index(self._local)
-            every = self._meet((self._place, axis, group[0]), place, len(group), found)
-            found = [part for parts in every for part in parts]
-        return found
+            every = self._meet((self._place, axis, group[0]), place, len(group), gathered)
+            gathered = [part for parts in every for part in parts]
+        return gathered
 
     def _meet(self, group: Any, index: int, size: int, value: Any) -> list[Any]:
         # All members meet in one order, so that a number tells one meeting from the next.
@@ -155,9 +155,9 @@ class ThreadPeers:
         is_sender = event.what in ("send", "sent")
         ends = (here, there) if is_sender else (there, here)
         channel = self._plan.channel(name, *ends)
-        found = channel.sends(self._rank) if is_sender else channel.receives(self._rank)
+        remote = channel.sends(self._rank) if is_sender else channel.receives(self._rank)
         copy = channel.copy(self._rank)
-        messages = [*found, *([] if copy is None else [copy])]
+        messages = [*remote, *([] if copy is None else [copy])]
         ends_of = {
             (name, number, m.source, m.target): m.source_part if is_sender else m.target_part
             for m in messages
@@ -184,6 +184,6 @@ class ThreadPeers:
     def loss(self, own: torch.Tensor) -> torch.Tensor:
         """Return the loss."""
         counts = self._place in self._plan.loss_places and not self._local
-        given = own.clone() if counts else torch.zeros_like(own)
-        every = self._meet(("loss",), self._rank, self._plan.mesh.num_ranks, given)
+        share = own.clone() if counts else torch.zeros_like(own)
+        every = self._meet(("loss",), self._rank, self._plan.mesh.num_ranks, share)
         return torch.stack(every).sum(0)

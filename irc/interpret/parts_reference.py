@@ -38,7 +38,7 @@ class Reference:
         losses: of the micro-batches, as they add up to that of the batch.
         gradients: of the batch, by parameter.
         states: buffers that the model moves, after the batch.
-        given: by micro-batch, its inputs.
+        inputs: by micro-batch, its inputs.
         shares: by micro-batch and stage, its shares of sums over the batch.
         rates: the shape of the learning rate: of several, how many there are.
     """
@@ -48,7 +48,7 @@ class Reference:
     losses: list[torch.Tensor] = field(default_factory=list)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     states: dict[str, torch.Tensor] = field(default_factory=dict)
-    given: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    inputs: list[dict[str, torch.Tensor]] = field(default_factory=list)
     shares: list[list[dict[str, torch.Tensor]]] = field(default_factory=list)
     rates: tuple[int, ...] = ()
 
@@ -73,7 +73,7 @@ class Reference:
         rate = {LR: torch.full(self.rates, RATE, dtype=torch.float64)}
         scales = {SCALE: torch.ones(()), INVERSE: torch.ones(()), OVERFLOWS: torch.zeros(())}
         shares = self.shares[number][stage]
-        return {**self.given[number], **shares, **crossing, **sums, **norm, **rate, **scales}
+        return {**self.inputs[number], **shares, **crossing, **sums, **norm, **rate, **scales}
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class _Step:
         self.shares = [list(own) for own in zip(*by_stage, strict=True)]
         # A plan without its recipe has one rate.
         rates = known_inputs(plan).get(LR, torch.zeros(()))
-        self.found = Reference(given=self.each, shares=self.shares, rates=tuple(rates.shape))
+        self.reference = Reference(inputs=self.each, shares=self.shares, rates=tuple(rates.shape))
 
     def run(self) -> Reference:
         modules = self.models[0].modules
@@ -157,10 +157,10 @@ class _Step:
             self._micro_batch(number, own)
         for name in self.plan.moved:
             gradient = self.held[name].grad
-            self.found.gradients[name] = (
+            self.reference.gradients[name] = (
                 torch.zeros_like(self.held[name]) if gradient is None else gradient
             )
-        return self.found
+        return self.reference
 
     def _shares(self, modules: Sequence[ModuleOp]) -> list[dict[str, torch.Tensor]]:
         """Return, by micro-batch, a stage's shares of sums over the batch.
@@ -174,16 +174,16 @@ class _Step:
         if not functions[0]:
             return [{} for _ in modules]
         own = [
-            _call(each[SUMS], {**self.held, **given})
-            for each, given in zip(functions, self.each, strict=True)
+            _call(each[SUMS], {**self.held, **inputs})
+            for each, inputs in zip(functions, self.each, strict=True)
         ]
         totals = {
             f"sum.{i}": torch.stack(values).sum(0)
-            for i, values in enumerate(zip(*(made.values() for made in own), strict=True))
+            for i, values in enumerate(zip(*(sums.values() for sums in own), strict=True))
         }
-        given = {**self.held, **self.inputs, **totals}
-        found = {id(each): _call(each[SHARES], given) for each in functions}
-        return [found[id(each)] for each in functions]
+        bindings = {**self.held, **self.inputs, **totals}
+        shares = {id(each): _call(each[SHARES], bindings) for each in functions}
+        return [shares[id(each)] for each in functions]
 
     def _micro_batch(self, number: int, own: Mapping[str, torch.Tensor]) -> None:
         """Run one micro-batch through all stages and back."""
@@ -203,8 +203,8 @@ class _Step:
                         leaves[stage, name] = self.held[name].view_as(self.held[name])
                         leaves[stage, name].retain_grad()
                 views = {name: leaf for (at, name), leaf in leaves.items() if at == stage}
-                given = {**self.held, **views, **own, **shares[stage], **crossing}
-                values = _call(module, given)
+                bindings = {**self.held, **views, **own, **shares[stage], **crossing}
+                values = _call(module, bindings)
                 for (role, name), value in zip(results(func), values.values(), strict=True):
                     if role == "boundary":
                         # Each reader's own, so that its gradient is what that reader sends back.
@@ -212,30 +212,30 @@ class _Step:
                         if sent.requires_grad:
                             sent.retain_grad()
                         crossing[name] = sent
-                        self.found.crossing[f"{name}{suffix}", number] = sent.detach()
+                        self.reference.crossing[f"{name}{suffix}", number] = sent.detach()
                     elif role == "state" and name in self.held:
-                        self.held[name] = self.found.states[name] = value.detach()
+                        self.held[name] = self.reference.states[name] = value.detach()
                     elif name == self.plan.facts.loss:
                         loss = value
             if slices is not None:
                 sums = {f"sums.{i}": crossing[n[0]] for i, n in enumerate(slices.sums)}
-                given = {**self.held, **own, **shares[-1], **sums}
-                loss = _call(slices.tail, given)[self.plan.facts.loss]
+                bindings = {**self.held, **own, **shares[-1], **sums}
+                loss = _call(slices.tail, bindings)[self.plan.facts.loss]
             assert loss is not None
-            self.found.losses.append(loss.detach())
+            self.reference.losses.append(loss.detach())
             (loss * self.plan.weights_of_losses[number]).backward()
         for name, value in crossing.items():
             if value.requires_grad and value.grad is not None:
-                self.found.crossing[f"{GRADIENT}{name}{suffix}", number] = value.grad
+                self.reference.crossing[f"{GRADIENT}{name}{suffix}", number] = value.grad
         if slices is not None and (join := slices.join) is not None:
             # Its readers' gradients in one.
             every = [c.name for c in slices.crossings if _value(c.name) == _value(join.hidden)]
             grads = [crossing[name].grad for name in every if name != join.hidden]
             total = torch.stack([grad for grad in grads if grad is not None]).sum(0)
-            self.found.crossing[f"{GRADIENT}{join.hidden}{suffix}", number] = total
+            self.reference.crossing[f"{GRADIENT}{join.hidden}{suffix}", number] = total
         for (stage, name), leaf in leaves.items():
             grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-            self.found.added[stage, name, number] = grad.detach()
+            self.reference.added[stage, name, number] = grad.detach()
 
     def _around(self, stage: int, number: int, crossing: dict[str, torch.Tensor]) -> None:
         """Let what a stage would be given be what it would give."""
@@ -246,7 +246,7 @@ class _Step:
         if crossing[name].requires_grad:
             crossing[name].retain_grad()
         key = f"{name}{self.suffixes[number]}", number
-        self.found.crossing[key] = crossing[name].detach()
+        self.reference.crossing[key] = crossing[name].detach()
 
 
 def _value(name: str) -> str:
@@ -254,8 +254,8 @@ def _value(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _call(module: ModuleOp, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _call(module: ModuleOp, bindings: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     func = entry(module)
-    ordered = [given[name] for _, name, _ in arguments(func)]
+    ordered = [bindings[name] for _, name, _ in arguments(func)]
     values = run_function(module, ordered)
     return {name: v for (_, name), v in zip(results(func), values, strict=True)}

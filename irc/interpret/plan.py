@@ -87,25 +87,25 @@ class _Ranks:
             own = LocalWeights(plan, clones).by_buffer
             frame = new_frame(plan, {**own, **new_prepared(plan)}, show_all=True)
             frame.arena.fill_(GARBAGE)
-            given = {
+            bound = {
                 index: input_part(plan, index, rank, value).clone().contiguous()
                 for index, value in zip(plan.inputs, inputs, strict=True)
             }
             for index, buffer in enumerate(plan.buffers):
                 if buffer.storage == "output":
                     dtype = dtypes()[buffer.dtype]
-                    given[index] = torch.empty(buffer.shape, dtype=dtype)
-                    fill_garbage(given[index])
-            frame.bind(given)
+                    bound[index] = torch.empty(buffer.shape, dtype=dtype)
+                    fill_garbage(bound[index])
+            frame.bind(bound)
             self.frames.append(frame)
         self.aliases: dict[int, list[int]] = {}
         for index in range(len(plan.buffers)):
             self.aliases.setdefault(plan.root(index), []).append(index)
 
     def tensor(self, rank: int, index: int) -> torch.Tensor:
-        found = self.frames[rank].tensors[index]
-        assert found is not None
-        return found
+        tensor = self.frames[rank].tensors[index]
+        assert tensor is not None
+        return tensor
 
     def action(self, action: Action) -> None:
         match action:
@@ -143,8 +143,8 @@ class _Ranks:
                 place, size = mesh.coordinates(rank)[axis], mesh.size(axis)
                 POSITIONAL[action.op](action.attrs, place, size, inputs, outputs[0])
                 continue
-            found = library.run(action.op, action.attrs, inputs, results)
-            for out, value in zip(outputs, found, strict=True):
+            values = library.run(action.op, action.attrs, inputs, results)
+            for out, value in zip(outputs, values, strict=True):
                 out.copy_(value)
         self._report(action.outputs)
 

@@ -46,9 +46,9 @@ class RoleMemory:
             raise InternalError(
                 f"kernel @{self.name} reads elements {low}..{high} of a buffer of {memory.numel()}"
             )
-        found = memory[address]
+        elements = memory[address]
         is_float = dtypes()[dtype].is_floating_point
-        return found.to(self.dtype) if is_float and self.dtype is not None else found
+        return elements.to(self.dtype) if is_float and self.dtype is not None else elements
 
     def store(self, buffer: int, address: torch.Tensor, value: torch.Tensor) -> None:
         """Write elements of an output, and count them."""

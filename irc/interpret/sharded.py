@@ -63,13 +63,13 @@ def run_sharded(
         for value, argument in zip(widened(inputs, dtype), func.body.block.args, strict=True)
     ]
     run = _Run(mesh, dtype, trace)
-    found = run_block(func.body.block, shards, functions(module), run.step)
+    outputs = run_block(func.body.block, shards, functions(module), run.step)
     kinds = [tensor(value) for value in _returned(func)]
     return [
         combine(
             parts, kind.placement or Placement.replicated(mesh.names), mesh, kind.static_shape()
         )
-        for parts, kind in zip(found, kinds, strict=True)
+        for parts, kind in zip(outputs, kinds, strict=True)
     ]
 
 
@@ -80,14 +80,14 @@ class _Run:
     def step(self, op: Operation, operands: Sequence[Ranks], path: str) -> list[Ranks]:
         """Run one op on every rank and show what it gives; each value is a list by rank."""
         assert isinstance(op, FlowOp), op.name
-        found = self.op(op, operands)
+        outputs = self.op(op, operands)
         if self.trace is not None:
-            for index, (value, parts) in enumerate(zip(op.outputs, found, strict=True)):
+            for index, (value, parts) in enumerate(zip(op.outputs, outputs, strict=True)):
                 if isinstance(value.type, TensorType):
                     shape = value.type.static_shape()
                     whole = combine(parts, _placed(value, self.mesh), self.mesh, shape)
                     self.trace(path + id_of(op), index, whole, op)
-        return found
+        return outputs
 
     def op(self, op: FlowOp, operands: Sequence[Ranks]) -> list[Ranks]:
         """Run one op on every rank."""
@@ -183,10 +183,10 @@ def _run_local(
     for op in block.ops:
         assert isinstance(op, FlowOp), op.name
         if isinstance(op, RankIndexOp):
-            found = [torch.tensor(coordinates[op.axis])]
+            outputs = [torch.tensor(coordinates[op.axis])]
         else:
-            found = run_op(op, [values[v] for v in op.inputs], dtype=dtype)
-        values.update(zip(op.outputs, found, strict=True))
+            outputs = run_op(op, [values[v] for v in op.inputs], dtype=dtype)
+        values.update(zip(op.outputs, outputs, strict=True))
     return [values[value] for value in results]
 
 
@@ -201,18 +201,18 @@ def _run_together(
     values: dict[SSAValue, Ranks] = dict(zip(block.args, inputs, strict=True))
     for op in block.ops:
         assert isinstance(op, FlowOp), op.name
-        given = [values[v] for v in op.inputs]
+        operands = [values[v] for v in op.inputs]
         if isinstance(op, WaitOp):
-            found = given
+            outputs = operands
         elif op.name.startswith("comm."):
-            found = [run_collective(op, given, mesh)]
+            outputs = [run_collective(op, operands, mesh)]
         else:
             by_rank = [
-                run_op(op, [parts[rank] for parts in given], dtype=dtype)
+                run_op(op, [parts[rank] for parts in operands], dtype=dtype)
                 for rank in range(mesh.num_ranks)
             ]
-            found = [list(parts) for parts in zip(*by_rank, strict=True)]
-        values.update(zip(op.outputs, found, strict=True))
+            outputs = [list(parts) for parts in zip(*by_rank, strict=True)]
+        values.update(zip(op.outputs, outputs, strict=True))
     return [values[value] for value in results]
 
 

@@ -68,15 +68,15 @@ def run_spmd(
     """
     check_collectives(module, mesh)
     func = entry(module, name)
-    given = widened(inputs, dtype)
-    placements = _placements(func.arg_attrs, len(given), mesh)
-    shards = [shard(value, placed, mesh) for value, placed in zip(given, placements, strict=True)]
+    tensors = widened(inputs, dtype)
+    placements = _placements(func.arg_attrs, len(tensors), mesh)
+    shards = [shard(value, placed, mesh) for value, placed in zip(tensors, placements, strict=True)]
     run = _Run(module, mesh, dtype, trace, launch)
-    found = run_block(func.body.block, shards, functions(module), run.step)
-    placements = _placements(func.res_attrs, len(found), mesh)
+    outputs = run_block(func.body.block, shards, functions(module), run.step)
+    placements = _placements(func.res_attrs, len(outputs), mesh)
     return [
         combine(parts, placed, mesh, _logical(parts[0].shape, placed, mesh))
-        for parts, placed in zip(found, placements, strict=True)
+        for parts, placed in zip(outputs, placements, strict=True)
     ]
 
 
@@ -100,12 +100,12 @@ class _Run:
 
     def step(self, op: Operation, operands: Sequence[Ranks], path: str) -> list[Ranks]:
         """Run one op on every rank and show what it gives; each value is a list by rank."""
-        found = self.op(op, operands)
+        outputs = self.op(op, operands)
         if self.trace is not None:
-            for index, (value, parts) in enumerate(zip(op.results, found, strict=True)):
+            for index, (value, parts) in enumerate(zip(op.results, outputs, strict=True)):
                 if isinstance(value.type, TensorType):
                     self.trace(path + id_of(op), index, parts, op, placement_of(op, index))
-        return found
+        return outputs
 
     def op(self, op: Operation, operands: Sequence[Ranks]) -> list[Ranks]:
         """Run one op on every rank."""
@@ -124,16 +124,17 @@ class _Run:
             return self._launch(op, operands)
         if not isinstance(op, FlowOp):
             raise InternalError(f"{op.name} has no place below level flow+sbp")
-        found = run_op(op, operands, dtype=self.dtype)
-        for value, made in zip(op.outputs, found, strict=True):
+        outputs = run_op(op, operands, dtype=self.dtype)
+        for value, output in zip(op.outputs, outputs, strict=True):
             if (
                 isinstance(value.type, TensorType)
-                and tuple(made.shape) != value.type.static_shape()
+                and tuple(output.shape) != value.type.static_shape()
             ):
                 raise InternalError(
-                    f"{op.name} ({id_of(op)}) gives {tuple(made.shape)}; its type says {value.type}"
+                    f"{op.name} ({id_of(op)}) gives {tuple(output.shape)}; its type says "
+                    f"{value.type}"
                 )
-        return found
+        return outputs
 
 
 def _task_launch(module: ModuleOp, dtype: torch.dtype | None) -> Launch:

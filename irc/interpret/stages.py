@@ -59,16 +59,16 @@ def plan_stages(
     names = [loaded.plan.buffers[i].name for i in loaded.plan.inputs]
     chosen = dict(zip(names, inputs_for(loaded, inputs, 0), strict=True))
     for index, tensor in zip(loaded.plan.inputs, chosen.values(), strict=True):
-        wanted, found = whole_shape(loaded.plan, index), tuple(tensor.shape)
-        if found != tuple(wanted):
+        wanted, shape = whole_shape(loaded.plan, index), tuple(tensor.shape)
+        if shape != tuple(wanted):
             raise IrcError(
                 "input-mismatch",
-                f"input '{loaded.plan.buffers[index].name}' is {list(found)}; the stages of the "
+                f"input '{loaded.plan.buffers[index].name}' is {list(shape)}; the stages of the "
                 f"plan take {list(wanted)}",
                 because="they are checked at the sizes of the plan's example",
                 help="irc run PLAN --inputs FILE compares other sizes with eager",
             )
-    tensors = moving(captured, random_inputs(captured, given={**weights, **chosen}))
+    tensors = moving(captured, random_inputs(captured, fixed={**weights, **chosen}))
     eager = run_flow(captured, tensors, None)
     reference = run_flow(captured, tensors, torch.float64)
     once = _Once(texts["capture"], eager)
@@ -88,28 +88,28 @@ class _Once:
     """Runs a program, unless the last pass has left it as it was."""
 
     text: str
-    found: Values
+    values: Values
 
     def run(self, text: str, module: ModuleOp, inputs: Sequence[torch.Tensor]) -> Values:
         if text != self.text:
-            self.text, self.found = text, run_stage(module, inputs)
-        return self.found
+            self.text, self.values = text, run_stage(module, inputs)
+        return self.values
 
 
 def run_stage(module: ModuleOp, inputs: Sequence[torch.Tensor]) -> Values:
     """Run a program of any level in float32 and return its values by op id."""
     inputs = padded_inputs(module, inputs)
-    level, mesh, found = level_of(module), mesh_of(module), dict[Key, Value]()
+    level, mesh, values = level_of(module), mesh_of(module), dict[Key, Value]()
     if level == "flow":
         return run_flow(module, inputs, None)
     if level == "flow+sbp":
 
         def joined(key: str, index: int, whole: torch.Tensor, op: Operation) -> None:
             placed = getattr(op.results[index].type, "placement", None)
-            found[key, index] = Value((whole.clone(),), op.name, loc_of(op), placed)
+            values[key, index] = Value((whole.clone(),), op.name, loc_of(op), placed)
 
         run_sharded(module, inputs, mesh, trace=joined)
-        return found
+        return values
 
     def by_rank(
         key: str, index: int, parts: list[torch.Tensor], op: Operation, placed: Placement | None
@@ -118,14 +118,14 @@ def run_stage(module: ModuleOp, inputs: Sequence[torch.Tensor]) -> Values:
             return  # what one rank has of it, nobody says
         name, number = result_key(op, index)
         path = key.removesuffix(id_of(op))
-        (name, number), made = _logical(path + name, number, parts, placed, mesh)
-        value = Value(made, op.name, loc_of(op), placed)
-        if (name, number) in found:  # a copy
-            value = replace(value, wholes=(*found[name, number].wholes, *made))
-        found[name, number] = value
+        (name, number), wholes = _logical(path + name, number, parts, placed, mesh)
+        value = Value(wholes, op.name, loc_of(op), placed)
+        if (name, number) in values:  # a copy
+            value = replace(value, wholes=(*values[name, number].wholes, *wholes))
+        values[name, number] = value
 
     run_spmd(module, inputs, mesh, trace=by_rank)
-    return found
+    return values
 
 
 def _logical(
@@ -141,16 +141,16 @@ def _logical(
 
 def run_flow(module: ModuleOp, inputs: Sequence[torch.Tensor], dtype: torch.dtype | None) -> Values:
     """Run a program of level flow and return its values by op id."""
-    found: Values = {}
+    values: Values = {}
 
     def keep(key: str, index: int, whole: torch.Tensor, op: Operation) -> None:
-        found[key, index] = Value((whole.clone(),), op.name, loc_of(op), None)
+        values[key, index] = Value((whole.clone(),), op.name, loc_of(op), None)
 
     for index, tensor in enumerate(inputs):
         wide = tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
-        found[f"arg{index}", 0] = Value((wide,), "argument", "unknown", None)
+        values[f"arg{index}", 0] = Value((wide,), "argument", "unknown", None)
     run_function(module, inputs, dtype=dtype, trace=keep)
-    return found
+    return values
 
 
 def wholes(
@@ -179,7 +179,7 @@ def run_planned(
         captured: its program before the first, whose arguments have the names of weights.
         inputs: the arguments of that, whole.
     """
-    plan, mesh, found = loaded.plan, loaded.plan.device_mesh, dict[Key, Value]()
+    plan, mesh, values = loaded.plan, loaded.plan.device_mesh, dict[Key, Value]()
     by_name = {name: t for (_, name, _), t in zip(arguments(entry(captured)), inputs, strict=True)}
     kernels = {op.sym_name.data: op for op in last.body.block.ops if isinstance(op, KernelOp)}
     said = _placements(last)
@@ -188,23 +188,23 @@ def run_planned(
         op, placed = said.get((key.rpartition("/")[2], index), (None, None))
         if placed is None and mesh.num_ranks > 1:
             return
-        known, made = _logical(key, index, parts, placed, mesh)
+        known, wholes = _logical(key, index, parts, placed, mesh)
         name, loc = ("plan action", "unknown") if op is None else (op.name, loc_of(op))
-        found[known] = Value(made, name, loc, placed, before=found.get(known))
+        values[known] = Value(wholes, name, loc, placed, before=values.get(known))
 
     names = [plan.buffers[i].name for i in plan.inputs]
     run_plan_ranks(plan, kernels, [by_name[n] for n in names], by_name, trace=keep)
-    return found
+    return values
 
 
 def _placements(module: ModuleOp) -> Mapping[Key, tuple[Operation, Placement | None]]:
     """Return the op and placement of each value of level task, by its id and number."""
-    found: dict[Key, tuple[Operation, Placement | None]] = {}
+    placements: dict[Key, tuple[Operation, Placement | None]] = {}
     for op in module.walk():
         if isinstance(op.parent_op(), KernelOp):
             continue
         for index in range(len(op.results)):
             name, number = result_key(op, index)
             if name:
-                found[name.rpartition("/")[2], number] = (op, placement_of(op, index))
-    return found
+                placements[name.rpartition("/")[2], number] = (op, placement_of(op, index))
+    return placements

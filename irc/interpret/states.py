@@ -34,20 +34,20 @@ def moving(captured: ModuleOp, tensors: list[torch.Tensor]) -> list[torch.Tensor
         tensors: all arguments in order.
     """
     func = entry(captured)
-    given = arguments(func)
-    if not any(role == "state" and name.startswith(PREFIX) for role, name, _ in given):
+    signature = arguments(func)
+    if not any(role == "state" and name.startswith(PREFIX) for role, name, _ in signature):
         return tensors
     moved, rows = _states(captured, tensors), names_of_padded(func)
     return [
         _alike(name, moved[name], rows.get(name)) if role == "state" and name in moved else tensor
-        for (role, name, _), tensor in zip(given, tensors, strict=True)
+        for (role, name, _), tensor in zip(signature, tensors, strict=True)
     ]
 
 
 def _states(captured: ModuleOp, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Run a step in float32 and return the optimiser's states after it."""
-    made = run_function(captured, tensors)
-    named = zip(results(entry(captured)), made, strict=True)
+    outputs = run_function(captured, tensors)
+    named = zip(results(entry(captured)), outputs, strict=True)
     return {n: value for (role, n), value in named if role == "state" and n.startswith(PREFIX)}
 
 

@@ -44,14 +44,14 @@ def run_block(
         if isinstance(op, ReturnOp | YieldOp):
             return operands
         if isinstance(op, CallOp):
-            made = None if called is None else called(op, operands)
-            if made is None:
+            returned = None if called is None else called(op, operands)
+            if returned is None:
                 callee = known[op.callee.string_value()].body.block
-                made = run_block(callee, operands, known, step, f"{path}{id_of(op)}/", called)
-            found = made
+                returned = run_block(callee, operands, known, step, f"{path}{id_of(op)}/", called)
+            outputs = returned
         else:
-            found = step(op, operands, path)
-        values.update(zip(op.results, found, strict=True))
+            outputs = step(op, operands, path)
+        values.update(zip(op.results, outputs, strict=True))
         for value in dying[op]:
             del values[value]
     raise InternalError("a block ends in neither func.return nor flow.yield")
@@ -59,12 +59,12 @@ def run_block(
 
 def last_read(block: Block) -> dict[Operation, list[SSAValue]]:
     """Return for each op the values that no later op of the block reads, its own results too."""
-    found: dict[Operation, list[SSAValue]] = {}
+    dying: dict[Operation, list[SSAValue]] = {}
     seen: set[SSAValue] = set()
     for op in reversed(block.ops):
-        found[op] = [v for v in dict.fromkeys((*op.operands, *op.results)) if v not in seen]
-        seen.update(found[op])
-    return found
+        dying[op] = [v for v in dict.fromkeys((*op.operands, *op.results)) if v not in seen]
+        seen.update(dying[op])
+    return dying
 
 
 def widened(inputs: Sequence[torch.Tensor], dtype: torch.dtype | None) -> list[torch.Tensor]:

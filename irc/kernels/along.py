@@ -94,15 +94,15 @@ def along_kernel(op: FlowOp, source: Callable[[SSAValue], Stored]) -> Lowered:
     """
     work = _work_of(op)
     roles = [_read(role, value, work, source) for role, value in work.read.items()]
-    roles += [_written(role, value, work) for role, value in work.made.items()]
+    roles += [_written(role, value, work) for role, value in work.written.items()]
     outer = [n for d, n in enumerate(work.shape) if d != work.dim]
     extents, moves = _joined(outer, [role.strides for role in roles])
     n = work.shape[work.dim]
     roots = list(dict.fromkeys(role.root for role in roles if role.name in work.read))
     sizes = {role.root: role.size for role in roles}
-    kinds = [BufferType.of(sizes[v], tensor(v).dtype) for v in (*roots, *work.made.values())]
+    kinds = [BufferType.of(sizes[v], tensor(v).dtype) for v in (*roots, *work.written.values())]
     block = Block(arg_types=kinds)
-    buffers = dict(zip([*roots, *work.made.values()], block.args, strict=True))
+    buffers = dict(zip([*roots, *work.written.values()], block.args, strict=True))
     inner = KernelAlongOp.make(
         [buffers[role.root] for role in roles],
         [],
@@ -140,7 +140,7 @@ class _Work:
     dim: int
     shape: tuple[int, ...]
     read: Mapping[str, SSAValue]
-    made: Mapping[str, SSAValue]
+    written: Mapping[str, SSAValue]
     attrs: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -160,11 +160,11 @@ class _Role:
 def _work_of(op: FlowOp) -> _Work:
     x, *_ = op.inputs
     shape = shape_of(x)
-    made: dict[str, SSAValue] = dict(zip(OUTPUTS, op.outputs, strict=False))
+    written: dict[str, SSAValue] = dict(zip(OUTPUTS, op.outputs, strict=False))
     match op:
         case CumulativeOp():
-            given = {"exclusive": op.exclusive, "reverse": op.reverse}
-            kind = {"fn": "scan", "mode": op.fn, **given}
+            flags = {"exclusive": op.exclusive, "reverse": op.reverse}
+            kind = {"fn": "scan", "mode": op.fn, **flags}
             name = f"cumulative_{op.fn}"
             dim = op.dim
         case SortOp():
@@ -183,7 +183,7 @@ def _work_of(op: FlowOp) -> _Work:
             name = f"cumulative_{mode}"
         case _:
             raise AssertionError(f"{op.name} is no op along a dim")
-    return _Work(name, dim, shape, {"x": x}, made, kind)
+    return _Work(name, dim, shape, {"x": x}, written, kind)
 
 
 def _scattering(op: ScatterOp) -> _Work:
@@ -195,8 +195,8 @@ def _scattering(op: ScatterOp) -> _Work:
     if literal is not None:
         kind["fill"] = (float(literal) if is_float(tensor(x).dtype) else int(literal),)
         del read["x"]
-    made = {"y": op.outputs[0]}
-    return _Work(f"scatter_{op.fn}", op.dim, shape_of(index), read, made, kind)
+    written = {"y": op.outputs[0]}
+    return _Work(f"scatter_{op.fn}", op.dim, shape_of(index), read, written, kind)
 
 
 def literal_of(value: SSAValue) -> float | int | None:

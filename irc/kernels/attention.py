@@ -76,14 +76,14 @@ def query_of(op: FlowOp) -> SSAValue:
 def roles_of(op: FlowOp) -> list[tuple[str, SSAValue]]:
     """Return the roles of an attention op's operands and results, in the order of the kernel."""
     form = form_of(op.plain, len(op.inputs))
-    found: list[tuple[str, SSAValue]] = list(zip(("q", "k", "v"), op.inputs, strict=False))
+    roles: list[tuple[str, SSAValue]] = list(zip(("q", "k", "v"), op.inputs, strict=False))
     for role, place in (("mask", form.mask), ("start", form.start)):
         if place is not None:
-            found.append((role, op.operands[place]))
-    found += [
+            roles.append((role, op.operands[place]))
+    roles += [
         (role, op.operands[at]) for role, at in zip(("y0", "sums0"), form.before, strict=False)
     ]
-    return [*found, *zip(OUTPUTS, op.outputs, strict=False)]
+    return [*roles, *zip(OUTPUTS, op.outputs, strict=False)]
 
 
 def result_orders(op: FlowOp) -> Orders:
@@ -169,11 +169,11 @@ class AttentionKernel:
             strides += own
             if role not in self.outputs and root not in operands:
                 operands.append(root)
-        made = [value for role, value in roles if role in self.outputs]
+        results = [value for role, value in roles if role in self.outputs]
         kinds = [BufferType.of(_size(self.source(v)), tensor(v).dtype) for v in operands]
-        kinds += [BufferType.of(prod(shape_of(v)), tensor(v).dtype) for v in made]
+        kinds += [BufferType.of(prod(shape_of(v)), tensor(v).dtype) for v in results]
         block = Block(arg_types=kinds)
-        buffers = dict(zip([*operands, *made], block.args, strict=True))
+        buffers = dict(zip([*operands, *results], block.args, strict=True))
         inner = self.body.make(
             [
                 buffers[value if role in self.outputs else self.source(value)[0]]
@@ -229,13 +229,13 @@ class AttentionKernel:
             return root, view.offset, [0] * (len(self.space) + 1)
         if role == "mask":
             view = view.broadcast((*self.shape[:-1], self.keys))
-        found = view.reshape(self._dims(role, view))
-        if found is None or found.strides is None:
+        reshaped = view.reshape(self._dims(role, view))
+        if reshaped is None or reshaped.strides is None:
             raise GroupError(f"{role} of attention does not lie evenly", [(value, ())])
-        strides = list(found.strides)
+        strides = list(reshaped.strides)
         if role == "mask":
             self.check_mask(value, strides)
-        return root, found.offset, self.spread(role, strides)
+        return root, reshaped.offset, self.spread(role, strides)
 
     def _dims(self, role: str, view: View) -> tuple[int, ...]:
         """The shape of a role with its heads as groups and repeats."""

@@ -85,14 +85,14 @@ def roles_of(op: FlowOp) -> list[tuple[str, SSAValue]]:
     makes = op.attributes.get(MAKES)
     outputs = tuple(makes.data.split()) if isinstance(makes, StringAttr) else OUTPUTS
     g, q, k, v, y, sums, *_ = op.inputs
-    found = [("g", g), ("q", q), ("k", k), ("v", v), ("sums", sums)]
-    found.append(("delta" if MAKES in op.attributes else "y", y))
+    roles = [("g", g), ("q", q), ("k", k), ("v", v), ("sums", sums)]
+    roles.append(("delta" if MAKES in op.attributes else "y", y))
     for role, place in (("mask", form.mask), ("start", form.start)):
         if place is not None:
-            found.append((role, op.operands[place]))
+            roles.append((role, op.operands[place]))
     before = zip(OUTPUTS, form.before, strict=False)
-    found += [(BEFORE[role], op.operands[at]) for role, at in before if role in outputs]
-    return [*found, *zip(outputs, op.outputs, strict=True)]
+    roles += [(BEFORE[role], op.operands[at]) for role, at in before if role in outputs]
+    return [*roles, *zip(outputs, op.outputs, strict=True)]
 
 
 def attention_backward_kernel(
@@ -135,8 +135,8 @@ class _Kernel(AttentionKernel):
         if role in ("dk", "dv"):
             *outer, key, feature = strides
             return [*outer, 0, 0, self.chunk * key, key, feature]
-        found = super().spread(role, strides)
-        return [*found[:at], 0, *found[at:]]
+        task_strides = super().spread(role, strides)
+        return [*task_strides[:at], 0, *task_strides[at:]]
 
     def mapping(self) -> tuple[TaskMapping, dict[str, int]]:
         heads = spatial(*self.space[:-4])
@@ -145,8 +145,8 @@ class _Kernel(AttentionKernel):
         from irc.kernels.gpu.attention import backward_candidates
 
         features, dtype = max(self.shape[-1], self.width), tensor(_query(self.op)).dtype
-        found = backward_candidates(self.rows, self.keys, features, dtype)
-        return heads, found[0].options()
+        candidates = backward_candidates(self.rows, self.keys, features, dtype)
+        return heads, candidates[0].options()
 
     def check_mask(self, value: SSAValue, strides: Sequence[int]) -> None:
         """Masks are read as they lie."""
@@ -223,11 +223,11 @@ class _Division:
         chunk = -(-k[-2] // parts)
         return every > heads, -(-k[-2] // chunk)
 
-    def _keep(self, first: Operation | None, *made: SSAValue) -> None:
+    def _keep(self, first: Operation | None, *results: SSAValue) -> None:
         """Make the ops after ``first`` one kernel."""
         ops = [each for each in self.block.ops if isinstance(each, FlowOp)]
         start = ops.index(first) + 1 if isinstance(first, FlowOp) else 0
-        self.kernels.append((tuple(ops[start:]), made))
+        self.kernels.append((tuple(ops[start:]), results))
 
     def _delta(self) -> SSAValue:
         """``sum(g * y)`` of each row."""
@@ -252,19 +252,19 @@ class _Division:
                 repeats = shape_of(q)[-3] // groups
                 kinds[role] = TensorType.of((*lead, groups, repeats, keys, features), "f32")
         last = self.block.last_op
-        made = ExternOp.make(
+        streaming = ExternOp.make(
             [g, q, k, v, delta, sums, *rest], [kinds[role] for role in makes],
             **self.form.backward(),
         )  # fmt: skip
-        made.attributes["loc"] = StringAttr(loc_of(self.op))
-        made.attributes["id"] = StringAttr(f"{id_of(self.op)}_{'_'.join(makes)}")
-        made.attributes[MAKES] = StringAttr(" ".join(makes))
-        made.attributes[PARTS] = IntegerAttr(parts, i64)
+        streaming.attributes["loc"] = StringAttr(loc_of(self.op))
+        streaming.attributes["id"] = StringAttr(f"{id_of(self.op)}_{'_'.join(makes)}")
+        streaming.attributes[MAKES] = StringAttr(" ".join(makes))
+        streaming.attributes[PARTS] = IntegerAttr(parts, i64)
         if by_heads:
-            made.attributes[BY_HEADS] = IntegerAttr(1, i64)
-        self.block.add_op(made)
-        self._keep(last, *made.outputs)
-        return list(made.outputs)
+            streaming.attributes[BY_HEADS] = IntegerAttr(1, i64)
+        self.block.add_op(streaming)
+        self._keep(last, *streaming.outputs)
+        return list(streaming.outputs)
 
     def _sum(self, value: SSAValue, wanted: SSAValue) -> SSAValue:
         """Add up the parts of a gradient, its last dim but two of features."""

@@ -46,7 +46,7 @@ def spmd(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[ModuleOp, 
     program = training_program(capture(model, inputs).program, optimizer=None)
     names = {name: value.detach().double() for name, value in model.named_parameters()}
     tokens = {"tokens": inputs[0], "targets": inputs[-1]}
-    drawn = random_inputs(program.module, given={**names, **tokens})
+    drawn = random_inputs(program.module, fixed={**names, **tokens})
     options = Options(mesh=TWO, cluster=CLUSTER, layout="tp")
     parts = passes_by_part(options)
     passes = [*parts.stage, *parts.function]

@@ -169,10 +169,10 @@ def _operands(node: Node) -> tuple[list[Any], list[Any]]:
         told = [each.alias_info for each in schema.arguments]
         is_written = [each is not None and each.is_write for each in told]
         named = {each.name: i for i, each in enumerate(schema.arguments)}
-        given = [*enumerate(node.args), *((named[name], x) for name, x in node.kwargs.items())]
+        operands = [*enumerate(node.args), *((named[name], x) for name, x in node.kwargs.items())]
         return (
-            [x for i, operand in given if is_written[i] for x in _values(operand)],
-            [x for i, operand in given if not is_written[i] for x in _values(operand)],
+            [x for i, operand in operands if is_written[i] for x in _values(operand)],
+            [x for i, operand in operands if not is_written[i] for x in _values(operand)],
         )
     if not writes(node):
         return [], []

@@ -68,7 +68,7 @@ def _watch() -> Callable[[], None]:
         if is_differentiated() and not cls.__module__.startswith("torch."):
             _here.is_on = False
             try:
-                _compare(cls, args, lambda *given: own.__func__(cls, *given, **kwargs))
+                _compare(cls, args, lambda *operands: own.__func__(cls, *operands, **kwargs))
             finally:
                 _here.is_on = True
         return own.__func__(cls, *args, **kwargs)
@@ -93,9 +93,9 @@ def _compare(cls: Any, args: Sequence[Any], apply: Callable[..., Any]) -> None:
             torch.enable_grad(),
         ):
             torch.manual_seed(0)
-            given = [_drawn(arg) for arg in args]
-            own = _gradients(apply, given)
-            derived = _gradients(lambda *each: _forward(cls, each), given)
+            operands = [_drawn(arg) for arg in args]
+            own = _gradients(apply, operands)
+            derived = _gradients(lambda *each: _forward(cls, each), operands)
             alike = all(map(_alike, own, derived))
     except Exception as error:
         raise _refusal(cls, f"comparing the two failed: {type(error).__name__}: {error}") from error
@@ -130,19 +130,19 @@ def _gradients(run: Callable[..., Any], args: Sequence[Any]) -> list[torch.Tenso
 
     Those of its results are random.
     """
-    given = [_leaf(arg) for arg in args]
+    operands = [_leaf(arg) for arg in args]
     torch.manual_seed(1)
-    results = [y for y in pytree.tree_leaves(run(*given)) if isinstance(y, torch.Tensor)]
+    results = [y for y in pytree.tree_leaves(run(*operands)) if isinstance(y, torch.Tensor)]
     torch.manual_seed(2)
     weights = [torch.randn(y.shape, dtype=y.dtype) if _is_inexact(y) else None for y in results]
     pairs = [(y, w) for y, w in zip(results, weights, strict=True) if y.requires_grad]
-    leaves = [x for x in given if isinstance(x, torch.Tensor) and x.requires_grad]
+    leaves = [x for x in operands if isinstance(x, torch.Tensor) and x.requires_grad]
     if not pairs or not leaves:
         return [torch.zeros(x.shape, dtype=x.dtype) for x in leaves]
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         [y for y, _ in pairs], leaves, [w for _, w in pairs], allow_unused=True
     )
-    return [torch.zeros_like(x) if g is None else g for g, x in zip(found, leaves, strict=True)]
+    return [torch.zeros_like(x) if g is None else g for g, x in zip(gradients, leaves, strict=True)]
 
 
 def _leaf(arg: Any) -> Any:

@@ -380,8 +380,8 @@ def nan_to_num(
     if not is_float(t.dtype) or posinf is None or neginf is None:
         t.decline()
     for bound, new in ((math.inf, posinf), (-math.inf, neginf)):
-        found = t.b.pointwise("eq", self, t.value(bound, t.dtype))
-        self = t.b.pointwise("where", found, t.value(new, t.dtype), self)
+        is_bound = t.b.pointwise("eq", self, t.value(bound, t.dtype))
+        self = t.b.pointwise("where", is_bound, t.value(new, t.dtype), self)
     return t.b.pointwise("where", t.b.pointwise("is_nan", self), t.value(nan or 0.0, t.dtype), self)
 
 

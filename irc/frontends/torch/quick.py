@@ -70,18 +70,18 @@ def accepting(
     def accepts(args: Sequence[Any]) -> bool:
         if is_autocast("cpu"):
             return False
-        for given, (shape, dtype, requires_grad) in zip(args, wanted, strict=True):
+        for arg, (shape, dtype, requires_grad) in zip(args, wanted, strict=True):
             if (
-                type(given) is not plain
-                or given.dtype is not dtype
-                or given.layout is not strided
-                or given.is_nested
-                or given.shape != shape
-                or not given.is_cpu
-                or given.requires_grad is not requires_grad
-                or not given.is_contiguous()
-                or given.is_neg()
-                or given.is_conj()
+                type(arg) is not plain
+                or arg.dtype is not dtype
+                or arg.layout is not strided
+                or arg.is_nested
+                or arg.shape != shape
+                or not arg.is_cpu
+                or arg.requires_grad is not requires_grad
+                or not arg.is_contiguous()
+                or arg.is_neg()
+                or arg.is_conj()
             ):
                 return False
         return True

@@ -106,8 +106,8 @@ def _arg_extreme(fn: str) -> Any:
         if dim is None:
             self, dim = t.b.reshape(self, (count(kind.shape, range(kind.ndim)),)), 0
         dim = dim_of(dim, kind.ndim)
-        found = t.b.op(ArgReduceOp, [self], fn=fn, dim=dim, keep_dims=keepdim)
-        return t.b.reshape(found, t.shape)
+        indices = t.b.op(ArgReduceOp, [self], fn=fn, dim=dim, keep_dims=keepdim)
+        return t.b.reshape(indices, t.shape)
 
     return row
 
@@ -179,10 +179,10 @@ def _variance(
 def _correction(args: Sequence[Any], options: dict[str, Any]) -> tuple[Dims, float, bool]:
     """Return (dim, correction, keepdim) of the overloads of var and std."""
     if "correction" in options:
-        given = options["correction"]
+        correction = options["correction"]
         return (
             (args[0] if args else options.get("dim")),
-            1.0 if given is None else given,
+            1.0 if correction is None else correction,
             options.get("keepdim", False),
         )
     if args and isinstance(args[0], bool):
@@ -224,17 +224,17 @@ def softmax(t: Lowering, self: SSAValue, dim: int, dtype: Any = None, **options:
     x = t.b.cast(ranked(t, self), t.accumulating(t.dtype))
     dim = dim_of(dim, tensor(x).ndim)
     _, powers = shifted(t, x, dim)
-    found = t.b.pointwise("div", powers, total(t, powers, [dim], True))
-    return t.b.cast(t.b.reshape(found, t.shape), t.dtype)
+    probabilities = t.b.pointwise("div", powers, total(t, powers, [dim], True))
+    return t.b.cast(t.b.reshape(probabilities, t.shape), t.dtype)
 
 
 @lowers("_safe_softmax")
 def safe_softmax(t: Lowering, self: SSAValue, dim: int, dtype: Any = None) -> SSAValue:
     """Return softmax, and zeros for a row of nothing but -inf, where softmax is NaN."""
-    found = softmax(t, self, dim)
+    probabilities = softmax(t, self, dim)
     masked = t.b.pointwise("eq", self, t.value(-math.inf, tensor(self).dtype))
     row = t.b.reduce("all", masked, [dim_of(dim, len(t.shape))], keep_dims=True)
-    return t.b.pointwise("where", row, t.value(0, t.dtype), found)
+    return t.b.pointwise("where", row, t.value(0, t.dtype), probabilities)
 
 
 def log_softmax_of(t: Lowering, x: SSAValue, dim: int) -> SSAValue:
@@ -251,8 +251,8 @@ def log_softmax(
     if not is_float(t.dtype):
         t.decline()  # torch refuses it
     x = t.b.cast(ranked(t, self), t.accumulating(t.dtype))
-    found = log_softmax_of(t, x, dim_of(dim, tensor(x).ndim))
-    return t.b.cast(t.b.reshape(found, t.shape), t.dtype)
+    logarithms = log_softmax_of(t, x, dim_of(dim, tensor(x).ndim))
+    return t.b.cast(t.b.reshape(logarithms, t.shape), t.dtype)
 
 
 @lowers("logsumexp")
@@ -265,8 +265,8 @@ def logsumexp(t: Lowering, self: SSAValue, dim: Dims, keepdim: bool = False) -> 
     finite = t.b.pointwise("ne", t.b.pointwise("abs", top), t.value(math.inf, tensor(top).dtype))
     top = t.b.pointwise("where", finite, top, t.value(0, tensor(top).dtype))
     powers = t.b.pointwise("exp", t.b.pointwise("sub", x, top))
-    found = t.b.pointwise("add", t.b.pointwise("log", total(t, powers, dims, True)), top)
-    return t.b.cast(t.b.reshape(found, t.shape), t.dtype)
+    logarithms = t.b.pointwise("add", t.b.pointwise("log", total(t, powers, dims, True)), top)
+    return t.b.cast(t.b.reshape(logarithms, t.shape), t.dtype)
 
 
 def _running(fn: str) -> Any:

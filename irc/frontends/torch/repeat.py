@@ -63,7 +63,7 @@ class Group:
 
 def groups(module: nn.Module) -> list[Group]:
     """Return the groups of equal layers in the outermost containers of a module."""
-    found: list[Group] = []
+    repeated: list[Group] = []
     inside: list[str] = []
     for path, container in module.named_modules():
         if not isinstance(container, nn.ModuleList | nn.Sequential) or path.startswith(
@@ -78,9 +78,9 @@ def groups(module: nn.Module) -> list[Group]:
         for layers in by_form.values():
             differing = _differing(list(layers.values()))
             if len(layers) >= MIN_LAYERS and differing is not None:
-                found.append(Group(layers, differing))
+                repeated.append(Group(layers, differing))
                 inside.append(f"{path}.")
-    return found
+    return repeated
 
 
 def _form(layer: nn.Module) -> Any:
@@ -100,7 +100,7 @@ def _form(layer: nn.Module) -> Any:
 
 def _differing(layers: list[nn.Module]) -> list[tuple[str, str]] | None:
     """Return (submodule, attribute) of numbers that differ; None where objects differ."""
-    found: list[tuple[str, str]] = []
+    numbers: list[tuple[str, str]] = []
     for children in zip(
         *(layer.named_modules(remove_duplicate=False) for layer in layers), strict=True
     ):
@@ -117,8 +117,8 @@ def _differing(layers: list[nn.Module]) -> list[tuple[str, str]] | None:
                 continue
             if not all(isinstance(other[key], Plain) for other in attributes):
                 return None
-            found.append((children[0][0], key))
-    return found
+            numbers.append((children[0][0], key))
+    return numbers
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -136,14 +136,14 @@ def _equal(a: Any, b: Any) -> bool:
 @contextmanager
 def stubbed(module: nn.Module) -> Iterator[bool]:
     """Replace the forward of repeated layers; yields whether there are any."""
-    found = groups(module)
+    repeated = groups(module)
     with ExitStack() as stack:
-        for group in found:
+        for group in repeated:
             for path, layer in group.layers.items():
                 replaced = _Stub(group, path, layer)
                 stack.enter_context(mock.patch.dict(layer.__dict__, {"forward": replaced}))
         try:
-            yield bool(found)
+            yield bool(repeated)
         finally:
             _CALLS.clear()
 
@@ -172,9 +172,9 @@ class _Stub:
         if key not in self._group.calls:
             return self._trace(key, leaves, spec, tensors)
         call, out_spec, outputs = self._group.calls[key]
-        found = iter(_OPS.layer(tensors, self._path, call))
+        results = iter(_OPS.layer(tensors, self._path, call))
         return pytree.tree_unflatten(
-            [next(found) if isinstance(x, Tensor) else x for x in outputs], out_spec
+            [next(results) if isinstance(x, Tensor) else x for x in outputs], out_spec
         )
 
     def _trace(
@@ -194,11 +194,11 @@ class _Stub:
             and not read
             and before == _state(self._layer)
         )
-        made = [x for x in outputs if isinstance(x, Tensor)]
-        left = iter(_OPS.leave(made, self._path, call))
+        results = [x for x in outputs if isinstance(x, Tensor)]
+        left = iter(_OPS.leave(results, self._path, call))
         if not usual:
             return returned
-        _CALLS[call] = lambda: _same(made, "", call)
+        _CALLS[call] = lambda: _same(results, "", call)
         self._group.calls[key] = call, out_spec, outputs
         return pytree.tree_unflatten(
             [next(left) if isinstance(x, Tensor) else x for x in outputs], out_spec
@@ -339,7 +339,7 @@ def _moved(stack: dict[str, Any], old: str, new: str) -> dict[str, Any]:
     """Say of a copied node that it stands in another layer."""
 
     def move(text: str) -> str:
-        head, found, tail = text.partition(old)
-        return f"{head}{new}{tail}" if found else text
+        head, separator, tail = text.partition(old)
+        return f"{head}{new}{tail}" if separator else text
 
     return {move(key): (move(value[0]), *value[1:]) for key, value in stack.items()}

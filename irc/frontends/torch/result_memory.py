@@ -70,17 +70,17 @@ class View:
 
     def of(self, memory: torch.Tensor) -> torch.Tensor:
         """Return the view of a tensor."""
-        made = self._plain(memory)
-        made = made.conj() if self.conjugates else made
-        return torch._neg_view(made) if self.negates else made
+        view = self._plain(memory)
+        view = view.conj() if self.conjugates else view
+        return torch._neg_view(view) if self.negates else view
 
     def _plain(self, memory: torch.Tensor) -> torch.Tensor:
         start = memory.storage_offset()
         if memory.dtype is self.dtype:
             return memory.as_strided(self.shape, self.strides, start + self.offset)
         offset = start * memory.itemsize // self.dtype.itemsize + self.offset
-        made = torch.empty(0, dtype=self.dtype, device=memory.device)
-        return made.set_(memory.untyped_storage(), offset, self.shape, self.strides)
+        view = torch.empty(0, dtype=self.dtype, device=memory.device)
+        return view.set_(memory.untyped_storage(), offset, self.shape, self.strides)
 
     def numbered(self, number: Callable[[Any], Any]) -> View:
         """Return the same view with numbers for symbols."""
@@ -320,44 +320,45 @@ def return_too(nodes: Sequence[Node], known: Sequence[Any]) -> None:
 
 
 def _output(graph: Graph) -> Node:
-    (found,) = (node for node in graph.nodes if node.op == "output")
-    return found
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    return output
 
 
-def sharing(nodes: Sequence[Any], given: Mapping[Node, Node]) -> list[Any]:
+def sharing(nodes: Sequence[Any], written: Mapping[Node, Node]) -> list[Any]:
     """Say of each result whose memory it lies in, alike for a graph before and after changes.
 
     Args:
         nodes: the results; those that are no tensors say nothing.
-        given: by the node of a value, the placeholder in whose memory that will have been written.
+        written: by the node of a value, the placeholder in whose memory that will have
+            been written.
 
     Returns:
         for each its argument's name, or the position of the first result in the same memory.
     """
-    found: list[Any] = []
+    owners: list[Any] = []
     first: dict[Any, int] = {}
     for i, node in enumerate(nodes):
         if not isinstance(node, Node) or memory_of_node(node) is None:
-            found.append(None)
+            owners.append(None)
             continue
         base = owner(node)
-        base = given.get(node, given.get(base, base))
+        base = written.get(node, written.get(base, base))
         if base.op == "placeholder":
-            found.append(base.name)
+            owners.append(base.name)
         else:
-            found.append(first.setdefault(base, i))
-    return found
+            owners.append(first.setdefault(base, i))
+    return owners
 
 
 def traced_sharing(nodes: Sequence[Any], graph: Graph) -> list[Any]:
     """Return what :func:`sharing` does, for a graph as it was traced: nothing has been renewed."""
     held = {memory_of_node(node): node.name for node in graph.nodes if node.op == "placeholder"}
-    found: list[Any] = []
+    owners: list[Any] = []
     first: dict[Any, int] = {}
     for i, node in enumerate(nodes):
         here = memory_of_node(node) if isinstance(node, Node) else None
         if here is None:
-            found.append(None)
+            owners.append(None)
         else:
-            found.append(held[here] if here in held else first.setdefault(here, i))
-    return found
+            owners.append(held[here] if here in held else first.setdefault(here, i))
+    return owners

@@ -43,23 +43,23 @@ def turn_saved(module: GraphModule, visible: int | None) -> Mapping[int, Turned]
     if visible is None or not _convolves(module):
         return {}
     (output,) = module.graph.find_nodes(op="output")
-    given = list(output.args[0])
-    seen = set(given[:visible])
-    found: dict[int, Turned] = {}
-    for index, node in enumerate(given):
+    outputs = list(output.args[0])
+    seen = set(outputs[:visible])
+    turned: dict[int, Turned] = {}
+    for index, node in enumerate(outputs):
         if index < visible or node in seen or not _is_image(node):
             continue
         seen.add(node)
         with module.graph.inserting_before(output):
-            given[index], found[index] = _turned(module, node)
-    output.args = (tuple(given),)
-    return found
+            outputs[index], turned[index] = _turned(module, node)
+    output.args = (tuple(outputs),)
+    return turned
 
 
 def turn_given(module: GraphModule, turned: Collection[Turned]) -> Mapping[int, tuple[int, ...]]:
     """Let a backward graph take saved images channels last: by position, how dims are turned."""
     names = {image.name: image for image in turned}
-    found: dict[int, tuple[int, ...]] = {}
+    orders: dict[int, tuple[int, ...]] = {}
     placeholders = module.graph.find_nodes(op="placeholder")
     for index, node in enumerate(placeholders):
         image = names.get(node.name)
@@ -74,19 +74,19 @@ def turn_given(module: GraphModule, turned: Collection[Turned]) -> Mapping[int, 
             back = module.graph.call_function(_permute, (node, list(first)))
         back.meta["val"] = seen
         node.replace_all_uses_with(back, delete_user_cb=lambda user, own=back: user is not own)
-        found[index] = last
+        orders[index] = last
     module.recompile()
-    return found
+    return orders
 
 
 def _turned(module: GraphModule, node: Node) -> tuple[Node, Turned]:
     value = node.meta["val"]
     last, first = _orders(value.ndim)
-    made = module.graph.call_function(_permute, (node, list(last)))
+    permuted = module.graph.call_function(_permute, (node, list(last)))
     with value.fake_mode:
-        made.meta["val"] = value.permute(last).contiguous()
-    strides = made.meta["val"].permute(first).stride()
-    return made, Turned(node.name, tuple(value.shape), tuple(strides), value.dtype)
+        permuted.meta["val"] = value.permute(last).contiguous()
+    strides = permuted.meta["val"].permute(first).stride()
+    return permuted, Turned(node.name, tuple(value.shape), tuple(strides), value.dtype)
 
 
 def _orders(ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

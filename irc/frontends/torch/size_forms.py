@@ -64,7 +64,7 @@ class SizeForms:
             IrcError: ``size-unbound``.
         """
         if isinstance(expr, sympy.And):
-            return [found for part in expr.args for found in self.condition(part)]
+            return [conjunct for part in expr.args for conjunct in self.condition(part)]
         if expr in (sympy.true, True):
             return []
         if type(expr) not in RELATIONS:

@@ -143,8 +143,10 @@ def _line_of_stale(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, 
             results = module.forward(*own_args, **own_kwargs)
     except Exception:  # of the module on fake tensors; the trace that there is says more
         return None
-    made = [x.grad_fn for x in _losses(results) if x.grad_fn is not None]  # a parameter has none
-    return next(filter(None, map(_stale, _backward(made))), None)
+    grad_fns = [
+        x.grad_fn for x in _losses(results) if x.grad_fn is not None
+    ]  # a parameter has none
+    return next(filter(None, map(_stale, _backward(grad_fns))), None)
 
 
 def _losses(results: Any) -> list[Tensor]:

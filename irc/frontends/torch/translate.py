@@ -114,13 +114,13 @@ class Scope:
     def resolve(self, value: Any) -> Any:
         """Replace nodes by their values, in nested lists too."""
         if isinstance(value, Node):
-            found = value.meta.get("val")
-            if isinstance(found, torch.SymInt):
-                return self.shared.names.dim(found)
-            if isinstance(found, torch.SymFloat | torch.SymBool):
-                return self.shared.names.number(found)
-            if isinstance(found, int | float | bool) and value not in self.values:
-                return found
+            stated = value.meta.get("val")
+            if isinstance(stated, torch.SymInt):
+                return self.shared.names.dim(stated)
+            if isinstance(stated, torch.SymFloat | torch.SymBool):
+                return self.shared.names.number(stated)
+            if isinstance(stated, int | float | bool) and value not in self.values:
+                return stated
             if value.op == "placeholder" and value not in self.values:
                 raise IrcError(
                     "capture-failed",
@@ -156,8 +156,8 @@ class Scope:
         stated = node.meta["val"]
         several = isinstance(stated, list | tuple)
         fakes = list(stated) if several else [stated]
-        found = self._lowered(node, target, args, kwargs, fakes)
-        return found if several else found[0]
+        results = self._lowered(node, target, args, kwargs, fakes)
+        return results if several else results[0]
 
     def _lowered(
         self,
@@ -202,7 +202,7 @@ class Scope:
                 return [self.b.constant([0], kind.shape, kind.dtype) for kind in types]
             try:
                 lowering = Lowering(self.b, types, read, self.shared.random, autocast=autocast)
-                found = row(lowering, *args, **kwargs)
+                lowered = row(lowering, *args, **kwargs)
             except (Declined, NumberError):
                 pass
             except (ShapeError, TypeError, KeyError, AssertionError) as error:
@@ -210,7 +210,7 @@ class Scope:
                     f"the row of {target} fails on {node.format_node()}: {error}"
                 ) from error
             else:
-                results = found if isinstance(found, list) else [found]
+                results = lowered if isinstance(lowered, list) else [lowered]
                 return [
                     None if fake is None else self._checked(target, value, kind)
                     for value, kind, fake in zip(results, types, fakes, strict=False)
@@ -342,18 +342,18 @@ class Scope:
         """Return values of the right types, so that translation goes on and finds all errors."""
         stated = node.meta.get("val")
         fakes = stated if isinstance(stated, list | tuple) else [stated]
-        found: list[Any] = []
+        stand_ins: list[Any] = []
         for fake in fakes:
             if not isinstance(fake, torch.Tensor):
-                found.append(None)
+                stand_ins.append(None)
                 continue
             try:
                 shape = [self.shared.names.dim(size) for size in fake.shape]
             except (SizeError, IrcError):
                 shape = [1] * fake.ndim
             dtype = dtype_names().get(fake.dtype, "f32")
-            found.append(self.b.constant([0], shape, dtype))
-        return found if isinstance(stated, list | tuple) else found[0]
+            stand_ins.append(self.b.constant([0], shape, dtype))
+        return stand_ins if isinstance(stated, list | tuple) else stand_ins[0]
 
 
 def _read(node: Node, count: int) -> Sequence[bool]:

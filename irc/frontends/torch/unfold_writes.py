@@ -63,9 +63,9 @@ class _Writer:
         with enable_python_dispatcher(), torch.no_grad():
             value = op(*torch.fx.map_arg(args, self.value))
         with self._graph.inserting_before(self._node):
-            made = self._graph.call_function(op, args)
-        made.meta = {**self._node.meta, self._key: value}
-        return made
+            node = self._graph.call_function(op, args)
+        node.meta = {**self._node.meta, self._key: value}
+        return node
 
     def value(self, node: Node) -> Any:
         """Return a node's fake value."""
@@ -83,7 +83,7 @@ def _write_by_slices(call: _Writer, node: Node) -> None:
     dim %= ndim
     if size == 1:
         every = call(aten.slice.Tensor, source, dim, 0, sys.maxsize, step)
-        made = call(aten.unsqueeze.default, every, ndim)
+        unfolded = call(aten.unsqueeze.default, every, ndim)
     else:
         length = call.value(source).shape[dim]
         count = (length - size) // step + 1 if isinstance(length, int) else 0
@@ -92,9 +92,9 @@ def _write_by_slices(call: _Writer, node: Node) -> None:
         pieces = call(aten.slice.Tensor, source, dim, 0, count * step, 1)
         pieces = call(aten.unflatten.int, pieces, dim, [count, step])
         windows = call(aten.slice.Tensor, pieces, dim + 1, 0, size, 1)
-        made = call(aten.movedim.int, windows, dim + 1, -1)
-    made.meta = dict(node.meta)
-    node.replace_all_uses_with(made)
+        unfolded = call(aten.movedim.int, windows, dim + 1, -1)
+    unfolded.meta = dict(node.meta)
+    node.replace_all_uses_with(unfolded)
     node.graph.erase_node(node)
 
 

@@ -121,11 +121,11 @@ class _Detaching(TorchFunctionMode):
         results = func(*args, **(kwargs or {}))
         for written, before in kept:
             write_again(written, before)
-        given = {id(leaf) for leaf in pytree.tree_leaves((args, kwargs))}
+        argument_ids = {id(leaf) for leaf in pytree.tree_leaves((args, kwargs))}
 
         def detached(leaf: Any) -> Any:
             # What a function wrote to and gives back stays the tensor that it was.
-            is_new = isinstance(leaf, torch.Tensor) and id(leaf) not in given
+            is_new = isinstance(leaf, torch.Tensor) and id(leaf) not in argument_ids
             return leaf.detach() if is_new and is_inexact(leaf) else leaf
 
         return pytree.tree_map(detached, results)

@@ -30,8 +30,8 @@ def vector_norm(
     order = 2.0 if ord is None else float(ord)
     x = t.b.cast(ranked(t, self), t.accumulating(t.dtype))
     dims = dims_of(dim, tensor(x).ndim)
-    found = t.b.reshape(_norm(t, x, order, dims), t.shape)
-    return t.b.cast(found, t.dtype)
+    norm = t.b.reshape(_norm(t, x, order, dims), t.shape)
+    return t.b.cast(norm, t.dtype)
 
 
 def _norm(t: Lowering, x: SSAValue, order: float, dims: tuple[int, ...]) -> SSAValue:
