@@ -46,12 +46,12 @@ def generate(model: LlamaForCausalLM, prompt: torch.Tensor) -> torch.Tensor:
 
 def milliseconds(model: LlamaForCausalLM, prompt: torch.Tensor) -> float:
     """Return CPU milliseconds a token, of the best of three runs."""
-    found = []
+    times = []
     for _ in range(3):
         start = time.process_time()
         generate(model, prompt)
-        found.append((time.process_time() - start) / NEW)
-    return min(found) * 1e3
+        times.append((time.process_time() - start) / NEW)
+    return min(times) * 1e3
 
 
 def main() -> None:
@@ -65,12 +65,12 @@ def main() -> None:
     # The heads are split by hand: on one small machine the planner would rather not.
     pins = {"*.k_proj.weight": "S(0)", "*.v_proj.weight": "S(0)"} if world > 1 else ""
     fast = irc.compile(model, mesh=MESH if world > 1 else "", pins=pins)
-    found, expected = generate(fast, prompt), generate(model, prompt)
+    tokens, expected = generate(fast, prompt), generate(model, prompt)
     eager, compiled = milliseconds(model, prompt), milliseconds(fast, prompt)
     if rank == 0:
         print(f"processes    {world}")
         print(
-            f"tokens       {'equal to' if torch.equal(found, expected) else 'OTHER THAN'} eager's"
+            f"tokens       {'equal to' if torch.equal(tokens, expected) else 'OTHER THAN'} eager's"
         )
         print(f"compilations {statistics(fast).compilations}")
         print(f"eager        {eager:.2f} ms a token")

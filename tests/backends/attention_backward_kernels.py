@@ -47,15 +47,15 @@ def backward_of(a: Attend, outputs: tuple[str, ...]) -> KernelOp:
         roles.append(("mask", kind, a.rows * a.keys, (0, 0, 0, a.keys, a.keys, 1), 0))
     if a.start:
         roles.append(("start", "i64", 1, (0,) * 6, 0))
-    made = {"dq": by_row("dq", a.depth, a.dtype), "dk": by_key("dk", a.depth, a.dtype)}
-    made["dv"] = by_key("dv", a.width, a.dtype)
+    gradients = {"dq": by_row("dq", a.depth, a.dtype), "dk": by_key("dk", a.depth, a.dtype)}
+    gradients["dv"] = by_key("dv", a.width, a.dtype)
     if a.goes_on:
-        roles += [(BEFORE[role], *made[role][1:]) for role in OUTPUTS if role in outputs]
-    return _kernel(a, space, roles, [made[role] for role in OUTPUTS if role in outputs])
+        roles += [(BEFORE[role], *gradients[role][1:]) for role in OUTPUTS if role in outputs]
+    return _kernel(a, space, roles, [gradients[role] for role in OUTPUTS if role in outputs])
 
 
-def _kernel(a: Attend, space: tuple[int, ...], roles: list[Role], made: list[Role]) -> KernelOp:
-    every = [*roles, *made]
+def _kernel(a: Attend, space: tuple[int, ...], roles: list[Role], outputs: list[Role]) -> KernelOp:
+    every = [*roles, *outputs]
     block = Block(arg_types=[BufferType.of(size, dtype) for _, dtype, size, _, _ in every])
     op = KernelAttentionBackwardOp.make(
         list(block.args), [],
@@ -67,13 +67,13 @@ def _kernel(a: Attend, space: tuple[int, ...], roles: list[Role], made: list[Rol
     op.properties["scale"] = FloatAttr(a.scale, f64)
     op.properties["causal"] = BoolAttr.from_bool(a.causal)
     block.add_op(op)
-    found = KernelOp.make(
-        f"{a.name}_{'_'.join(role for role, *_ in made)}", block, template="attention_backward",
+    kernel = KernelOp.make(
+        f"{a.name}_{'_'.join(role for role, *_ in outputs)}", block, template="attention_backward",
         space=space, parallel=2, num_inputs=len(roles), mapping=spatial(*space[:2]),
         sources=["n7"],
     )  # fmt: skip
-    found.verify()
-    return found
+    kernel.verify()
+    return kernel
 
 
 def backward_inputs(a: Attend, kernel: KernelOp, seed: int = 0) -> list[torch.Tensor]:
@@ -81,25 +81,25 @@ def backward_inputs(a: Attend, kernel: KernelOp, seed: int = 0) -> list[torch.Te
     generator = torch.Generator().manual_seed(seed)
     plain = Attend(**{**a.__dict__, "goes_on": False, "sums": True, "parts": 1})
     forward = kernel_of(plain)
-    given = inputs_of(plain, forward, seed)
-    y, sums = meaning(forward, given)
-    roles = dict(zip(_roles(forward), given, strict=False))
+    forward_inputs = inputs_of(plain, forward, seed)
+    y, sums = meaning(forward, forward_inputs)
+    roles = dict(zip(_roles(forward), forward_inputs, strict=False))
     (op,) = kernel.body.block.ops
     assert isinstance(op, KernelAttentionBackwardOp)
-    found: list[torch.Tensor] = []
+    inputs: list[torch.Tensor] = []
     for role, place in op.form.places.items():
         if role in OUTPUTS:
             continue
         if role in roles:
-            found.append(roles[role])
+            inputs.append(roles[role])
         elif role == "sums":
-            found.append(sums.float())
+            inputs.append(sums.float())
         elif role == "delta":
-            found.append(_delta(a, found[0], y))
+            inputs.append(_delta(a, inputs[0], y))
         else:
-            made = torch.randn(place.size, generator=generator, dtype=torch.float64)
-            found.append(made.to(dtypes()[place.dtype]))
-    return found
+            values = torch.randn(place.size, generator=generator, dtype=torch.float64)
+            inputs.append(values.to(dtypes()[place.dtype]))
+    return inputs
 
 
 def _roles(kernel: KernelOp) -> list[str]:
@@ -126,7 +126,7 @@ def backward_meaning(kernel: KernelOp, inputs: list[torch.Tensor]) -> list[torch
 
 def backward_cases() -> dict[str, Attend]:
     """Odd sizes, masks, groups, rows that see nothing, more keys than rows and fewer."""
-    found = [
+    cases = [
         Attend(name="plain"),
         Attend(causal=True, rows=70, keys=70, name="causal"),
         Attend(causal=True, start=True, rows=35, keys=90, repeats=3, name="cached"),
@@ -142,4 +142,4 @@ def backward_cases() -> dict[str, Attend]:
         Attend(rows=64, keys=64, groups=1, batch=1, depth=32, width=32, name="whole_tiles"),
         Attend(dtype="bf16", causal=True, rows=40, keys=40, name="causal_bf16"),
     ]  # fmt: skip
-    return {a.name: a for a in found}
+    return {a.name: a for a in cases}

@@ -73,9 +73,9 @@ def kernel_of(a: Attend) -> KernelOp:
     if a.goes_on:
         roles.append(("y0", a.dtype, size, placed, f))
         roles.append(("sums0", "f32", a.batch * heads * a.rows, per_row, 0))
-    made = "f32" if a.parts > 1 else a.dtype
+    y_dtype = "f32" if a.parts > 1 else a.dtype
     part = (size, a.batch * heads * a.rows) if a.parts > 1 else (0, 0)
-    roles.append(("y", made, size * a.parts, (*placed[:4], part[0], 0), f))
+    roles.append(("y", y_dtype, size * a.parts, (*placed[:4], part[0], 0), f))
     if a.sums or a.parts > 1:
         count = a.batch * heads * a.rows * a.parts
         roles.append(("sums", "f32", count, (*per_row[:4], part[1], 0), 0))
@@ -101,35 +101,35 @@ def _kernel(a, space, roles) -> KernelOp:
     block.add_op(op)
     inputs = sum(role not in ("y", "sums") for role, *_ in roles)
     named = not all(isinstance(size, int) for size in space)
-    found = KernelOp.make(
+    kernel = KernelOp.make(
         a.name, block, template="attention", space=space, parallel=5, num_inputs=inputs,
         mapping=compose(spatial(*([1] * 5 if named else space[:5])), repeat(1, 1, 1, 1, 1)),
         sources=["n7"],
     )  # fmt: skip
-    found.verify()
-    return found
+    kernel.verify()
+    return kernel
 
 
 def inputs_of(a: Attend, kernel: KernelOp, seed: int = 0) -> list[torch.Tensor]:
     """Return random inputs; one row of a mask is empty, or all of what ``finfo.min`` leaves."""
     generator = torch.Generator().manual_seed(seed)
     form = _form(kernel)
-    found = []
+    inputs = []
     for role, place in form.places.items():
         if role in ("y", "sums"):
             continue
         if role == "start":
-            found.append(torch.tensor([a.keys - a.rows]))
+            inputs.append(torch.tensor([a.keys - a.rows]))
         elif place.dtype == "i1":
             mask = torch.rand(place.size, generator=generator) < 0.7
             mask[: a.keys] = False
-            found.append(mask)
+            inputs.append(mask)
         else:
             value = torch.randn(place.size, generator=generator, dtype=torch.float64)
             if role == "mask" and place.dtype == "f32":
                 value[: a.keys] = torch.finfo(torch.float32).min
-            found.append(value.to(dtypes()[place.dtype]))
-    return found
+            inputs.append(value.to(dtypes()[place.dtype]))
+    return inputs
 
 
 def _form(kernel: KernelOp) -> AttentionForm:
@@ -166,8 +166,8 @@ def _task(form: AttentionForm, inputs, task):
     for t in keys:
         x = float(q @ value("k", t, form.depth)) * form.scale
         if (mask := form.places.get("mask")) is not None:
-            found = float(value("mask", t, 1))
-            x = x + found if mask.dtype != "i1" else (x if found else -math.inf)
+            entry = float(value("mask", t, 1))
+            x = x + entry if mask.dtype != "i1" else (x if entry else -math.inf)
         if form.causal and row + start < part * form.chunk + t:
             x = -math.inf
         scores.append(x)
@@ -193,7 +193,7 @@ def _at(place: Place, point: tuple[int, ...], features: int) -> torch.Tensor:
 
 def attend_cases() -> dict[str, Attend]:
     """Odd sizes, masks, groups, parts, and what goes on from other keys."""
-    found = [
+    cases = [
         Attend(),
         Attend(causal=True, sums=True, rows=70, keys=70, name="causal"),
         Attend(causal=True, start=True, rows=5, keys=90, repeats=3, name="cached"),
@@ -209,4 +209,4 @@ def attend_cases() -> dict[str, Attend]:
         Attend(rows=1, keys=1, groups=1, batch=1, name="single"),
         Attend(dtype="bf16", causal=True, rows=40, keys=40, name="causal_bf16"),
     ]  # fmt: skip
-    return {a.name: a for a in found}
+    return {a.name: a for a in cases}

@@ -42,9 +42,9 @@ def steps(
 ) -> tuple[KernelOp, list[KernelOp]]:
     """Return one kernel for all lengths, and the kernel of each."""
     parts = [step(length, dtype) for length in lengths]
-    made = join(parts, f"steps_{dtype}", target)
-    made.verify()
-    return made, parts
+    joined = join(parts, f"steps_{dtype}", target)
+    joined.verify()
+    return joined, parts
 
 
 def inputs_of(parts: Sequence[KernelOp]) -> list[torch.Tensor]:
@@ -57,21 +57,23 @@ def inputs_of(parts: Sequence[KernelOp]) -> list[torch.Tensor]:
 def wanted(parts: Sequence[KernelOp], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Run each kernel by itself in float64, in the interpreter."""
     count = parts[0].num_inputs.value.data
-    found: list[torch.Tensor] = []
+    exact: list[torch.Tensor] = []
     for i, part in enumerate(parts):
         kinds = [a.type for a in part.args[count:]]
         outputs = [torch.zeros(kind.num_elements, dtype=torch.float64) for kind in kinds]
         run_kernel(part, list(inputs[i * count :][:count]), outputs, torch.float64)
-        found += outputs
-    return found
+        exact += outputs
+    return exact
 
 
 TOLERANCE = {"f64": 1e-12, "f32": 1e-5, "f16": 2e-3, "bf16": 1e-2}
 
 
-def assert_right(found: Sequence[torch.Tensor], exact: Sequence[torch.Tensor], dtype: str) -> None:
+def assert_right(
+    results: Sequence[torch.Tensor], exact: Sequence[torch.Tensor], dtype: str
+) -> None:
     """Hold results against float64."""
-    for one, other in zip(found, exact, strict=True):
+    for one, other in zip(results, exact, strict=True):
         torch.testing.assert_close(
             one.double(), other, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]
         )

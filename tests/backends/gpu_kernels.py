@@ -91,13 +91,13 @@ class Builder:
     def kernel(self, **kwargs: Any) -> KernelOp:
         sizes = self.space[: self.parallel]
         grid = [-(-n // t) or 1 for n, t in zip(sizes, self.tile, strict=True)]
-        found = KernelOp.make(
+        kernel = KernelOp.make(
             self.name, self.block, template=self.template, space=self.space, parallel=self.parallel,
             num_inputs=self.num_inputs, mapping=compose(spatial(*grid), repeat(*self.tile)),
             tile=self.options, **kwargs,
         )  # fmt: skip
-        found.verify()
-        return found
+        kernel.verify()
+        return kernel
 
     def _spans(self, strides: Sequence[int]) -> bool:
         return any(strides[self.parallel :]) or self.parallel == len(self.space)
@@ -134,9 +134,9 @@ def meaning(kernel: KernelOp, inputs: Sequence[torch.Tensor]) -> list[torch.Tens
     slots = {arg: i for i, arg in enumerate(kernel.args)}
     values: dict[SSAValue, torch.Tensor] = {}
     for op in kernel.body.block.ops:
-        found = _meaning(op, space, parallel, values, slots, buffers)
+        value = _meaning(op, space, parallel, values, slots, buffers)
         if op.outputs:
-            values[op.outputs[0]] = found
+            values[op.outputs[0]] = value
     return buffers[len(inputs) :]
 
 
@@ -195,14 +195,14 @@ def widen(tensor: torch.Tensor) -> torch.Tensor:
 def inputs_for(kernel: KernelOp, bound: Callable[[int], int], seed: int = 0) -> list[torch.Tensor]:
     """Return random inputs; ``bound`` gives the exclusive bound of integers in a buffer."""
     generator = torch.Generator().manual_seed(seed)
-    found = []
+    inputs = []
     for i, arg in enumerate(kernel.args[: kernel.num_inputs.value.data]):
         size, dtype = arg.type.num_elements, dtypes()[arg.type.dtype]
         if dtype.is_floating_point:
-            found.append(torch.randn(size, generator=generator, dtype=torch.float64).to(dtype))
+            inputs.append(torch.randn(size, generator=generator, dtype=torch.float64).to(dtype))
         else:
-            found.append(torch.randint(0, bound(i), (size,), generator=generator).to(dtype))
-    return found
+            inputs.append(torch.randint(0, bound(i), (size,), generator=generator).to(dtype))
+    return inputs
 
 
 def softmax(rows=13, columns=77, dtype="f32", tile=4, name="softmax") -> KernelOp:
@@ -410,12 +410,12 @@ def random_kernel(seed: int) -> KernelOp:
     full = [b.fn("cast", v, dtype="f32") if v.type.dtype == "f16" else v for v in full]
     for _ in range(numbers.randint(2, 9)):
         left, right = numbers.choice(full), numbers.choice(full)
-        made = numbers.choice(
+        result = numbers.choice(
             [b.fn("add", left, right), b.fn("sub", left, right), b.fn("tanh", left)]
         )
-        if reduced and made.type.is_full and numbers.random() < 0.4:
-            made = b.fn("tanh", b.reduce(numbers.choice(["sum", "max", "min"]), made))
-        full.append(made)
+        if reduced and result.type.is_full and numbers.random() < 0.4:
+            result = b.fn("tanh", b.reduce(numbers.choice(["sum", "max", "min"]), result))
+        full.append(result)
     for value in full[-numbers.randint(1, 3) :]:
         covered = space if value.type.is_full else space[:parallel]
         strides, size = [0] * len(space), 1

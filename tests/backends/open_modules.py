@@ -48,7 +48,7 @@ def modules() -> Mapping[str, tuple[nn.Module, Sequence[Call]]]:
 
 def edges() -> Mapping[str, tuple[nn.Module, Sequence[Call]]]:
     """Return calls of sizes 1 and 0, which have plans of their own."""
-    found = modules()
+    usual = modules()
     torch.manual_seed(1)
     blocks = [(torch.randn(*size, WIDTH),) for size in ((1, 9), (3, 1), (0, 5))]
-    return {"block": (found["block"][0], [found["block"][1][0], *blocks])}
+    return {"block": (usual["block"][0], [usual["block"][1][0], *blocks])}

@@ -26,9 +26,9 @@ def quantised(
     program = capture(layer.eval(), (torch.randn(m, k),), {}).program
     run_passes(program.module, default_pipeline(Options(backend="triton", target=target)))
     kernels = [op for op in program.module.body.block.ops if isinstance(op, KernelOp)]
-    (found,) = [kernel for kernel in kernels if kernel.template.data == "packed"]
-    found.detach()
-    return found
+    (product,) = [kernel for kernel in kernels if kernel.template.data == "packed"]
+    product.detach()
+    return product
 
 
 def grouped(
@@ -41,6 +41,6 @@ def grouped(
     module = ModuleOp([finish_function("forward", block, [result])])
     run_passes(module, [FusePass(target=target), MapTasksPass(target)])
     kernels = [op for op in module.body.block.ops if isinstance(op, KernelOp)]
-    (found,) = [kernel for kernel in kernels if kernel.template.data == "grouped"]
-    found.detach()
-    return found
+    (product,) = [kernel for kernel in kernels if kernel.template.data == "grouped"]
+    product.detach()
+    return product

@@ -62,11 +62,11 @@ class Sized:
         return tuple(values[name] for name in self.kernel.symbols)
 
     def check(
-        self, kernel: KernelOp, inputs: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
+        self, kernel: KernelOp, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     ) -> None:
         """Hold outputs against float64."""
         length = max(kernel.space_extents[-1], 1)
-        for one, true in zip(found, gpu_kernels.meaning(kernel, inputs), strict=True):
+        for one, true in zip(outputs, gpu_kernels.meaning(kernel, inputs), strict=True):
             kinds = {a.type.dtype for a in kernel.args if isinstance(a.type, BufferType)}
             close = max(CLOSE.get(kind, 0.0) for kind in kinds) * max(1.0, (length / 64) ** 0.5)
             true = true.reshape(one.shape)
@@ -81,14 +81,14 @@ def outputs_for(kernel: KernelOp, count: int) -> list[torch.Tensor]:
 
 def sized_kernels() -> dict[str, Sized]:
     """Return all of them by name."""
-    found = dict[str, Sized]()
+    by_name = dict[str, Sized]()
     for name, build in {**ROWS, **PRODUCTS}.items():
         kernel = named(build)
         names = kernel.symbols
         numbers = TOGETHER if len(names) == 2 else [(n,) for n in ALONE]
         calls = tuple(dict(zip(names, each, strict=True)) for each in numbers)
-        found[name] = Sized(kernel, calls)
+        by_name[name] = Sized(kernel, calls)
     for name, attend in ATTENDS.items():
         calls = tuple({"S": rows, "T": keys, "B": 3} for rows, keys in LENGTHS)
-        found[name] = Sized(attention_kernels.kernel_of(attend), calls, attend)
-    return found
+        by_name[name] = Sized(attention_kernels.kernel_of(attend), calls, attend)
+    return by_name

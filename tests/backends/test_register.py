@@ -31,6 +31,6 @@ def test_what_any_kernel_lacks_is_in_one_report(name: str) -> None:
         b.store(b.fn(fn, b.load(x, (1,))), y, (1,))
         return b.kernel()
 
-    with pytest.raises(IrcErrors) as found:
+    with pytest.raises(IrcErrors) as caught:
         find_backend(name).emit_plan_sources([bad("exp"), g.softmax(), bad("tanh")])
-    assert "exp on i64" in str(found.value) and "tanh on i64" in str(found.value)
+    assert "exp on i64" in str(caught.value) and "tanh on i64" in str(caught.value)

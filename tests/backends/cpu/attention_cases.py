@@ -62,30 +62,30 @@ class Case:
             self.batch, self.heads, self.groups, self.rows, self.keys, self.depth, self.width,
         )  # fmt: skip
         dtype = TORCH[self.dtype]
-        found = {"q": self._laid((b, h, s, d)), "k": self._laid((b, g, t, d))}
-        found["v"] = self._laid((b, g, t, e))
+        operands = {"q": self._laid((b, h, s, d)), "k": self._laid((b, g, t, d))}
+        operands["v"] = self._laid((b, g, t, e))
         if self.mask is not None:
             whole = torch.rand(self.mask)
-            found["mask"] = (
+            operands["mask"] = (
                 whole > 0.4
                 if self.mask_dtype == "i1"
                 else (whole * 4 - 2).to(TORCH[self.mask_dtype])
             )
             if self.mask_dtype != "i1":
                 # What torch writes for a hidden key, in all of a row: the mean of the values.
-                found["mask"][-1] = torch.finfo(found["mask"].dtype).min
+                operands["mask"][-1] = torch.finfo(operands["mask"].dtype).min
         if self.start is not None:
-            found["start"] = torch.tensor(self.start)
+            operands["start"] = torch.tensor(self.start)
         if self.before:
-            found["y0"] = torch.randn(b, h, s, e).to(dtype)
-            found["sums0"] = torch.randn(b, h, s)
-            found["sums0"][..., 0] = -torch.inf
-            found["y0"][..., 0, :] = 0
-        return found
+            operands["y0"] = torch.randn(b, h, s, e).to(dtype)
+            operands["sums0"] = torch.randn(b, h, s)
+            operands["sums0"][..., 0] = -torch.inf
+            operands["y0"][..., 0, :] = 0
+        return operands
 
     def _laid(self, shape: tuple[int, ...]) -> torch.Tensor:
-        made = torch.randn(shape).to(TORCH[self.dtype])
-        return made.transpose(1, 2).contiguous().transpose(1, 2) if self.turned else made
+        tensor = torch.randn(shape).to(TORCH[self.dtype])
+        return tensor.transpose(1, 2).contiguous().transpose(1, 2) if self.turned else tensor
 
     @property
     def form(self) -> Form:
@@ -105,14 +105,14 @@ class Case:
         results = [y, TensorType.of((self.batch, self.heads, self.rows), "f32")]
         form = self.form
         if form.start is None and not form.before and not form.with_sums:
-            made = AttentionOp.make(
+            op = AttentionOp.make(
                 list(block.args), results[:1], is_causal=self.causal, scale=self.scale
             )
         else:
-            given = results if self.sums else results[:1]
-            made = ExternOp.make(list(block.args), given, **form.forward())
-        block.add_op(made)
-        return made, block
+            outputs = results if self.sums else results[:1]
+            op = ExternOp.make(list(block.args), outputs, **form.forward())
+        block.add_op(op)
+        return op, block
 
     def kernel(self) -> tuple[KernelOp, list[torch.Tensor]]:
         """Return the kernel and the flat memory of its inputs; what it asks for is copied."""
@@ -128,7 +128,7 @@ class Case:
         turned = {op.outputs[0]: (0, 2, 1, 3)} if self.stored else {}
         for _ in range(3):
             try:
-                made = attention_kernel(op, source, turned)
+                lowered = attention_kernel(op, source, turned)
                 break
             except GroupError as error:
                 for value, order in error.copies:
@@ -137,8 +137,8 @@ class Case:
                     inverse = tuple(order.index(d) for d in range(tensor.ndim))
                     copied = tensor.permute(order).contiguous().permute(inverse)
                     memory[value] = (_memory(copied), _view(copied, copied.numel()))
-        made.kernel.verify()
-        return made.kernel, [memory[value][0] for value in made.operands]
+        lowered.kernel.verify()
+        return lowered.kernel, [memory[value][0] for value in lowered.operands]
 
     def shown(self, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """Give flat outputs their shapes."""
@@ -148,20 +148,20 @@ class Case:
 
     def expected(self) -> list[torch.Tensor]:
         """Return y and the log-sums in float64."""
-        given = {k: v.double() if v.is_floating_point() else v for k, v in self.tensors.items()}
+        wide = {k: v.double() if v.is_floating_point() else v for k, v in self.tensors.items()}
         names = ("q", "k", "v", "mask", "start", "y0", "sums0")
-        return reference(*[given.get(name) for name in names], self.causal, self.scale, self.sums)  # type: ignore[arg-type]
+        return reference(*[wide.get(name) for name in names], self.causal, self.scale, self.sums)  # type: ignore[arg-type]
 
     def interpreted(self) -> list[torch.Tensor]:
         """Run by the interpreter in float64."""
         kernel, inputs = self.kernel()
         wide = [t.double() if t.is_floating_point() else t for t in inputs]
-        made = [
+        outputs = [
             torch.zeros(arg.type.num_elements, dtype=torch.float64)  # type: ignore[attr-defined]
             for arg in kernel.args[len(inputs) :]
         ]
-        run_kernel(kernel, wide, made, torch.float64)
-        return self.shown(made)
+        run_kernel(kernel, wide, outputs, torch.float64)
+        return self.shown(outputs)
 
     def executed(
         self, num_threads: int = 1, features: Features | None = None

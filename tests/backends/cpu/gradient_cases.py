@@ -68,7 +68,7 @@ class Case:
         def random(*shape: int) -> torch.Tensor:
             return torch.randn(shape, generator=generator).to(dtype)
 
-        found = {
+        operands = {
             "g": random(*lead, *heads, self.rows, self.width),
             "q": random(*lead, *heads, self.rows, self.depth),
             "k": random(*lead, *groups, self.keys, self.depth),
@@ -84,21 +84,21 @@ class Case:
         if self.start is not None:
             more["start"] = torch.tensor(self.start)
         if self.before:
-            more |= {f"d{name}0": random(*found[name].shape) for name in "qkv"}
-        wide = _wide({**found, **more})
+            more |= {f"d{name}0": random(*operands[name].shape) for name in "qkv"}
+        wide = _wide({**operands, **more})
         y, sums = attention(
             wide["q"], wide["k"], wide["v"], wide.get("mask"), wide.get("start"), None, None,
             self.causal, self.scale, True,
         )  # fmt: skip
-        return {**found, "y": y.to(dtype), "sums": sums.float(), **more}
+        return {**operands, "y": y.to(dtype), "sums": sums.float(), **more}
 
     def expected(self) -> list[torch.Tensor]:
         """Return dq, dk, dv in float64 by torch's autograd of the formula."""
-        given = _wide(self.tensors)
-        q, k, v = (given[name].requires_grad_() for name in "qkv")
-        y = formula(q, k, v, given.get("mask"), self.causal, int(given.get("start", 0)), self.scale)
-        found = torch.autograd.grad(y, (q, k, v), given["g"])
-        return [d + given.get(f"d{name}0", 0) for name, d in zip("qkv", found, strict=True)]
+        wide = _wide(self.tensors)
+        q, k, v = (wide[name].requires_grad_() for name in "qkv")
+        y = formula(q, k, v, wide.get("mask"), self.causal, int(wide.get("start", 0)), self.scale)
+        gradients = torch.autograd.grad(y, (q, k, v), wide["g"])
+        return [d + wide.get(f"d{name}0", 0) for name, d in zip("qkv", gradients, strict=True)]
 
     def program(self) -> ModuleOp:
         """Return the derivative as launches of kernels."""
@@ -114,12 +114,12 @@ class Case:
         b, places = FlowBuilder(block), {name: i for i, name in enumerate(tensors)}
         before = tuple(places[f"d{name}0"] for name in "qkv") if self.before else ()
         form = Form(self.causal, self.scale, places.get("mask"), places.get("start"), before)
-        given: list[SSAValue] = [
+        operands: list[SSAValue] = [
             b.op(TransposeOp, [arg], perm=PERM) if name in self._turned else arg
             for arg, name in zip(block.args, tensors, strict=True)
         ]
-        made = [TensorType.of(tuple(tensors[name].shape), self.dtype) for name in "qkv"]
-        results = b.ops(ExternOp, given, results=made, **form.backward())
+        gradient_kinds = [TensorType.of(tuple(tensors[name].shape), self.dtype) for name in "qkv"]
+        results = b.ops(ExternOp, operands, results=gradient_kinds, **form.backward())
         if self._turned:
             results = [b.op(TransposeOp, [value], perm=PERM) for value in results]
         module = ModuleOp([finish_function("forward", block, results)])
@@ -153,21 +153,21 @@ class Case:
         module = self.program()
         kernels = {op.sym_name.data: op for op in module.walk() if isinstance(op, KernelOp)}
         (func,) = (op for op in module.body.block.ops if op.name == "func.func")
-        given = list(self._laid().values())
+        inputs = list(self._laid().values())
         block = func.regions[0].block
-        values: dict[SSAValue, torch.Tensor] = dict(zip(block.args, given, strict=True))
+        values: dict[SSAValue, torch.Tensor] = dict(zip(block.args, inputs, strict=True))
         for op in block.ops:
             if isinstance(op, ViewOp | CopyOp):
                 values[op.outputs[0]] = run_memory(op, values[op.inputs[0]])
             elif isinstance(op, LaunchOp):
                 flat = [values[v].contiguous().reshape(-1) for v in op.inputs]
-                found = run(kernels[op.kernel_name], flat)
-                for value, made in zip(op.outputs, found, strict=True):
+                results = run(kernels[op.kernel_name], flat)
+                for value, tensor in zip(op.outputs, results, strict=True):
                     kind = value.type
                     assert isinstance(kind, TensorType)
-                    values[value] = made.reshape(kind.static_shape())
-        found = [values[v] for v in block.last_op.operands]  # type: ignore[union-attr]
-        return [x.permute(PERM) for x in found] if self._turned else found
+                    values[value] = tensor.reshape(kind.static_shape())
+        results = [values[v] for v in block.last_op.operands]  # type: ignore[union-attr]
+        return [x.permute(PERM) for x in results] if self._turned else results
 
 
 def kernels_of(module: ModuleOp) -> list[KernelOp]:
@@ -205,7 +205,7 @@ def _wide(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {n: x.double() if x.is_floating_point() else x for n, x in tensors.items()}
 
 
-def error(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
+def error(gradients: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> float:
     """Return the largest error, as a part of the largest of each gradient, 1 at least."""
-    pairs = zip(found, wanted, strict=True)
+    pairs = zip(gradients, wanted, strict=True)
     return max(float((a.double() - b).abs().max() / b.abs().max().clamp(min=1.0)) for a, b in pairs)

@@ -37,7 +37,7 @@ class Case:
         self.shapes = shapes
         self.block = Block(arg_types=[TensorType.of(s, d) for s, d in shapes])
         self.b = FlowBuilder(self.block)
-        self.given = [random(s, d) for s, d in shapes]
+        self.operands = [random(s, d) for s, d in shapes]
 
     def product(self, count: int, **attrs: Any) -> SSAValue:
         return self.b.op(PackedContractOp, list(self.block.args[:count]), **attrs)
@@ -46,7 +46,9 @@ class Case:
         """Return the kernel of ``value``, what it is given, and what it is to give."""
         module = ModuleOp([finish_function("forward", self.block, [value])])
         module.verify()
-        wide = [x.double() if x.dtype in (torch.float32, torch.bfloat16) else x for x in self.given]
+        wide = [
+            x.double() if x.dtype in (torch.float32, torch.bfloat16) else x for x in self.operands
+        ]
         (expected,) = interpret(module, wide)
         for each in (FusePass(), MapTasksPass()):
             each.apply(context(), module)
@@ -60,15 +62,15 @@ class Case:
         assert func is not None
         places = [func.regions[0].block.args.index(value) for value in launch.inputs]
         assert float((mapped - expected).abs().max()) <= tolerance(expected)
-        return kernel, [self.given[i] for i in places], expected
+        return kernel, [self.operands[i] for i in places], expected
 
     def check(self, run: Any, features: Any, value: SSAValue, form: str, threads: int = 1) -> None:
-        kernel, given, expected = self.kernel(value)
+        kernel, inputs, expected = self.kernel(value)
         tiled = form == "dot" and (features or host()).tiles
         forms = (form, "tiles") if tiled else (form,)
         assert info_of(emit(kernel, features)).template in [f"packed {each}" for each in forms]
-        (found,) = run(kernel, given, threads, features)
-        difference = (found.reshape(expected.shape) - expected).abs().max()
+        (output,) = run(kernel, inputs, threads, features)
+        difference = (output.reshape(expected.shape) - expected).abs().max()
         assert float(difference) <= tolerance(expected)
 
 

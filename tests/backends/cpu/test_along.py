@@ -62,25 +62,27 @@ class Made:
     def __init__(
         self,
         kind: type[FlowOp],
-        given: Sequence[Tensor],
+        operands: Sequence[Tensor],
         results: Sequence[tuple[Sequence[int], torch.dtype]],
         **attrs: Any,
     ) -> None:
-        kinds = [TensorType.of(list(x.shape), dtype_names()[x.dtype]) for x in given]
+        kinds = [TensorType.of(list(x.shape), dtype_names()[x.dtype]) for x in operands]
         block = Block(arg_types=kinds)
-        made = [TensorType.of(list(shape), dtype_names()[dtype]) for shape, dtype in results]
-        self.op = kind.make(list(block.args), made, **attrs)
-        self.block, self.given = block, list(given)
+        result_kinds = [
+            TensorType.of(list(shape), dtype_names()[dtype]) for shape, dtype in results
+        ]
+        self.op = kind.make(list(block.args), result_kinds, **attrs)
+        self.block, self.operands = block, list(operands)
         block.add_op(self.op)
         assert is_along(self.op, "cpu")
         lowered = along_kernel(self.op, self._stored)
         self.kernel: KernelOp = lowered.kernel
         self.kernel.verify()
-        self.memory = [self._memory(given[block.args.index(v)]) for v in lowered.operands]
+        self.memory = [self._memory(operands[block.args.index(v)]) for v in lowered.operands]
         self.shapes = [list(shape) for shape, _ in results]
 
     def _stored(self, value: SSAValue) -> Stored:
-        x = self.given[self.block.args.index(value)]
+        x = self.operands[self.block.args.index(value)]
         size = self._memory(x).numel()
         return value, View.strided(int(x.storage_offset()), x.shape, x.stride(), size)
 
@@ -90,17 +92,17 @@ class Made:
 
     def check(self, run: Run, wanted: Sequence[Tensor], tolerance: float, **options: Any) -> None:
         """Compare the backend and the interpreter with torch."""
-        found = run(self.kernel, self.memory, **options)
-        same(found, self.shapes, wanted, tolerance)
+        results = run(self.kernel, self.memory, **options)
+        same(results, self.shapes, wanted, tolerance)
         outputs = [torch.zeros(w.numel(), dtype=w.dtype) for w in wanted]
         run_kernel(self.kernel, self.memory, outputs)
         same(outputs, self.shapes, wanted, tolerance)
 
 
 def same(
-    found: Sequence[Tensor], shapes: Sequence[Any], wanted: Sequence[Tensor], tolerance: float
+    results: Sequence[Tensor], shapes: Sequence[Any], wanted: Sequence[Tensor], tolerance: float
 ) -> None:
-    for one, shape, want in zip(found, shapes, wanted, strict=True):
+    for one, shape, want in zip(results, shapes, wanted, strict=True):
         torch.testing.assert_close(
             one.reshape(shape), want, rtol=tolerance, atol=tolerance, equal_nan=True
         )
@@ -150,14 +152,14 @@ def test_running_products_and_log_sums(dtype: torch.dtype, run: Run) -> None:
     running(x, 1, "prod").check(run, [torch.cumprod(x, 1)], TOLERANCE[dtype] * 10)
     x.view(-1)[:5] = torch.tensor([-torch.inf, -torch.inf, 1.0, torch.inf, torch.nan])
     name = {"target": "aten::logcumsumexp", "arguments": '[[{"operand": 0}, 1], {}]'}
-    made = Made(ExternOp, [x], [(x.shape, dtype)], **name)
-    made.check(run, [torch.logcumsumexp(x, 1)], TOLERANCE[dtype] * 4)
+    lowered = Made(ExternOp, [x], [(x.shape, dtype)], **name)
+    lowered.check(run, [torch.logcumsumexp(x, 1)], TOLERANCE[dtype] * 4)
 
 
 def test_long_rows_are_the_same_on_any_number_of_threads(run: Run) -> None:
     x = torch.randn(3, 70_001)
-    made = running(x, 1, "sum")
-    alone, two, three = (run(made.kernel, made.memory, num_threads=n)[0] for n in (1, 2, 3))
+    lowered = running(x, 1, "sum")
+    alone, two, three = (run(lowered.kernel, lowered.memory, num_threads=n)[0] for n in (1, 2, 3))
     assert torch.equal(alone, two)
     assert torch.equal(alone, three)
     exact = torch.cumsum(x.double(), 1)
@@ -177,10 +179,13 @@ def test_sorting_is_stable_and_nan_is_last(
     for down in (False, True):
         want = torch.sort(x, dim=dim, descending=down, stable=True)
         kinds = [(x.shape, dtype), (x.shape, torch.int64)]
-        made = Made(SortOp, [x], kinds, dim=dim, descending=down)
-        made.check(run, list(want), 0)
+        lowered = Made(SortOp, [x], kinds, dim=dim, descending=down)
+        lowered.check(run, list(want), 0)
         # Bits too: a zero keeps its sign.
-        values, moved = run(made.kernel, made.memory)[0], x.gather(dim, want.indices).reshape(-1)
+        values, moved = (
+            run(lowered.kernel, lowered.memory)[0],
+            x.gather(dim, want.indices).reshape(-1),
+        )
         kept = ~moved.isnan()
         assert torch.equal(values[kept].view(torch.uint8), moved[kept].view(torch.uint8))
 
@@ -197,16 +202,18 @@ def test_the_first_few_are_those_of_a_stable_sort(
         every = torch.sort(x, dim=1, descending=largest, stable=True)
         want = [part[:, :k].contiguous() for part in every]
         kinds = [((3, k), dtype), ((3, k), torch.int64)]
-        made = Made(TopKOp, [x], kinds, k=k, dim=1, largest=largest)
-        made.check(run, want, 0)
+        lowered = Made(TopKOp, [x], kinds, k=k, dim=1, largest=largest)
+        lowered.check(run, want, 0)
 
 
 @pytest.mark.parametrize(("n", "k"), [(20, 20), (150, 3), (260, 90)])
 def test_sorting_on_older_machines(n: int, k: int, run: Run, features: Features | None) -> None:
     x = numbers((2, n), torch.float32)
     want = [part[:, :k].contiguous() for part in torch.sort(x, dim=1, stable=True)]
-    made = Made(TopKOp, [x], [((2, k), x.dtype), ((2, k), torch.int64)], k=k, dim=1, largest=False)
-    made.check(run, want, 0, features=features)
+    lowered = Made(
+        TopKOp, [x], [((2, k), x.dtype), ((2, k), torch.int64)], k=k, dim=1, largest=False
+    )
+    lowered.check(run, want, 0, features=features)
 
 
 TABLES = [((7,), 0, 12), ((9, 40), 0, 30), ((3, 8, 5), 1, 6), ((300, 130), 0, 70), ((40, 6), 1, 9)]
@@ -224,12 +231,12 @@ def test_scatters_with_duplicates(
     line = [places if d == dim else 1 for d in range(len(shape))]
     each = torch.randint(0, shape[dim], wide)
     for index in (each, torch.randint(0, shape[dim], line).expand(wide)):
-        made = Made(ScatterOp, [x, index, source], [(shape, dtype)], dim=dim, fn=fn)
+        lowered = Made(ScatterOp, [x, index, source], [(shape, dtype)], dim=dim, fn=fn)
         if fn == "set":
             want = x.scatter(dim, index, source)
         else:
             want = x.scatter_reduce(dim, index, source, {"sum": "sum"}.get(fn, f"a{fn}"))
-        made.check(run, [want], TOLERANCE.get(dtype, 0.0) * 4, num_threads=2)
+        lowered.check(run, [want], TOLERANCE.get(dtype, 0.0) * 4, num_threads=2)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -237,13 +244,13 @@ def test_a_scatter_reads_views(run: Run, threads: int) -> None:
     x = torch.randn(50, 21).t()
     source = torch.randn(21, 1).expand(21, 40)
     index = torch.randint(0, 50, (40, 42)).t()[::2]
-    made = Made(ScatterOp, [x, index, source], [(x.shape, x.dtype)], dim=1, fn="sum")
-    made.check(run, [x.scatter_add(1, index, source)], 1e-5, num_threads=threads)
+    lowered = Made(ScatterOp, [x, index, source], [(x.shape, x.dtype)], dim=1, fn="sum")
+    lowered.check(run, [x.scatter_add(1, index, source)], 1e-5, num_threads=threads)
 
 
 def test_views_are_read_by_strides(run: Run) -> None:
     x = numbers((40, 30), torch.float32)[::2, 3:27].t()
-    for made, want in (
+    for lowered, want in (
         (running(x, 0, "max"), [torch.cummax(x, 0).values]),
         (running(x, 1, "max"), [torch.cummax(x, 1).values]),
         (
@@ -251,7 +258,7 @@ def test_views_are_read_by_strides(run: Run) -> None:
             list(torch.sort(x, dim=1, descending=True, stable=True)),
         ),
     ):
-        made.check(run, want, 0)
+        lowered.check(run, want, 0)
 
 
 @pytest.mark.parametrize("wrong", [-1, 9, 1 << 40, -(1 << 40)])
@@ -262,15 +269,15 @@ def test_an_index_outside_is_refused_before_anything_is_written(
     x, source = torch.randn(9, 600), torch.randn(4, 600)
     index = torch.randint(0, 9, (4, 600))
     index[-1, -1] = wrong
-    made = Made(ScatterOp, [x, index, source], [(x.shape, x.dtype)], dim=0, fn="sum")
+    lowered = Made(ScatterOp, [x, index, source], [(x.shape, x.dtype)], dim=0, fn="sum")
     with pytest.raises(IrcError, match="lies outside") as caught:
-        run(made.kernel, made.memory, num_threads=threads)
+        run(lowered.kernel, lowered.memory, num_threads=threads)
     assert caught.value.code == "index-out-of-range"
 
 
 def test_what_no_kernel_has_stays_in_the_library() -> None:
-    def held(kind: type[FlowOp], given: Sequence[tuple[Any, str]], **attrs: Any) -> bool:
-        block = Block(arg_types=[TensorType.of(list(shape), dtype) for shape, dtype in given])
+    def held(kind: type[FlowOp], operands: Sequence[tuple[Any, str]], **attrs: Any) -> bool:
+        block = Block(arg_types=[TensorType.of(list(shape), dtype) for shape, dtype in operands])
         op = kind.make(list(block.args), [tensor(block.args[0])], **attrs)
         return is_along(op, "cpu") or is_along(op, "sm_80")
 
@@ -309,9 +316,9 @@ def test_a_scatter_into_equal_values_does_not_read_them(run: Run) -> None:
     lowered = along_kernel(op, stored)
     assert lowered.operands == (block.args[0], block.args[1])
     source = torch.randn(6, 40)
-    (found,) = run(lowered.kernel, [wide[:, 0].contiguous(), source.flatten()])
+    (output,) = run(lowered.kernel, [wide[:, 0].contiguous(), source.flatten()])
     want = torch.zeros(9, 40).scatter_add(0, wide, source)
-    torch.testing.assert_close(found.view(9, 40), want)
+    torch.testing.assert_close(output.view(9, 40), want)
     assert "llvm.memset" in emit(lowered.kernel)
 
 

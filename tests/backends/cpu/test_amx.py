@@ -46,12 +46,12 @@ def product(make: Any, sizes: tuple[int, int, int], *, dtype: str = "bf16") -> A
     return packed(kernel, argument)
 
 
-def error(run: Any, found: Any, sizes: tuple[int, int, int], features: Any = None) -> float:
+def error(run: Any, packing: Any, sizes: tuple[int, int, int], features: Any = None) -> float:
     m, n, k = sizes
     a, b = torch.randn(m * k).bfloat16(), torch.randn(n * k).bfloat16()
     bias = torch.randn(n).bfloat16()
-    (panels,) = run(found.pack, [b], 2, features, fill=1e30)
-    (got,) = run(found.kernel, [a, panels, bias], 2, features)
+    (panels,) = run(packing.pack, [b], 2, features, fill=1e30)
+    (got,) = run(packing.kernel, [a, panels, bias], 2, features)
     want = (a.view(m, k).double() @ b.view(n, k).double().T + bias.double()).relu()
     return float(((got.view(m, n).double() - want).abs() / (k**0.5 + want.abs())).max())
 
@@ -59,9 +59,9 @@ def error(run: Any, found: Any, sizes: tuple[int, int, int], features: Any = Non
 @has_tiles
 @pytest.mark.parametrize("sizes", SIZES)
 def test_products_equal_float64(sizes: Any, make: Any, run: Any) -> None:
-    found = product(make, sizes)
-    assert info_of(emit(found.kernel)).template == "matmul tiles"
-    assert error(run, found, sizes) <= 2.0**-8
+    packing = product(make, sizes)
+    assert info_of(emit(packing.kernel)).template == "matmul tiles"
+    assert error(run, packing, sizes) <= 2.0**-8
 
 
 @has_tiles
@@ -79,9 +79,9 @@ def test_a_wrong_tail_is_caught(
     shapes = amx_tile._Code.shapes
 
     def wrong(self: Any, depth: int = amx_tile.DEPTH) -> list[tiles.Shape]:
-        found = shapes(self, depth - 2 if planted == "rest" and depth == 4 else depth)
+        tile_shapes = shapes(self, depth - 2 if planted == "rest" and depth == 4 else depth)
         below = (2, 3, 5) if planted == "rows" else ()
-        return [replace(s, rows=1) if i in below else s for i, s in enumerate(found)]
+        return [replace(s, rows=1) if i in below else s for i, s in enumerate(tile_shapes)]
 
     monkeypatch.setattr(amx_tile._Code, "shapes", wrong)
     sizes = (29, 64, 36)

@@ -48,28 +48,28 @@ def convolution(image: Any, panels: int, window: Any) -> Any:
     return case.kernel(case.b.pointwise("sub", value, case.block.args[2]))
 
 
-def differs(run: Any, made: Any, threads: int, features: Any = None) -> bool:
-    kernel, given, expected = made
-    (found,) = run(kernel, given, threads, features)
-    return not torch.equal(found.reshape(expected.shape), expected)
+def differs(run: Any, case: Any, threads: int, features: Any = None) -> bool:
+    kernel, inputs, expected = case
+    (output,) = run(kernel, inputs, threads, features)
+    return not torch.equal(output.reshape(expected.shape), expected)
 
 
 @has_tiles
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("sizes", PRODUCTS)
 def test_products_are_exact(sizes: Any, threads: int, run: Any) -> None:
-    made = product(*sizes)
-    assert info_of(emit(made[0])).template == "packed tiles"
-    assert not differs(run, made, threads)
+    case = product(*sizes)
+    assert info_of(emit(case[0])).template == "packed tiles"
+    assert not differs(run, case, threads)
 
 
 @has_tiles
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("image", "panels", "window"), WINDOWS)
 def test_windows_are_exact(image: Any, panels: int, window: Any, threads: int, run: Any) -> None:
-    made = convolution(image, panels, window)
-    assert info_of(emit(made[0])).template == "packed tiles"
-    assert not differs(run, made, threads)
+    case = convolution(image, panels, window)
+    assert info_of(emit(case[0])).template == "packed tiles"
+    assert not differs(run, case, threads)
 
 
 @pytest.mark.parametrize("sizes", PRODUCTS)

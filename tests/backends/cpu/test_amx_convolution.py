@@ -63,20 +63,20 @@ def convolved(name: str, dtype: torch.dtype = torch.bfloat16) -> KernelOp:
     module = Followed(make, shape[1], options).to(dtype).eval()
     program = irc.capture(module, (torch.randn(shape).to(dtype),)).program
     run_passes(program.module, default_pipeline(Options()))
-    made = [op for op in program.module.body.block.ops if isinstance(op, KernelOp)]
-    (found,) = [kernel for kernel in made if kernel.template.data == "convolution"]
-    return found
+    kernels = [op for op in program.module.body.block.ops if isinstance(op, KernelOp)]
+    (convolution,) = [kernel for kernel in kernels if kernel.template.data == "convolution"]
+    return convolution
 
 
 def windows_of(kernel: KernelOp) -> Windows:
-    found = read_windows(simplify(read(kernel)))
-    assert found is not None
-    return found
+    windows = read_windows(simplify(read(kernel)))
+    assert windows is not None
+    return windows
 
 
 def operands(kernel: KernelOp) -> list[torch.Tensor]:
     """Random operands; NaN beside each, and where a packed weight holds nothing."""
-    w, made = windows_of(kernel), list[torch.Tensor]()
+    w, tensors = windows_of(kernel), list[torch.Tensor]()
     for number in range(kernel.num_inputs.value.data):
         kind = kernel.args[number].type
         assert isinstance(kind, BufferType)
@@ -92,8 +92,8 @@ def operands(kernel: KernelOp) -> list[torch.Tensor]:
                 panels[:, :, :, -1, :, 1] = float("nan")
             if rest := w.nest.extents[w.n] % w.panel:
                 panels[:, -1, :, :, rest:] = float("nan")
-        made.append(values)
-    return made
+        tensors.append(values)
+    return tensors
 
 
 def error(run: Any, reference: Any, kernel: KernelOp, threads: int) -> float:
@@ -180,8 +180,8 @@ def test_other_windows_use_vectors() -> None:
 
 def test_plans_hold_code_of_their_own() -> None:
     for dtype, names in [(torch.bfloat16, [AMX.name, DOTS.name]), (torch.float32, [DOTS.name])]:
-        found = compile_kinds([convolved("one panel", dtype)], (AMX, DOTS), {})
-        assert [kind.variant.name for kind in found] == names
+        kinds = compile_kinds([convolved("one panel", dtype)], (AMX, DOTS), {})
+        assert [kind.variant.name for kind in kinds] == names
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -32,9 +32,9 @@ def test_the_first_extreme_wins_and_nan_before_all(
         x.view(-1)[[3, 8, 30]] = torch.nan
         x[-1] = -torch.inf
     fast = irc.compile(several)
-    for found, want in zip(fast(x), several(x), strict=True):
-        assert found.dtype == want.dtype
-        torch.testing.assert_close(found, want, rtol=0, atol=0, equal_nan=True)
+    for output, want in zip(fast(x), several(x), strict=True):
+        assert output.dtype == want.dtype
+        torch.testing.assert_close(output, want, rtol=0, atol=0, equal_nan=True)
     assert not any(isinstance(action, Library) for action in plan_of(fast).actions)
 
 

@@ -57,9 +57,9 @@ CASES = {
 }
 
 
-def close(case: Case, found: list[torch.Tensor], tolerance: float) -> None:
+def close(case: Case, outputs: list[torch.Tensor], tolerance: float) -> None:
     """Compare with torch in float64; minus infinity where torch has it."""
-    for got, want in zip(found, case.expected(), strict=True):
+    for got, want in zip(outputs, case.expected(), strict=True):
         assert torch.equal(torch.isinf(got), torch.isinf(want))
         finite = torch.isfinite(want)
         error = (got.double() - want)[finite].abs()
@@ -186,12 +186,12 @@ def test_threads_do_not_change_a_bit(dtype: torch.dtype, dynamic: bool) -> None:
         return torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
 
     before = torch.get_num_threads()
-    found: list[torch.Tensor] = []
+    outputs: list[torch.Tensor] = []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             compiled = irc.compile(attend, dynamic=dynamic)
-            found += [compiled(q).clone() for _ in range(30)]
+            outputs += [compiled(q).clone() for _ in range(30)]
     finally:
         torch.set_num_threads(before)
-    assert all(torch.equal(each, found[0]) for each in found)
+    assert all(torch.equal(each, outputs[0]) for each in outputs)

@@ -29,20 +29,20 @@ def texts() -> dict[Any, str]:
 
 
 def test_groups_follow_from_the_texts_and_are_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = texts()
-    whole = sum(map(len, given.values()))
+    by_key = texts()
+    whole = sum(map(len, by_key.values()))
     monkeypatch.setattr(jit, "GROUP_BYTES", whole // 4)
-    groups = jit.parted(given)
-    turned = dict(reversed(given.items()))
+    groups = jit.parted(by_key)
+    turned = dict(reversed(by_key.items()))
     assert jit.parted(turned) == groups
     assert [list(group) for group in jit.parted(turned)] == [list(group) for group in groups]
-    assert sorted(key for group in groups for key in group) == sorted(given)
+    assert sorted(key for group in groups for key in group) == sorted(by_key)
     sizes = [sum(map(len, group.values())) for group in groups]
-    assert len(groups) == 5 and max(sizes) - min(sizes) <= max(map(len, given.values()))
+    assert len(groups) == 5 and max(sizes) - min(sizes) <= max(map(len, by_key.values()))
     monkeypatch.setattr(jit, "GROUP_BYTES", 1)
-    assert len(jit.parted(given)) == min(jit.MOST_GROUPS, len(given))
+    assert len(jit.parted(by_key)) == min(jit.MOST_GROUPS, len(by_key))
     monkeypatch.setattr(jit, "GROUP_BYTES", whole + 1)
-    assert len(jit.parted(given)) == 1
+    assert len(jit.parted(by_key)) == 1
 
 
 def test_side_by_side_is_the_code_of_one_by_one() -> None:
@@ -50,10 +50,10 @@ def test_side_by_side_is_the_code_of_one_by_one() -> None:
         machine, around = jit._target_machine(host()), llvm.create_context()
         return jit.parse_kernel(text, f"irc_{key[0]}", around), machine
 
-    given = list(texts().items())
-    together = emit_objects([job(*item) for item in given])
-    apart = [emit_objects([job(*item)])[0] for item in given]
-    assert together == apart and len(set(together)) == len(given)
+    items = list(texts().items())
+    together = emit_objects([job(*item) for item in items])
+    apart = [emit_objects([job(*item)])[0] for item in items]
+    assert together == apart and len(set(together)) == len(items)
     assert emit_objects([]) == []
 
 
@@ -63,9 +63,9 @@ def test_many_groups_run_and_are_found_on_disk(
     monkeypatch.setenv("IRC_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(jit, "_addresses", {})
     monkeypatch.setattr(jit, "GROUP_BYTES", 1)
-    given = [emit(kernel(size)) for size in SIZES]
-    first = jit.compile_texts(given)
-    assert len(set(first)) == len(given)
+    emitted = [emit(kernel(size)) for size in SIZES]
+    first = jit.compile_texts(emitted)
+    assert len(set(first)) == len(emitted)
     for size in SIZES:
         x = torch.linspace(-1, 1, size)
         torch.testing.assert_close(execute(kernel(size), [x])[0], torch.exp(x))
@@ -77,7 +77,7 @@ def test_many_groups_run_and_are_found_on_disk(
         return []
 
     monkeypatch.setattr(jit, "_objects_of", compiled)
-    assert len(set(jit.compile_texts(given))) == len(given)
+    assert len(set(jit.compile_texts(emitted))) == len(emitted)
     assert fresh == [0]
 
 

@@ -58,8 +58,8 @@ def error(module: nn.Module, x: torch.Tensor) -> tuple[float, float]:
 def test_float32(make: Conv, shape: tuple[int, ...], options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     module = convolution(make, shape, options)
-    found, _ = error(module, torch.randn(shape))
-    assert found < 2e-6
+    compiled, _ = error(module, torch.randn(shape))
+    assert compiled < 2e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -67,8 +67,8 @@ def test_float32(make: Conv, shape: tuple[int, ...], options: dict[str, Any]) ->
 def test_other_floats(dtype: torch.dtype, channels: int) -> None:
     torch.manual_seed(1)
     module = nn.Conv2d(channels, 35, 3, padding=1, stride=2).to(dtype)
-    found, eager = error(module, torch.randn(1, channels, 9, 8).to(dtype))
-    assert found <= 2 * eager + 1e-14
+    compiled, eager = error(module, torch.randn(1, channels, 9, 8).to(dtype))
+    assert compiled <= 2 * eager + 1e-14
 
 
 def test_what_follows_is_one_kernel_with_it() -> None:
@@ -87,8 +87,8 @@ def test_what_follows_is_one_kernel_with_it() -> None:
     x = torch.randn(2, 16, 9, 10)
     assert error(Block(), x)[0] < 2e-6
     names = [kernel.sym_name.data for kernel in kernels(Block().eval(), x)]
-    found = sorted(name.partition("_")[2] for name in names if "convolution" in name)
-    assert found == ["convolution_add", "convolution_add_silu"]
+    convolutions = sorted(name.partition("_")[2] for name in names if "convolution" in name)
+    assert convolutions == ["convolution_add", "convolution_add_silu"]
     assert not any("add" in name and "convolution" not in name for name in names[1:])
 
 
@@ -168,8 +168,8 @@ def test_other_machines(
 ) -> None:
     """Kernels written for older machines, against the interpreter."""
     module = nn.Conv2d(17, 70, 3, padding=1, stride=2).eval().to(dtype)
-    made = kernels(module, torch.randn(1, 17, 9, 8).to(dtype))
-    (kernel,) = [k for k in made if k.template.data == "convolution"]
+    candidates = kernels(module, torch.randn(1, 17, 9, 8).to(dtype))
+    (kernel,) = [k for k in candidates if k.template.data == "convolution"]
     kinds = [arg.type for arg in kernel.args[: kernel.num_inputs.value.data]]
     assert all(isinstance(kind, BufferType) for kind in kinds)
     inputs = [torch.randn(kind.num_elements).to(dtype) for kind in kinds]  # type: ignore[attr-defined]
@@ -231,8 +231,8 @@ def test_channels_apart_behind_places() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.inner(x) + self.shift.expand(12, 2, 2).reshape(48, 1, 1)
 
-    found, _ = error(Parted(), torch.randn(1, 12, 6, 5))
-    assert found < 2e-6
+    compiled, _ = error(Parted(), torch.randn(1, 12, 6, 5))
+    assert compiled < 2e-6
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,6 @@ def test_rows_are_fetched_ahead_and_stay_the_same(
     kernel = m.kernel()
     fetches = "llvm.prefetch" in emit(kernel, features)
     assert fetches == (rows > 1 and columns < 70000)
-    given = torch.randn(rows * columns)
-    (got,), (want,) = run(kernel, [given], 2, features), reference(kernel, [given])
+    values = torch.randn(rows * columns)
+    (got,), (want,) = run(kernel, [values], 2, features), reference(kernel, [values])
     assert torch.allclose(got.double(), want, rtol=1e-5)

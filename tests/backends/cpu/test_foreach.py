@@ -31,16 +31,16 @@ def run(
         threads,
         features,
     )
-    made = [
+    padded = [
         torch.full((arg.type.num_elements + start + GUARD,), 7.0, dtype=dtypes()[arg.type.dtype])
         for arg in kernel.args[len(inputs) :]
     ]
-    ends = [len(one) - GUARD for one in made]
-    views = [one[start:end] for one, end in zip(made, ends, strict=True)]
+    ends = [len(one) - GUARD for one in padded]
+    views = [one[start:end] for one, end in zip(padded, ends, strict=True)]
     pointers = [t.data_ptr() for t in (*inputs, *views)]
     table = (ctypes.c_void_p * len(pointers))(*pointers)
     segment.run(ctypes.addressof(table))
-    for one, end in zip(made, ends, strict=True):
+    for one, end in zip(padded, ends, strict=True):
         assert (one[:start] == 7).all() and (one[end:] == 7).all(), "a part was overrun"
     return views
 

@@ -45,8 +45,8 @@ def convolved(channels: int, out: int, groups: int) -> KernelOp:
     ).program
     run_passes(program.module, default_pipeline(Options()))
     kernels = [op for op in program.module.body.block.ops if isinstance(op, KernelOp)]
-    (found,) = [k for k in kernels if element_pairs(k) and k.num_parallel < len(k.space_extents)]
-    return found
+    (kernel,) = [k for k in kernels if element_pairs(k) and k.num_parallel < len(k.space_extents)]
+    return kernel
 
 
 def check(

@@ -37,10 +37,10 @@ def kernel(size: int = 37, fn: str = "exp") -> Any:
 def run(size: int = 37) -> torch.Tensor:
     """Compile (or load) a kernel and run it; the process forgets it then."""
     x = torch.linspace(-1, 1, size)
-    (found,) = execute(kernel(size), [x])
+    (output,) = execute(kernel(size), [x])
     jit._addresses.clear()
-    torch.testing.assert_close(found, torch.exp(x))
-    return found
+    torch.testing.assert_close(output, torch.exp(x))
+    return output
 
 
 def files(folder: Path) -> list[Path]:

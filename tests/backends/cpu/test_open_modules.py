@@ -96,33 +96,33 @@ CASES: Mapping[str, tuple[Callable[[], nn.Module], Inputs]] = {
 
 def opened(module: nn.Module, inputs: Inputs) -> list[KernelOp]:
     """The kernels that differ from size to size, each as one with names."""
-    made: list[list[KernelOp]] = []
+    by_witness: list[list[KernelOp]] = []
     for sizes in WITNESSES:
         program = irc.capture(module, tuple(inputs(**sizes))).program
         run_passes(program.module, default_pipeline(Options(any_rows=True)))
-        made.append([op for op in program.module.body.block.ops if isinstance(op, KernelOp)])
+        by_witness.append([op for op in program.module.body.block.ops if isinstance(op, KernelOp)])
     fitter = Fitter(WITNESSES)
-    found: list[KernelOp] = []
-    for kernels in zip(*made, strict=True):
+    templates: list[KernelOp] = []
+    for kernels in zip(*by_witness, strict=True):
         form = unify([form_of(kernel) for kernel in kernels], fitter)
-        found.append(kernel_template(form, kernels).kernel)
-    return [kernel for kernel in found if kernel.symbols]
+        templates.append(kernel_template(form, kernels).kernel)
+    return [kernel for kernel in templates if kernel.symbols]
 
 
 def operands(kernel: KernelOp) -> list[torch.Tensor]:
     """Random inputs, and room for outputs; integers are 0 or 1."""
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for number, arg in enumerate(kernel.args):
         kind = arg.type
         assert isinstance(kind, BufferType)
         dtype, size = TORCH[kind.dtype], kind.num_elements + 16
         if number >= kernel.num_inputs.value.data:
-            found.append(torch.full((size,), 7).to(dtype))
+            tensors.append(torch.full((size,), 7).to(dtype))
         else:
             floats = dtype.is_floating_point
             value = torch.randn(size) if floats else torch.randint(0, 2, (size,))
-            found.append(value.to(dtype))
-    return found
+            tensors.append(value.to(dtype))
+    return tensors
 
 
 def run(text: str, buffers: Sequence[torch.Tensor], sizes: tuple[int, ...], threads: int) -> None:

@@ -54,8 +54,8 @@ class Backward(nn.Module):
 
     def forward(self, g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         call = torch.ops.aten.convolution_backward
-        found = call(g, x, w, [g.shape[1]], *self.rest, list(self.mask))
-        return tuple(value for value, wanted in zip(found, self.mask, strict=True) if wanted)
+        gradients = call(g, x, w, [g.shape[1]], *self.rest, list(self.mask))
+        return tuple(value for value, wanted in zip(gradients, self.mask, strict=True) if wanted)
 
 
 def case(
@@ -79,11 +79,11 @@ def errors(module: Backward, values: tuple[Tensor, ...]) -> list[float]:
     """Of each gradient, relative to the largest in float64; no library computes any."""
     fast = irc.compile(module)
     with torch.no_grad():
-        found, wanted = fast(*values), module(*(v.double() for v in values))
+        gradients, wanted = fast(*values), module(*(v.double() for v in values))
     assert libraries(fast) == []
     return [
         float((a.double() - b).abs().max() / b.abs().max().clamp(min=1e-9))
-        for a, b in zip(found, wanted, strict=True)
+        for a, b in zip(gradients, wanted, strict=True)
     ]
 
 
@@ -145,8 +145,8 @@ def test_strided_images_and_gradients() -> None:
 def outer_kernels(module: nn.Module, values: tuple[Tensor, ...]) -> list[KernelOp]:
     program = capture(module, values).program
     run_passes(program.module, default_pipeline(Options()))
-    found = [op for op in program.module.walk() if isinstance(op, KernelOp)]
-    return [op for op in found if op.template.data == "outer"]
+    kernels = [op for op in program.module.walk() if isinstance(op, KernelOp)]
+    return [op for op in kernels if op.template.data == "outer"]
 
 
 @pytest.mark.parametrize("features", [AVX512, AVX2, BASELINE])

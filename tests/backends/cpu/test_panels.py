@@ -36,9 +36,9 @@ def matmul(make: Any, sizes: tuple[int, int, int], dtype: str, *, turned: bool, 
     return maker.kernel("mm")
 
 
-def answer(given: list[torch.Tensor], sizes: Any, *, turned: bool, batch: int) -> torch.Tensor:
+def answer(operands: list[torch.Tensor], sizes: Any, *, turned: bool, batch: int) -> torch.Tensor:
     m, n, k = sizes
-    a, b, bias = (t.double() for t in given)
+    a, b, bias = (t.double() for t in operands)
     b = b.view(-1, n, k).mT if turned else b.view(-1, k, n)
     return (a.view(-1, m, k) @ b + bias).relu().flatten()
 
@@ -46,26 +46,26 @@ def answer(given: list[torch.Tensor], sizes: Any, *, turned: bool, batch: int) -
 def split(kernel: Any) -> Packed:
     argument = weight_of(kernel)
     assert argument == 1
-    found = packed(kernel, argument)
-    found.kernel.verify()
-    found.pack.verify()
-    return found
+    packing = packed(kernel, argument)
+    packing.kernel.verify()
+    packing.pack.verify()
+    return packing
 
 
 def check(make: Any, run: Any, sizes: Any, dtype: str, features: Any, **how: Any) -> None:
     kernel = matmul(make, sizes, dtype, **how)
-    found = split(kernel)
+    packing = split(kernel)
     counts = [arg.type.num_elements for arg in kernel.args[:3]]
-    given = [torch.randn(count).to(DTYPES[dtype]) for count in counts]
-    (panels,) = run(found.pack, [given[1]], 2, features, fill=0)
+    operands = [torch.randn(count).to(DTYPES[dtype]) for count in counts]
+    (panels,) = run(packing.pack, [operands[1]], 2, features, fill=0)
     written = torch.zeros_like(panels)
-    run_kernel(found.pack, [given[1]], [written])
+    run_kernel(packing.pack, [operands[1]], [written])
     # What lies beside the columns is never stored: any number will do there, but not beside k.
     held = written != 0
     assert torch.equal(panels[held], written[held])
     panels = panels.clone()
-    (got,) = run(found.kernel, [given[0], panels, given[2]], 2, features)
-    want = answer(given, sizes, **how)
+    (got,) = run(packing.kernel, [operands[0], panels, operands[2]], 2, features)
+    want = answer(operands, sizes, **how)
     scale = sizes[2] ** 0.5
     error = ((got.double() - want).abs() / (scale + want.abs())).max()
     assert error <= (6e-6 if dtype == "f32" else 2.0**-8), (sizes, dtype, float(error))
@@ -96,16 +96,16 @@ def test_a_roomy_cache_changes_no_bits(
     monkeypatch.setattr("irc.backends.cpu.matmul.product.ROOMY_ROWS_BYTES", 8 << 10)
     for sizes in ((41, 128, 65), (40, 192, 1601), (13, 64, 31)):
         kernel: Any = matmul(make, sizes, "f32", turned=True, batch=0)
-        found = split(kernel)
-        given = [torch.randn(arg.type.num_elements) for arg in kernel.args[:3]]
-        (panels,) = run(found.pack, [given[1]], 2, AVX512, fill=0)
-        inputs = [given[0], panels, given[2]]
-        (plain,) = run(found.kernel, inputs, 2, AVX512)
+        packing = split(kernel)
+        operands = [torch.randn(arg.type.num_elements) for arg in kernel.args[:3]]
+        (panels,) = run(packing.pack, [operands[1]], 2, AVX512, fill=0)
+        inputs = [operands[0], panels, operands[2]]
+        (plain,) = run(packing.kernel, inputs, 2, AVX512)
         roomy = replace(AVX512, second_cache=ROOMY)
-        (other,) = run(found.kernel, inputs, 2, roomy)
+        (other,) = run(packing.kernel, inputs, 2, roomy)
         assert torch.equal(plain, other)
         for features, fetches in ((roomy, True), (AVX512, False)):
-            lines = emit(found.kernel, features).splitlines()
+            lines = emit(packing.kernel, features).splitlines()
             # A call that asks for a line to be written, in the first cache.
             asks = ("call void @llvm.prefetch" in x and "i32 1, i32 3, i32 1" in x for x in lines)
             assert any(asks) == fetches
@@ -118,14 +118,14 @@ def test_batches_of_weights(make: Any, run: Any) -> None:
 
 def test_the_interpreter_reads_panels(make: Any) -> None:
     sizes = (6, 70, 9)
-    found = split(matmul(make, sizes, "f32", turned=True, batch=0))
-    given = [torch.randn(arg.type.num_elements) for arg in found.kernel.args[:1]]
+    packing = split(matmul(make, sizes, "f32", turned=True, batch=0))
+    operands = [torch.randn(arg.type.num_elements) for arg in packing.kernel.args[:1]]
     weight, bias = torch.randn(70 * 9), torch.randn(70)
-    panels = torch.zeros(found.elements)
-    run_kernel(found.pack, [weight], [panels])
+    panels = torch.zeros(packing.elements)
+    run_kernel(packing.pack, [weight], [panels])
     got = torch.empty(6 * 70)
-    run_kernel(found.kernel, [given[0], panels, bias], [got])
-    want = answer([given[0], weight, bias], sizes, turned=True, batch=0)
+    run_kernel(packing.kernel, [operands[0], panels, bias], [got])
+    want = answer([operands[0], weight, bias], sizes, turned=True, batch=0)
     assert (got - want).abs().max() < 1e-4
 
 
@@ -135,9 +135,9 @@ def test_few_rows_read_the_weight_in_place(make: Any) -> None:
 
 
 def test_the_form_is_named(make: Any) -> None:
-    found = split(matmul(make, (128, 256, 64), "f32", turned=True, batch=0))
-    assert info_of(emit(found.kernel, AVX512)).template == "matmul panels"
-    assert info_of(emit(found.pack, AVX512)).template == "pack"
+    packing = split(matmul(make, (128, 256, 64), "f32", turned=True, batch=0))
+    assert info_of(emit(packing.kernel, AVX512)).template == "matmul panels"
+    assert info_of(emit(packing.pack, AVX512)).template == "pack"
 
 
 def test_panels_hold_no_denormals(make: Any, run: Any) -> None:

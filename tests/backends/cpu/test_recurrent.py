@@ -50,13 +50,15 @@ class Made:
         if name != "GRU":
             del weights["inner"]
         x, _, _, _, lengths, h, c, _ = operands
-        self.given: dict[str, Tensor] = {"x": x, **weights}
-        self.given |= {k: v for k, v in (("lengths", lengths), ("h", h), ("c", c)) if v is not None}
+        self.operands: dict[str, Tensor] = {"x": x, **weights}
+        self.operands |= {
+            k: v for k, v in (("lengths", lengths), ("h", h), ("c", c)) if v is not None
+        }
         shapes = recurrent_sweep.shapes(kind, operands, options)
         block = Block(
             arg_types=[
                 TensorType.of(list(v.shape), "i32" if role == "lengths" else "f32")
-                for role, v in self.given.items()
+                for role, v in self.operands.items()
             ]
         )
         each = len(options["activations"]) // len(packed)
@@ -65,10 +67,10 @@ class Made:
             "hidden": options["hidden"],
             "backwards": options["direction"] == "reverse",
             "activations": [recurrent_sweep.SIMPLE[n] for n in options["activations"][:each]],
-            "roles": list(self.given),
+            "roles": list(self.operands),
         }
         self.values: dict[SSAValue, Tensor] = dict(
-            zip(block.args, self.given.values(), strict=True)
+            zip(block.args, self.operands.values(), strict=True)
         )
         op = ExternOp.make(
             list(block.args), [TensorType.of(list(s), "f32") for s in shapes],
@@ -88,9 +90,9 @@ class Made:
     def _memory(self, x: Tensor) -> Tensor:
         return torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
 
-    def check(self, found: list[Tensor], want: list[Tensor]) -> None:
+    def check(self, results: list[Tensor], want: list[Tensor]) -> None:
         """Compare the results of a kernel."""
-        for one, shape, value in zip(found, self.shapes, want, strict=True):
+        for one, shape, value in zip(results, self.shapes, want, strict=True):
             torch.testing.assert_close(one.reshape(shape).double(), value, rtol=1e-5, atol=1e-5)
 
     def interpreted(self) -> list[Tensor]:
@@ -110,17 +112,17 @@ SIZES = [
 def test_all_sizes_and_directions(
     name: str, hidden: int, batch: int, direction: str, run: Run, features: Features | None
 ) -> None:
-    for given in (True, False) if features is None else (True,):
-        operands, options = case(name, hidden, batch, direction, given=given)
+    for with_optional in (True, False) if features is None else (True,):
+        operands, options = case(name, hidden, batch, direction, with_optional=with_optional)
         # Batches first, and behind something else: the kernel reads inputs where they lie.
         operands[0] = torch.randn(batch, 6, 3).transpose(0, 1)[1:]
-        made, want = (
+        lowered, want = (
             Made(name, operands, options),
             wanted(name.partition(" ")[0], operands, options),
         )
-        made.check(run(made.kernel, made.memory, features=features), want)
+        lowered.check(run(lowered.kernel, lowered.memory, features=features), want)
         if features is None and hidden < 16:
-            made.check(made.interpreted(), want)
+            lowered.check(lowered.interpreted(), want)
 
 
 @pytest.mark.parametrize("lengths", [[5, 5, 5, 5, 5], [5, 0, 2, 1, 4], [9, -1, 5, 5, 5]])
@@ -129,11 +131,11 @@ def test_sequences_end_at_their_lengths(name: str, lengths: list[int], run: Run)
     for direction in ("reverse", "bidirectional"):
         operands, options = case(name, 7, 5, direction)
         operands[4] = torch.tensor(lengths, dtype=torch.int32)
-        made = Made(name, operands, options)
+        lowered = Made(name, operands, options)
         operands[4] = operands[4].clamp(0, 5)
         want = wanted(name.partition(" ")[0], operands, options)
-        made.check(run(made.kernel, made.memory), want)
-        made.check(made.interpreted(), want)
+        lowered.check(run(lowered.kernel, lowered.memory), want)
+        lowered.check(lowered.interpreted(), want)
 
 
 @pytest.mark.parametrize("threads", [2, 3, 7])
@@ -143,14 +145,14 @@ def test_threads_share_rows_and_directions(
     monkeypatch.setattr(write, "LEAST_PRODUCTS", 0)
     for batch in (1, 11):
         operands, options = case("LSTM", 7, batch, "bidirectional")
-        made = Made("LSTM", operands, options)
-        assert info_of(emit(made.kernel)).parallel
-        alone = run(made.kernel, made.memory, num_threads=1)
+        lowered = Made("LSTM", operands, options)
+        assert info_of(emit(lowered.kernel)).parallel
+        alone = run(lowered.kernel, lowered.memory, num_threads=1)
         for mine, one in zip(
-            run(made.kernel, made.memory, num_threads=threads), alone, strict=True
+            run(lowered.kernel, lowered.memory, num_threads=threads), alone, strict=True
         ):
             assert torch.equal(mine, one)
-        made.check(alone, wanted("LSTM", operands, options))
+        lowered.check(alone, wanted("LSTM", operands, options))
 
 
 def test_steps_are_taken_a_few_at_a_time(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,8 +160,8 @@ def test_steps_are_taken_a_few_at_a_time(run: Run, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(write, "CHUNK_ROWS", 6)
     for steps in (5, 7):  # chunks of two
         operands, options = case("GRU", 7, 3, "bidirectional", steps=steps)
-        made = Made("GRU", operands, options)
-        made.check(run(made.kernel, made.memory), wanted("GRU", operands, options))
+        lowered = Made("GRU", operands, options)
+        lowered.check(run(lowered.kernel, lowered.memory), wanted("GRU", operands, options))
     sizes = [info_of(emit(Made("GRU", *case("GRU", 7, 3, "forward", steps=n)).kernel)).scratch_bytes
              for n in (50, 5000)]  # fmt: skip
     assert sizes[0] == sizes[1]
@@ -184,14 +186,14 @@ def test_batch_and_steps_may_be_known_only_at_run_time() -> None:
 
 
 def test_what_is_no_kernel_of_a_cell_is_refused() -> None:
-    made = Made("LSTM", *case("LSTM", 7, 3, "forward"))
+    lowered = Made("LSTM", *case("LSTM", 7, 3, "forward"))
     for name, value, text in (
         ("kind", "Elman", "has no Elman"),
         ("activations", ("tanh",), "activations tanh"),
         ("strides", (9, 99), "touches elements"),
         ("roles", ("x", "w", "r", "added", "h", "c", "y", "last", "last_cell"), "has roles"),
     ):
-        kernel = made.kernel.clone()
+        kernel = lowered.kernel.clone()
         op = kernel.body.block.first_op
         assert op is not None
         op.properties[name] = to_attribute(value)

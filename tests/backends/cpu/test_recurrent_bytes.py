@@ -32,7 +32,7 @@ DTYPES = {torch.float32: "f32", torch.int32: "i32", torch.int8: "i8"}
 
 def case(
     hidden: int, batch: int, direction: str, *, width: int = 3, steps: int = 5, signed: bool = True,
-    columns: bool = False, given: bool = True,
+    columns: bool = False, with_optional: bool = True,
 ) -> tuple[list[Any], dict[str, Any]]:  # fmt: skip
     """Return the operands of an op of 8 bits, and its options."""
     torch.manual_seed(hidden + batch + width)
@@ -44,8 +44,8 @@ def case(
         weights.append(torch.randint(low, high, (d, rows, wide)).to(kind))
         zeros.append(torch.randint(low + 100, high - 100, of).to(kind))
         scales.append(0.01 * torch.rand(of) / rows**0.5 + 0.001)
-    states = [torch.randn(d, batch, hidden) for _ in range(2)] if given else [None, None]
-    bias = torch.randn(d, 2 * wide) if given else None
+    states = [torch.randn(d, batch, hidden) for _ in range(2)] if with_optional else [None, None]
+    bias = torch.randn(d, 2 * wide) if with_optional else None
     x = torch.randn(steps, batch, width)
     operands = [x, *weights, bias, None, *states, None, scales[0], zeros[0], scales[1], zeros[1]]
     options = {
@@ -92,20 +92,22 @@ class Made:
     def __init__(self, operands: list[Any], options: dict[str, Any]) -> None:
         weights = packed(operands, hidden := options["hidden"])
         x, lengths, h, c = (operands[i] for i in (0, 4, 5, 6))
-        self.given = {"x": x, **{role: weights[role] for role in ORDER}}
-        self.given |= {k: v for k, v in (("lengths", lengths), ("h", h), ("c", c)) if v is not None}
+        self.operands = {"x": x, **{role: weights[role] for role in ORDER}}
+        self.operands |= {
+            k: v for k, v in (("lengths", lengths), ("h", h), ("c", c)) if v is not None
+        }
         block = Block(arg_types=[
-            TensorType.of(list(v.shape), DTYPES[v.dtype]) for v in self.given.values()
+            TensorType.of(list(v.shape), DTYPES[v.dtype]) for v in self.operands.values()
         ])  # fmt: skip
         d, (steps, batch) = operands[1].shape[0], x.shape[:2]
         self.shapes = [(steps, d, batch, hidden), *[(d, batch, hidden)] * 2]
         names = [name.lower() for name in options["activations"][:3]]
         arguments = {
             "kind": "LSTM", "hidden": hidden, "backwards": options["direction"] == "reverse",
-            "activations": names, "roles": list(self.given),
+            "activations": names, "roles": list(self.operands),
         }  # fmt: skip
         self.values: dict[SSAValue, Tensor] = dict(
-            zip(block.args, self.given.values(), strict=True)
+            zip(block.args, self.operands.values(), strict=True)
         )
         op = ExternOp.make(
             list(block.args), [TensorType.of(list(s), "f32") for s in self.shapes],
@@ -150,15 +152,21 @@ def test_all_sizes_and_directions(
     features: Features | None,
 ) -> None:  # fmt: skip
     operands, options = case(
-        hidden, batch, direction, width=width, signed=signed, columns=columns, given=not columns
+        hidden,
+        batch,
+        direction,
+        width=width,
+        signed=signed,
+        columns=columns,
+        with_optional=not columns,
     )
     # Batches first, and behind something else: the kernel reads inputs where they lie.
     operands[0] = torch.randn(batch, 6, width).transpose(0, 1)[1:]
-    made, want = Made(operands, options), quantized_lstm(operands, options)
-    assert info_of(emit(made.kernel, features)).template == "recurrent bytes"
-    close(run(made.kernel, made.memory, features=features), want)
+    lowered, want = Made(operands, options), quantized_lstm(operands, options)
+    assert info_of(emit(lowered.kernel, features)).template == "recurrent bytes"
+    close(run(lowered.kernel, lowered.memory, features=features), want)
     if features is None and hidden < 16:
-        close(made.interpreted(), want)
+        close(lowered.interpreted(), want)
 
 
 @pytest.mark.parametrize("lengths", [[5, 5, 5], [4, 0, 2], [9, -1, 5], [0, 0, 0]])
@@ -167,25 +175,25 @@ def test_sequences_end_at_their_lengths(lengths: list[int], run: Run) -> None:
         operands, options = case(7, 3, direction)
         operands[0][4] *= 9  # behind the end it has no part in the range
         operands[4] = torch.tensor(lengths, dtype=torch.int32)
-        made = Made(operands, options)
+        lowered = Made(operands, options)
         operands[4] = operands[4].clamp(0, 5)
         want = quantized_lstm(operands, options)
-        close(run(made.kernel, made.memory), want)
-        close(made.interpreted(), want)
+        close(run(lowered.kernel, lowered.memory), want)
+        close(lowered.interpreted(), want)
 
 
 def test_other_activations(run: Run) -> None:
     operands, options = case(9, 2, "forward")
     options["activations"] = ["Sigmoid", "Sigmoid", "Relu"]  # a padded unit is not zero then
-    made = Made(operands, options)
-    close(run(made.kernel, made.memory), quantized_lstm(operands, options))
+    lowered = Made(operands, options)
+    close(run(lowered.kernel, lowered.memory), quantized_lstm(operands, options))
 
 
 def test_inputs_and_states_of_zero_have_a_range(run: Run) -> None:
-    operands, options = case(9, 2, "forward", given=False)
+    operands, options = case(9, 2, "forward", with_optional=False)
     operands[0].zero_()
-    made = Made(operands, options)
-    close(run(made.kernel, made.memory), quantized_lstm(operands, options))
+    lowered = Made(operands, options)
+    close(run(lowered.kernel, lowered.memory), quantized_lstm(operands, options))
 
 
 @pytest.mark.parametrize("threads", [2, 3, 7])
@@ -195,22 +203,22 @@ def test_a_row_does_not_depend_on_threads_or_on_others(
     monkeypatch.setattr(write, "LEAST_PRODUCTS", 0)
     operands, options = case(7, 11, "bidirectional")
     operands[0][:, :, 0], operands[0][:, :, 1] = 4.0, -4.0  # one range for parts of the batch
-    made = Made(operands, options)
-    every = run(made.kernel, made.memory, num_threads=threads)
-    for mine, alone in zip(every, run(made.kernel, made.memory), strict=True):
+    lowered = Made(operands, options)
+    every = run(lowered.kernel, lowered.memory, num_threads=threads)
+    for mine, alone in zip(every, run(lowered.kernel, lowered.memory), strict=True):
         assert torch.equal(mine, alone)
     few = [v if i not in (0, 5, 6) else v[:, 4:6].contiguous() for i, v in enumerate(operands)]
     part = Made(few, options)
     y = run(part.kernel, part.memory)[0].reshape(part.shapes[0])
-    assert torch.equal(y, every[0].reshape(made.shapes[0])[:, :, 4:6])
+    assert torch.equal(y, every[0].reshape(lowered.shapes[0])[:, :, 4:6])
 
 
 def test_steps_are_taken_a_few_at_a_time(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write, "CHUNK_ROWS", 6)
     for steps in (5, 7):  # chunks of two
         operands, options = case(7, 3, "bidirectional", steps=steps)
-        made = Made(operands, options)
-        close(run(made.kernel, made.memory), quantized_lstm(operands, options))
+        lowered = Made(operands, options)
+        close(run(lowered.kernel, lowered.memory), quantized_lstm(operands, options))
 
 
 def test_bytes_without_their_scales_are_refused() -> None:

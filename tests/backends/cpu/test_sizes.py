@@ -32,16 +32,16 @@ SIZES = (2, 3, 16, 17, 129, 1000)
 
 def inputs_of(kernel: KernelOp, values: dict[str, int]) -> list[torch.Tensor]:
     """Random operands; integers are indices below S."""
-    found = []
+    inputs = []
     for arg in kernel.args[: kernel.num_inputs.value.data]:
         kind = arg.type
         assert isinstance(kind, BufferType)
         dtype = TORCH[kind.dtype]
         if dtype.is_floating_point:
-            found.append(torch.randn(kind.num_elements).to(dtype))
+            inputs.append(torch.randn(kind.num_elements).to(dtype))
         else:
-            found.append(torch.randint(0, values["S"], (kind.num_elements,)).to(dtype))
-    return found
+            inputs.append(torch.randint(0, values["S"], (kind.num_elements,)).to(dtype))
+    return inputs
 
 
 def run_text(
@@ -69,8 +69,8 @@ def turns(sizes: Sequence[int], count: int) -> list[tuple[int, ...]]:
 
 def pairs(sizes: Sequence[int], count: int) -> list[tuple[int, ...]]:
     """Every combination that is not too large for an interpreter."""
-    found = itertools.product(sizes, repeat=count)
-    return [values for values in found if prod(values) <= 40_000]
+    combinations = itertools.product(sizes, repeat=count)
+    return [values for values in combinations if prod(values) <= 40_000]
 
 
 def check(
@@ -82,10 +82,10 @@ def check(
     text = emit(open_kernel, features)
     names = info_of(text).sizes
     for values in chosen(sizes, len(names)):
-        given = dict(zip(names, values, strict=True))
-        kernel = bind_kernel(open_kernel, given)
+        by_name = dict(zip(names, values, strict=True))
+        kernel = bind_kernel(open_kernel, by_name)
         kernel.verify()
-        inputs = inputs_of(kernel, given)
+        inputs = inputs_of(kernel, by_name)
         length = kernel.space_extents[-1]
         wanted = run_text(emit(kernel, features), kernel, inputs, (), 1, features)
         for threads in (1, 2):
@@ -93,7 +93,7 @@ def check(
             for one, other, true in zip(got, wanted, reference(kernel, inputs), strict=True):
                 # Float32 sums of random signs: their error grows as the root of their length.
                 close = 2e-2 if one.dtype == torch.bfloat16 else 1e-6 * max(length, 4) ** 0.5
-                torch.testing.assert_close(one, other, rtol=close, atol=close, msg=str(given))
+                torch.testing.assert_close(one, other, rtol=close, atol=close, msg=str(by_name))
                 torch.testing.assert_close(one.double(), true, rtol=close, atol=4 * close)
 
 
@@ -158,18 +158,18 @@ def attend_at(lengths: Sequence[tuple[int, int]], attend: Attend, features: Any)
     assert run_time_sizes(open_kernel, features) is None
     text = emit(open_kernel, features)
     for rows, keys in lengths:
-        given = {"S": rows, "T": keys, "B": 3}
-        chosen = {n: value_of(getattr(attend, n), given) for n in ("batch", "rows", "keys")}
+        by_name = {"S": rows, "T": keys, "B": 3}
+        chosen = {n: value_of(getattr(attend, n), by_name) for n in ("batch", "rows", "keys")}
         case = replace(attend, **chosen)
         kernel = attention_kernel_of(case)
         inputs = attention_inputs_of(case, kernel)
-        values = tuple(given[name] for name in info_of(text).sizes)
+        values = tuple(by_name[name] for name in info_of(text).sizes)
         wanted = run_text(emit(kernel, features), kernel, inputs, (), 1, features)
         close = {"f32": 2e-5, "f16": 4e-3, "bf16": 4e-2}[attend.dtype]
         for threads in (1, 2):
             got = run_text(text, kernel, inputs, values, threads, features)
             for one, other in zip(got, wanted, strict=True):
-                torch.testing.assert_close(one, other, rtol=close, atol=close, msg=str(given))
+                torch.testing.assert_close(one, other, rtol=close, atol=close, msg=str(by_name))
 
 
 @needs_avx512
@@ -192,9 +192,9 @@ def test_a_wrong_polynomial_is_caught(reference: Any) -> None:
 
     open_kernel = named(build)
     # A square is right either way: only another shape shows that rows are B apart, not S.
-    given, wrong = {"S": 3, "B": 5}, emit(open_kernel)
+    by_name, wrong = {"S": 3, "B": 5}, emit(open_kernel)
     kernel = ROWS["square"](3, 5)
-    inputs = inputs_of(kernel, given)
+    inputs = inputs_of(kernel, by_name)
     (got,) = run_text(wrong, kernel, inputs, (5, 3), 1, None)
     (true,) = reference(kernel, inputs)
     assert not torch.allclose(got.double(), true)
@@ -238,7 +238,7 @@ def test_a_description_comes_back() -> None:
 def test_scratch_memory_and_threads_follow_the_sizes() -> None:
     """Two calls of one text in one segment, of different sizes."""
     text = emit(named(ROWS["two_rows_kept"]))
-    found, buffers, calls = [], [], []
+    outputs, buffers, calls = [], [], []
     for size in (3, 5000):
         kernel = ROWS["two_rows_kept"](size)
         inputs = inputs_of(kernel, {"S": size})
@@ -247,7 +247,7 @@ def test_scratch_memory_and_threads_follow_the_sizes() -> None:
         first = len(buffers)
         buffers += [*inputs, output]
         calls.append(KernelCall(0, tuple((first + i, 0) for i in range(3)), (size,)))
-        found.append((output, wanted))
+        outputs.append((output, wanted))
     load_segment([text], calls, 2).run_pointers([t.data_ptr() for t in buffers])
-    for output, wanted in found:
+    for output, wanted in outputs:
         torch.testing.assert_close(output, wanted, rtol=1e-6, atol=1e-6)

@@ -99,7 +99,7 @@ def run_in_parts(kernel: KernelOp, features: Features | None, shares: Sequence[i
         inputs.append(torch.randn(kind.num_elements).to(TORCH[kind.dtype]))
     memory = torch.zeros(info.scratch_bytes + 4096, dtype=torch.uint8)
     scratch = -(-(memory.data_ptr() + 64) // 64) * 64
-    found = []
+    results = []
     for count in (1, *shares):
         outputs = []
         for kind in kinds[num_inputs:]:
@@ -113,8 +113,8 @@ def run_in_parts(kernel: KernelOp, features: Features | None, shares: Sequence[i
         for share in random.sample(range(count), count):
             function(ctypes.addressof(args), share, count, scratch)
         assert all(bool((t[-64:] == 7).all()) for t in outputs), "written past the end"
-        found.append(outputs)
-    return found
+        results.append(outputs)
+    return results
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -155,12 +155,12 @@ def test_open_kernels_are_divided_where_a_call_is_large() -> None:
         call = KernelCall(0, tuple((i, 0) for i in range(len(inputs))), sizes)
         words = call_table([info], [call]).words
         divided += words[2] > 1
-        found = []
+        runs = []
         for threads in (1, 2, 3, 16):
             buffers = [t.clone() for t in inputs]
             load_segment([text], [call], threads).run_pointers([t.data_ptr() for t in buffers])
-            found.append(buffers)
-        assert all(all(map(torch.equal, found[0], other)) for other in found)
+            runs.append(buffers)
+        assert all(all(map(torch.equal, runs[0], other)) for other in runs)
     assert divided, "too small to show anything"
 
 

@@ -63,13 +63,13 @@ def build(
         text.append(f'namespace space_{name} {{\n#include "{name}.cu"\n}}')
         text += [f"#undef {old}" for old in renamed]
     (folder / "all.cpp").write_text("\n".join(text))
-    found = folder / "all.so"
+    library = folder / "all.so"
     done = subprocess.run(
-        ["g++", *FLAGS, "-include", str(SHIM), str(folder / "all.cpp"), "-o", str(found)],
+        ["g++", *FLAGS, "-include", str(SHIM), str(folder / "all.cpp"), "-o", str(library)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[:4000]
-    return ctypes.CDLL(str(found))
+    return ctypes.CDLL(str(library))
 
 
 class Libraries:
@@ -172,8 +172,10 @@ def run(
         size = ctypes.c_longlong(view.numel() * view.element_size())
         library.shim_buffer(ctypes.c_void_p(view.data_ptr()), size)
     pointers = (ctypes.c_void_p * len(views))(*[v.data_ptr() for v in views])
-    given = [(ctypes.c_longlong * len(sizes))(*sizes)] if sizes else []
-    code = getattr(library, f"launch_{name or kernel.sym_name.data}")(pointers, *given, None)
+    size_arguments = [(ctypes.c_longlong * len(sizes))(*sizes)] if sizes else []
+    code = getattr(library, f"launch_{name or kernel.sym_name.data}")(
+        pointers, *size_arguments, None
+    )
     if code:
         raise HostError(f"CUDA error {code}")
     for i, (was, now) in enumerate(zip(before, padded, strict=True)):

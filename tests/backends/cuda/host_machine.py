@@ -82,52 +82,52 @@ class HostMachine:
             text.append("}")
             text += [f"#undef {name}" for name in sorted(names)]
         (folder / "all.cpp").write_text("\n".join(text))
-        found = folder / "all.so"
-        run_tool("g++", *FLAGS, "-include", SHIM, folder / "all.cpp", "-o", found)
-        return [f"{found}\0".encode()] * len(sources)
+        library = folder / "all.so"
+        run_tool("g++", *FLAGS, "-include", SHIM, folder / "all.cpp", "-o", library)
+        return [f"{library}\0".encode()] * len(sources)
 
 
 def _entry(text: str, table: LaunchTable, index: int) -> str:
     """Return the function that the fake driver calls for a launch."""
     launch = table.launches[index]
-    ranges, given, lines = list[tuple[int, object]](), [], list[str]()
+    ranges, terms, lines = list[tuple[int, object]](), [], list[str]()
     names = [f"N{i}" for i in range(len(table.symbols))]
     first = launch.arguments.index("N0") if names else 0
     lines += [
-        f"const long long {n} = *(irc_index*)given[{first + i}];" for i, n in enumerate(names)
+        f"const long long {n} = *(irc_index*)params[{first + i}];" for i, n in enumerate(names)
     ]
     for place, argument in enumerate(launch.arguments):
         if isinstance(argument, int):
             kind = TYPES[table.buffers[argument].dtype]
             constant = "const " if argument < table.num_inputs else ""
-            given.append(f"*({constant}{kind}**)given[{place}]")
+            terms.append(f"*({constant}{kind}**)params[{place}]")
             ranges.append((place, _bytes(text, table, argument)))
         elif argument == "partial":
-            given.append(f"*(float**)given[{place}]")
+            terms.append(f"*(float**)params[{place}]")
             ranges.append((place, table.partial_bytes))
         elif argument == "addresses":
-            given.append(f"*(const long long**)given[{place}]")
+            terms.append(f"*(const long long**)params[{place}]")
             words = len(table.head) + len(table.buffers)
             ranges.append((place, 8 * words))
             lines += [
                 f"for (int i = 0; i < {len(table.buffers)}; ++i) {{",
                 f"  static const long long sizes[] = {{{_sizes(table)}}};",
-                f"  shim_buffer((*(char***)given[{place}])[{len(table.head)} + i], sizes[i]);",
+                f"  shim_buffer((*(char***)params[{place}])[{len(table.head)} + i], sizes[i]);",
                 "}",
             ]
         elif argument in names:
-            given.append(f"*(irc_index*)given[{place}]")
+            terms.append(f"*(irc_index*)params[{place}]")
         else:
-            given.append(f"*(CUtensorMap*)given[{place}]")
-    lines += [f"shim_buffer(*(char**)given[{place}], {size});" for place, size in ranges]
+            terms.append(f"*(CUtensorMap*)params[{place}]")
+    lines += [f"shim_buffer(*(char**)params[{place}], {size});" for place, size in ranges]
     return "\n".join(
         [
             # The name is put together so that the renaming around the file leaves it alone.
             "#define JOINED(a, b) a##b",
             f'extern "C" int JOINED(host_, {launch.kernel})'
-            "(void** given, int blocks, int threads, int shared) {",
+            "(void** params, int blocks, int threads, int shared) {",
             *lines,
-            f"  IRC_LAUNCH({launch.kernel}, blocks, threads, shared, nullptr, {', '.join(given)});",
+            f"  IRC_LAUNCH({launch.kernel}, blocks, threads, shared, nullptr, {', '.join(terms)});",
             "  return cudaGetLastError();",
             "}",
             "#undef JOINED",
@@ -142,9 +142,9 @@ def _bytes(text: str, table: LaunchTable, buffer: int) -> str:
     return f"{_expression(size)} * {BYTES[table.buffers[buffer].dtype]}"
 
 
-def _expression(found: Any) -> str:
+def _expression(size: Any) -> str:
     """Return an encoded size (irc.kernels.gpu.size_json.encoded) as C."""
-    match found:
+    match size:
         case {"N": position}:
             return f"N{position}"
         case {"/": [dim, by]}:
@@ -152,7 +152,7 @@ def _expression(found: Any) -> str:
         case {"+": terms}:
             return f"({' + '.join(' * '.join(map(_expression, term)) for term in terms)})"
         case _:
-            return f"{found}ll"
+            return f"{size}ll"
 
 
 def _sizes(table: LaunchTable) -> str:

@@ -39,22 +39,22 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Libraries:
     return Libraries(tmp_path_factory.mktemp("attention"), KERNELS, QUICK)
 
 
-def close(name: str, found: list[torch.Tensor], inputs: list[torch.Tensor]) -> bool:
+def close(name: str, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> bool:
     wanted = attend.meaning(KERNELS[name], inputs)
     # Probabilities are rounded to the dtype of the operands, whatever that of the results is.
     bound = {"f16": 2.0**-9, "bf16": 2.0**-6, "f32": 2.0**-16}[CASES[name].dtype]
     return all(
         torch.allclose(one.double(), two, rtol=bound, atol=bound)
-        for one, two in zip(found, wanted, strict=True)
+        for one, two in zip(outputs, wanted, strict=True)
     )
 
 
 def test_halves_go_by_tiles() -> None:
-    found = {name: form_and_template(kernel)[1] for name, kernel in KERNELS.items()}
-    tiled = {name for name, template in found.items() if isinstance(template, AttentionTiles)}
+    templates = {name: form_and_template(kernel)[1] for name, kernel in KERNELS.items()}
+    tiled = {name for name, template in templates.items() if isinstance(template, AttentionTiles)}
     assert {"long_f16", "tiles_masked", "tiles_ring", "tiles_parts", "causal_bf16"} <= tiled
     assert not {"attention", "masked", "decode"} & tiled
-    for template in found.values():
+    for template in templates.values():
         verify_coverage(template.mapping)
 
 

@@ -62,22 +62,22 @@ def inputs_of(name: str) -> list[torch.Tensor]:
     return inputs
 
 
-def close(name: str, found: list[torch.Tensor], inputs: list[torch.Tensor]) -> bool:
+def close(name: str, outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> bool:
     case, kernel = KERNELS[name]
     bound = BOUNDS[case.dtype]
     wanted = backward.backward_meaning(kernel, inputs)
     return all(
         torch.allclose(one.double(), two, rtol=bound, atol=bound)
-        for one, two in zip(found, wanted, strict=True)
+        for one, two in zip(outputs, wanted, strict=True)
     )
 
 
 def test_halves_go_by_tiles() -> None:
-    found = {name: form_and_template(kernel)[1] for name, kernel in ALONE.items()}
-    tiled = {name for name, one in found.items() if isinstance(one, AttentionBackwardTiles)}
+    templates = {name: form_and_template(kernel)[1] for name, kernel in ALONE.items()}
+    tiled = {name for name, one in templates.items() if isinstance(one, AttentionBackwardTiles)}
     assert {"long_f16_dq", "tiles_ring_dk_dv", "tiles_masked_dq", "causal_bf16_dk_dv"} <= tiled
     assert not {"plain_dq", "single_dk_dv", "wide_dq"} & tiled
-    for template in found.values():
+    for template in templates.values():
         verify_coverage(template.mapping)
 
 
@@ -127,9 +127,9 @@ def test_all_gradients_at_once_are_refused() -> None:
         (CASES["plain"], ("dq", "dk", "dv"), "no kernel of all gradients"),
         (Attend(depth=700, width=700), ("dq",), "no attention over 700 features"),
     ):
-        with pytest.raises(IrcError, match=said) as found:
+        with pytest.raises(IrcError, match=said) as caught:
             emit_kernel(backward.backward_of(case, side))
-        assert found.value.code == "op-unsupported"
+        assert caught.value.code == "op-unsupported"
 
 
 FULL = [

@@ -22,9 +22,9 @@ FLOATS, HALVES = emit_kernel(g.softmax(), 80), emit_kernel(g.softmax(dtype="bf16
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
-    found = tmp_path_factory.mktemp("nvrtc") / "libnvrtc.so"
-    run_tool("g++", "-std=c++17", "-O1", "-fPIC", "-shared", "-o", found, FAKE)
-    return ctypes.CDLL(str(found))
+    path = tmp_path_factory.mktemp("nvrtc") / "libnvrtc.so"
+    run_tool("g++", "-std=c++17", "-O1", "-fPIC", "-shared", "-o", path, FAKE)
+    return ctypes.CDLL(str(path))
 
 
 @pytest.fixture
@@ -64,17 +64,17 @@ def test_what_the_compiler_rejects_is_our_bug(fake: ctypes.CDLL) -> None:
 def test_without_a_compiler_the_user_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "find_nvrtc", lambda: None)
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(IrcError, match="NVRTC or nvcc") as found:
+    with pytest.raises(IrcError, match="NVRTC or nvcc") as caught:
         machine_code([FLOATS], 80)
-    assert found.value.code == "compiler-missing"
+    assert caught.value.code == "compiler-missing"
 
 
 def test_without_headers_the_user_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "_folders", lambda *_: iter(()))
     header_folder.cache_clear()
-    with pytest.raises(IrcError, match=r"cuda_fp16\.h") as found:
+    with pytest.raises(IrcError, match=r"cuda_fp16\.h") as caught:
         header_folder()
-    assert found.value.code == "compiler-missing"
+    assert caught.value.code == "compiler-missing"
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")

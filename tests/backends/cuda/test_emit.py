@@ -57,17 +57,17 @@ def test_everything_unsupported_is_reported_at_once() -> None:
     b = g.Builder("bad", (4,), 1)
     x, y = b.input(4, "i64"), b.output(4, "i64")
     b.store(b.fn("exp", b.fn("atan2", b.load(x, (1,)), b.load(x, (1,)))), y, (1,))
-    with pytest.raises(IrcErrors) as found:
+    with pytest.raises(IrcErrors) as caught:
         emit(b.kernel())
-    assert found.value.codes == ("op-unsupported",)
-    assert "exp on i64" in str(found.value) and "atan2 on i64, i64" in str(found.value)
+    assert caught.value.codes == ("op-unsupported",)
+    assert "exp on i64" in str(caught.value) and "atan2 on i64, i64" in str(caught.value)
 
 
 def test_a_missing_compiler_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(IrcError) as found:
+    with pytest.raises(IrcError) as caught:
         compile_for(g.softmax(), 90)
-    assert found.value.code == "compiler-missing"
+    assert caught.value.code == "compiler-missing"
 
 
 def test_a_missing_file_is_a_user_error(tmp_path: Path) -> None:

@@ -37,9 +37,9 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 @pytest.fixture(scope="module")
 def gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostMachine]:
-    with machine.use(HostMachine(tmp_path_factory.mktemp("gpu"))) as made:
-        assert made is machine.current()
-        yield made
+    with machine.use(HostMachine(tmp_path_factory.mktemp("gpu"))) as emulated:
+        assert emulated is machine.current()
+        yield emulated
 
 
 @pytest.fixture
@@ -106,8 +106,8 @@ def test_wgmma_gets_tensor_maps_of_its_operands(here: HostMachine) -> None:
     module, x = nn.Linear(64, 40).bfloat16().eval(), torch.randn(70, 64).bfloat16()
     with torch.no_grad():
         run = executor(module, x, target="sm_90")
-        for given, encoded in ((x, 2), (x, 2), (x.clone() + 1, 3)):
-            torch.testing.assert_close(run(given)[0], module(given), atol=0.02, rtol=0.02)
+        for batch, encoded in ((x, 2), (x, 2), (x.clone() + 1, 3)):
+            torch.testing.assert_close(run(batch)[0], module(batch), atol=0.02, rtol=0.02)
             assert here.notes.count("encode 9 2") == encoded
     ((_, _, threads, shared, error), *_) = launches(here)
     assert (int(threads) % 128, error) == (0, "0") and int(shared) > 32 * 1024
@@ -207,20 +207,20 @@ def test_a_table_that_cannot_be_read_is_our_bug() -> None:
 
 
 def test_another_gpu_is_a_user_error(tmp_path: Path) -> None:
-    for arch, (kernel, made) in ((100, TABLES["wgmma"]), (75, TABLES["rows"])):
+    for arch, (kernel, target) in ((100, TABLES["wgmma"]), (75, TABLES["rows"])):
         (tmp_path / f"{arch}").mkdir()
-        (tmp_path / "k.cu").write_text(emit_kernel(kernel, made))
+        (tmp_path / "k.cu").write_text(emit_kernel(kernel, target))
         with machine.use(HostMachine(tmp_path / f"{arch}", arch=arch)):
-            with pytest.raises(IrcError) as found:
+            with pytest.raises(IrcError) as caught:
                 load(tmp_path / "k.cu")
-            assert found.value.code == "device-unfit" and f"sm_{arch}" in str(found.value)
+            assert caught.value.code == "device-unfit" and f"sm_{arch}" in str(caught.value)
 
 
 def test_what_the_driver_refuses_is_said(here: HostMachine, tmp_path: Path) -> None:
     here.place()
-    with pytest.raises(IrcError, match="device kernel image is invalid") as found:
+    with pytest.raises(IrcError, match="device kernel image is invalid") as caught:
         here.driver.load_module(b"nothing\0")
-    assert found.value.code == "device-failed"
+    assert caught.value.code == "device-failed"
     (tmp_path / "k.cu").write_text(emit_kernel(g.softmax(), 80).replace("x0[", "x0[1000000 + "))
     args = [torch.zeros(arg.type.num_elements) for arg in g.softmax().args]
     with pytest.raises(IrcError, match="cuLaunchKernel: unspecified launch failure"):
@@ -254,9 +254,9 @@ def test_the_stand_in_refuses_what_a_driver_does(
 def test_a_driver_that_is_missing_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("irc.backends.cuda.libcuda.LIBRARIES", ("libcuda-none.so",))
     find_driver.cache_clear()
-    with pytest.raises(IrcError, match="no NVIDIA driver") as found:
+    with pytest.raises(IrcError, match="no NVIDIA driver") as caught:
         find_driver()
-    assert found.value.code == "device-missing"
+    assert caught.value.code == "device-missing"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -310,11 +310,11 @@ def test_a_bert_runs_whole(tmp_path: Path, target: str, dtype: torch.dtype, orde
     with torch.no_grad(), machine.use(HostMachine(tmp_path, order=order)) as here:
         wanted = module(tokens)
         run = executor(module.to(dtype), tokens, target=target)
-        (found,) = run(tokens)
+        (output,) = run(tokens)
         again = run(tokens)[0]
-    worst = float((found.float() - wanted).abs().max())
+    worst = float((output.float() - wanted).abs().max())
     assert worst < (2e-5 if dtype == torch.float32 else 0.1), worst
-    assert torch.equal(found, again)
+    assert torch.equal(output, again)
     assert len(launches(here)) > 2 * 10 and not {e for *_, e in launches(here)} - {"0"}
 
 

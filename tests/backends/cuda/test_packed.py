@@ -76,8 +76,8 @@ def packed_kernel(case: Weight) -> KernelOp:
     module = capture(net, (x,)).program.module.clone()
     run_passes(module, default_pipeline(Options(backend="cuda", target="sm_80")))
     kernels = [op for op in module.body.block.ops if isinstance(op, KernelOp)]
-    (found,) = [op for op in kernels if op.template.data == "packed"]
-    return found
+    (kernel,) = [op for op in kernels if op.template.data == "packed"]
+    return kernel
 
 
 @cache
@@ -86,13 +86,13 @@ def grouped_kernel(dtype: str = "f32") -> KernelOp:
     pair = 1 if dtype == "f32" else 2
     shapes = ((7, 10), dtype), ((3, 2, 10 // pair, 64, pair), dtype), ((7,), "i64")
     block = Block(arg_types=[TensorType.of(shape, kind) for shape, kind in shapes])
-    made = FlowBuilder(block).op(GroupedContractOp, list(block.args))
-    module = ModuleOp([finish_function("forward", block, [made])])
+    product = FlowBuilder(block).op(GroupedContractOp, list(block.args))
+    module = ModuleOp([finish_function("forward", block, [product])])
     for each in (FusePass(target="sm_80"), MapTasksPass(target="sm_80")):
         each.apply(context(), module)
     kernels = [op for op in module.body.block.ops if isinstance(op, KernelOp)]
-    (found,) = [op for op in kernels if op.template.data == "grouped"]
-    return found
+    (kernel,) = [op for op in kernels if op.template.data == "grouped"]
+    return kernel
 
 
 def kernel_of(name: str) -> KernelOp:
@@ -121,20 +121,20 @@ def rest(tmp_path_factory: pytest.TempPathFactory) -> Libraries:
 def inputs_of(kernel: KernelOp) -> list[torch.Tensor]:
     """Return random inputs: any bits for weights, indices that name a matrix, or none."""
     form, generator = read(kernel), torch.Generator().manual_seed(0)
-    found: list[torch.Tensor] = []
+    inputs: list[torch.Tensor] = []
     for buffer in form.buffers[: form.num_inputs]:
         dtype = dtypes()[buffer.dtype]
         if dtype.is_floating_point:
-            found.append(torch.randn(buffer.size, generator=generator).to(dtype))
+            inputs.append(torch.randn(buffer.size, generator=generator).to(dtype))
             continue
         if form.template == "grouped":
             # Each of the three matrices, and one on either side that is none.
-            found.append(torch.arange(buffer.size) % 5 - 1)
+            inputs.append(torch.arange(buffer.size) % 5 - 1)
             continue
         least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
         drawn = torch.randint(least, most, (buffer.size,), generator=generator)
-        found.append(drawn.to(dtype))
-    return found
+        inputs.append(drawn.to(dtype))
+    return inputs
 
 
 def meaning(kernel: KernelOp, inputs: list[torch.Tensor]) -> torch.Tensor:
@@ -145,10 +145,10 @@ def meaning(kernel: KernelOp, inputs: list[torch.Tensor]) -> torch.Tensor:
     return outputs[0]
 
 
-def is_close(kernel: KernelOp, found: torch.Tensor, inputs: list[torch.Tensor]) -> bool:
+def is_close(kernel: KernelOp, output: torch.Tensor, inputs: list[torch.Tensor]) -> bool:
     wanted = meaning(kernel, inputs)
-    bound = 1e-2 if found.dtype is torch.bfloat16 else 2e-6
-    return bool((found.double() - wanted).abs().max() <= bound * wanted.abs().max())
+    bound = 1e-2 if output.dtype is torch.bfloat16 else 2e-6
+    return bool((output.double() - wanted).abs().max() <= bound * wanted.abs().max())
 
 
 @pytest.mark.parametrize("name", marked(NAMES, QUICK))
@@ -163,8 +163,8 @@ def test_a_weight_is_what_its_bits_say(request: pytest.FixtureRequest, name: str
     library = request.getfixturevalue("quick" if name in QUICK else "rest")[name]
     kernel = kernel_of(name)
     inputs = inputs_of(kernel)
-    (found,) = run_in_all_orders(library, kernel, inputs, name)
-    assert is_close(kernel, found, inputs)
+    (output,) = run_in_all_orders(library, kernel, inputs, name)
+    assert is_close(kernel, output, inputs)
     assert library.shim_conflicts() == 0
 
 
@@ -208,8 +208,8 @@ def test_a_planted_bug_is_found(request: pytest.FixtureRequest, bug: str) -> Non
     kernel = kernel_of(PLANTED[bug][0])
     inputs = inputs_of(kernel)
     try:
-        (found,) = run_in_all_orders(library, kernel, inputs, bug)
-        right = is_close(kernel, found, inputs)
+        (output,) = run_in_all_orders(library, kernel, inputs, bug)
+        right = is_close(kernel, output, inputs)
     except HostError:
         right = False
     assert right == (bug == "none")

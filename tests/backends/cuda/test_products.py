@@ -81,12 +81,12 @@ def wgmma(tmp_path_factory: pytest.TempPathFactory) -> Libraries:
     return Libraries(tmp_path_factory.mktemp("wgmma"), WGMMA, QUICK, arch=90)
 
 
-def close(found: list[torch.Tensor], kernel: KernelOp, inputs: list[torch.Tensor]) -> bool:
+def close(outputs: list[torch.Tensor], kernel: KernelOp, inputs: list[torch.Tensor]) -> bool:
     """Whether results are as near to those of float64 as one rounding of each operand allows."""
     (wanted,) = g.meaning(kernel, inputs)
     step = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-8}
-    bound = step[found[0].dtype] * (2 + wanted.abs()) * 2
-    return bool(((found[0].double() - wanted).abs() <= bound).all())
+    bound = step[outputs[0].dtype] * (2 + wanted.abs()) * 2
+    return bool(((outputs[0].double() - wanted).abs() <= bound).all())
 
 
 @pytest.mark.parametrize("name", marked(MMA, QUICK))
@@ -157,8 +157,8 @@ def several_outputs(m: int = 70, n: int = 90, k: int = 136, **tile: int) -> Kern
 )
 def test_an_epilogue_of_several_outputs(kernel: KernelOp, arch: int) -> None:
     inputs = g.inputs_for(kernel, lambda i: 9)
-    found = run_on_host(kernel, inputs, arch=arch)
-    for one, wanted in zip(found, g.meaning(kernel, inputs), strict=True):
+    outputs = run_on_host(kernel, inputs, arch=arch)
+    for one, wanted in zip(outputs, g.meaning(kernel, inputs), strict=True):
         # The product is a half before it is cast.
         assert torch.allclose(one.double(), wanted, rtol=2e-3, atol=2e-2)
 
@@ -218,9 +218,9 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Libraries:
         pattern, text = PLANTED[bug][2:]
 
         def change(source: str) -> str:
-            found, count = re.subn(pattern, text, source)
+            changed, count = re.subn(pattern, text, source)
             assert count, f"{bug} is not planted"
-            return found
+            return changed
 
         return change
 
@@ -263,8 +263,8 @@ def test_the_swizzle_in_python_is_the_one_in_the_source(tmp_path: Path) -> None:
     tiles = {
         f"{name}_{tile.letter}": tile
         for name, kernel in MMA.items()
-        if isinstance(found := form_and_template(kernel, 80)[1], TensorCore)
-        for tile in (found.a, found.b)
+        if isinstance(template := form_and_template(kernel, 80)[1], TensorCore)
+        for tile in (template.a, template.b)
     }
     assert {tile.row_bytes for tile in tiles.values()} >= {64, 128, 256}
     head = 'extern "C" int place_'
@@ -281,9 +281,9 @@ def test_the_swizzle_in_python_is_the_one_in_the_source(tmp_path: Path) -> None:
         run_place = getattr(library, f"place_{name}")
         rows = tile.num_bytes // tile.row_bytes
         places = [(r, b) for r in range(rows) for b in range(0, tile.row_bytes, 4)]
-        found = [run_place(*place) for place in places]
-        assert found == [tile.at(*place) for place in places]
-        assert len(set(found)) == len(places)
+        offsets = [run_place(*place) for place in places]
+        assert offsets == [tile.at(*place) for place in places]
+        assert len(set(offsets)) == len(places)
         tile.verify_reads()
 
 

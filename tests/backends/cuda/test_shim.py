@@ -29,12 +29,12 @@ def table_kernel(dtype: str) -> KernelOp:
     numbers = random.Random(dtype)
     b = g.Builder(f"table_{dtype}", (rows, columns), 2, (1, 16))
     floats = dtype in ("f32", "f64", "f16", "bf16")
-    found = [fn for fn in POINTWISE if fn != "cast" and works(fn, dtype)]
+    functions = [fn for fn in POINTWISE if fn != "cast" and works(fn, dtype)]
     casts = ("f32", "f64", "f16", "bf16", "i64", "i32", "i1", *(("i8", "u8") if floats else ()))
     x, z, inside = (b.input(rows * columns, dtype) for _ in range(3))
     choice = b.input(rows * columns, "i1")
     outputs = []
-    for fn in found:
+    for fn in functions:
         strides = [numbers.choice([(columns, 1), (1, rows), (0, 1)]) for _ in range(2)]
         first = b.load(inside if fn in INSIDE else x, strides[0])
         if fn == "acosh":
@@ -48,7 +48,7 @@ def table_kernel(dtype: str) -> KernelOp:
         outputs.append(b.fn("cast", value, dtype=to))
     for value in outputs:
         b.store(value, b.output(rows * columns, value.type.dtype), (columns, 1))
-    return b.kernel(sources=found)
+    return b.kernel(sources=functions)
 
 
 def works(fn: str, dtype: str) -> bool:
@@ -120,14 +120,14 @@ def hand_written() -> dict[str, KernelOp]:
         *[g.reductions(d) for d in ("f32", "f64", "f16", "i64", "i32", "i8", "u8", "i1")],
     ]  # fmt: skip
     kernels[9].sym_name = type(kernels[9].sym_name)("flat_add_scalar")
-    found = {}
+    by_name = {}
     for kernel in kernels:
         name = kernel.sym_name.data
-        if name in found:
+        if name in by_name:
             name += "_again"
             kernel.sym_name = type(kernel.sym_name)(name)
-        found[name] = kernel
-    return found
+        by_name[name] = kernel
+    return by_name
 
 
 HAND = hand_written()
@@ -145,8 +145,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return build(tmp_path_factory.mktemp("shim"), EVERY)
 
 
-def compare(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> None:
-    for i, (one, other) in enumerate(zip(found, wanted, strict=True)):
+def compare(outputs: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> None:
+    for i, (one, other) in enumerate(zip(outputs, wanted, strict=True)):
         if one.dtype.is_floating_point:
             rtol = {torch.float16: 2e-3, torch.bfloat16: 2e-2}.get(one.dtype, 2e-5)
             torch.testing.assert_close(

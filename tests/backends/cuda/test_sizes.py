@@ -29,9 +29,9 @@ def test_one_text_is_right_at_every_size(libraries: host.Libraries, name: str) -
     sized = KERNELS[name]
     for values in sized.calls:
         kernel, inputs = sized.inputs(values)
-        given = sized.given(values)
-        found = host.run_in_all_orders(libraries[name], kernel, inputs, name, given)
-        sized.check(kernel, inputs, found)
+        sizes = sized.given(values)
+        outputs = host.run_in_all_orders(libraries[name], kernel, inputs, name, sizes)
+        sized.check(kernel, inputs, outputs)
 
 
 def test_no_tasks_launch_nothing(libraries: host.Libraries) -> None:

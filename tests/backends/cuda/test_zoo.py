@@ -70,10 +70,10 @@ def test_the_report_stays_with_the_sources(tmp_path: Path) -> None:
     for name, text in emit_plan_sources(kernels).items():
         (tmp_path / name).write_text(text)
     assert report([str(tmp_path), "--arch", "90"]) == 0
-    found = json.loads((tmp_path / "report-sm_90.json").read_text())
-    assert set(found) == {"kernel_matmul", "kernel_matmul_sum"}
-    assert found["kernel_matmul"]["shared_bytes"] > 48 * 1024
-    assert all(one["registers"] > 0 and one["spill_bytes"] == 0 for one in found.values())
+    kernel_reports = json.loads((tmp_path / "report-sm_90.json").read_text())
+    assert set(kernel_reports) == {"kernel_matmul", "kernel_matmul_sum"}
+    assert kernel_reports["kernel_matmul"]["shared_bytes"] > 48 * 1024
+    assert all(one["registers"] > 0 and one["spill_bytes"] == 0 for one in kernel_reports.values())
 
 
 def test_a_folder_without_sources_is_a_user_error(

@@ -113,15 +113,15 @@ def compile_all(
     seen: set[str] = set()
     for case in chosen:
         try:
-            for target, found in kernels(case, [f"sm_{arch}" for arch in archs]):
+            for target, program_kernels in kernels(case, [f"sm_{arch}" for arch in archs]):
                 arch = int(target.removeprefix("sm_"))
                 fresh = {
                     key: kernel
-                    for key, kernel in _keyed(found, arch)
+                    for key, kernel in _keyed(program_kernels, arch)
                     if key not in seen and random.Random(f"{seed} {key}").random() < share
                 }
                 seen |= fresh.keys()
-                row = Row(str(case), arch, len(found))
+                row = Row(str(case), arch, len(program_kernels))
                 for batch in _batches({k: op for k, op in fresh.items() if k not in kept.reports}):
                     compile_batch(list(batch.values()), arch, row)
                     for key, op in batch.items():
@@ -165,8 +165,8 @@ def renamed(kernel: KernelOp, prefix: str, arch: int) -> str:
     return f"namespace {prefix}_space {{\n{text}\n}}"
 
 
-def _keyed(found: Iterable[KernelOp], arch: int) -> Iterator[tuple[str, KernelOp]]:
-    for kernel in found:
+def _keyed(program_kernels: Iterable[KernelOp], arch: int) -> Iterator[tuple[str, KernelOp]]:
+    for kernel in program_kernels:
         try:
             text = emit_kernel(kernel, arch)
         except IrcError as error:
@@ -177,8 +177,8 @@ def _keyed(found: Iterable[KernelOp], arch: int) -> Iterator[tuple[str, KernelOp
         yield hashlib.sha256(f"{arch} {lines}".encode()).hexdigest()[:24], kernel
 
 
-def _batches(found: Mapping[str, KernelOp]) -> Iterator[dict[str, KernelOp]]:
-    every = list(found.items())
+def _batches(keyed: Mapping[str, KernelOp]) -> Iterator[dict[str, KernelOp]]:
+    every = list(keyed.items())
     yield from (dict(every[i : i + BATCH]) for i in range(0, len(every), BATCH))
 
 
@@ -244,16 +244,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--known", type=Path)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     rows: list[Row] = []
     print(HEADER)
-    chosen = cases(given.only, given.dtypes, given.modes)
-    for row in compile_all(chosen, given.arch, given.share, given.seed, Known(given.known)):
+    chosen = cases(options.only, options.dtypes, options.modes)
+    for row in compile_all(chosen, options.arch, options.share, options.seed, Known(options.known)):
         print(row, flush=True)
         rows.append(row)
-        if given.json:
+        if options.json:
             # After each program: a run of hours may be cut short.
-            write_json(given.json, rows)
+            write_json(options.json, rows)
     line, ok = summary(rows)
     print(line)
     return 0 if ok else 1

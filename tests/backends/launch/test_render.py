@@ -62,8 +62,8 @@ def run_script(text: str, tmp_path: Path, *words: str, name: str = "script") -> 
 def test_hostile_names_stay_names(name: str, form: str, tmp_path: Path) -> None:
     folder = saved(tmp_path / "plans" / name)
     text = render_launch(str(folder), form, None, {"hosts": "node7"} if form == "ssh" else None)
-    given = run_script(text, tmp_path)
-    assert given[given.index("-m") :] == ["-m", "irc.runtime.worker", str(folder)]
+    arguments = run_script(text, tmp_path)
+    assert arguments[arguments.index("-m") :] == ["-m", "irc.runtime.worker", str(folder)]
     assert not (tmp_path / "canary").exists()
     directives = [line for line in text.splitlines() if line.startswith("#SBATCH")]
     assert len(directives) == (5 if form == "slurm" else 0)
@@ -80,31 +80,31 @@ def test_control_characters_are_refused(name: str, tmp_path: Path) -> None:
 def test_a_plan_carries_files_without_paths(tmp_path: Path) -> None:
     files = launch_files(build_plan(sharded()))
     assert sorted(files) == ["launch/slurm.sbatch", "launch/torchrun.sh"]
-    given = run_script(
+    arguments = run_script(
         files["launch/torchrun.sh"], tmp_path, "--compare", name="launch/torchrun.sh"
     )
-    assert given[-6:] == ["--nproc-per-node", "4", "-m", "irc.runtime.worker", str(tmp_path),
+    assert arguments[-6:] == ["--nproc-per-node", "4", "-m", "irc.runtime.worker", str(tmp_path),
                           "--compare"]  # fmt: skip
     # The ranks meet in files: nothing listens but on the loopback interface.
-    assert given[given.index("--rdzv-conf") + 1] == "store_type=file"
-    assert given[given.index("--local-addr") + 1] == "127.0.0.1"
-    meet = Path(given[given.index("--rdzv-endpoint") + 1]).parent
+    assert arguments[arguments.index("--rdzv-conf") + 1] == "store_type=file"
+    assert arguments[arguments.index("--local-addr") + 1] == "127.0.0.1"
+    meet = Path(arguments[arguments.index("--rdzv-endpoint") + 1]).parent
     until = time.monotonic() + 20
     while meet.exists():
         assert time.monotonic() < until
         time.sleep(0.1)
-    given = run_script(files["launch/slurm.sbatch"], tmp_path, "/shared/my plan", "--seed=1")
-    assert given[-3:] == ["irc.runtime.worker", "/shared/my plan", "--seed=1"]
+    arguments = run_script(files["launch/slurm.sbatch"], tmp_path, "/shared/my plan", "--seed=1")
+    assert arguments[-3:] == ["irc.runtime.worker", "/shared/my plan", "--seed=1"]
     plan = make_plan(build_plan(sharded()), extra=files)
     assert plan.hash == make_plan(build_plan(sharded()), extra=launch_files(plan.plan)).hash
 
 
 @pytest.mark.parametrize("form", ["torchrun", "slurm"])
 def test_several_nodes(form: str, tmp_path: Path) -> None:
-    given = run_script(render_launch(str(saved(tmp_path / "plan")), form, nodes=2), tmp_path)
-    assert given[given.index("--nnodes") + 1] == "2"
-    assert given[given.index("--nproc-per-node") + 1] == "2"
-    assert given[given.index("--rdzv-endpoint") + 1] == "node7:29500"
+    arguments = run_script(render_launch(str(saved(tmp_path / "plan")), form, nodes=2), tmp_path)
+    assert arguments[arguments.index("--nnodes") + 1] == "2"
+    assert arguments[arguments.index("--nproc-per-node") + 1] == "2"
+    assert arguments[arguments.index("--rdzv-endpoint") + 1] == "node7:29500"
 
 
 def test_json(tmp_path: Path) -> None:
@@ -112,15 +112,15 @@ def test_json(tmp_path: Path) -> None:
     data = json.loads(render_launch(str(folder), "json"))
     assert (data["nodes"], data["ranks_per_node"]) == (1, 4)
     words = [*data["command"], "--seed=1"]
-    given = run_script(f"exec {shlex.join(words)}", tmp_path)
-    assert given[-3:] == ["irc.runtime.worker", str(folder), "--seed=1"]
+    arguments = run_script(f"exec {shlex.join(words)}", tmp_path)
+    assert arguments[-3:] == ["irc.runtime.worker", str(folder), "--seed=1"]
     # As the script's: nothing listens but on the loopback interface.
-    assert given[given.index("--rdzv-conf") + 1] == "store_type=file"
-    assert given[given.index("--local-addr") + 1] == "127.0.0.1"
-    assert "--standalone" not in given
+    assert arguments[arguments.index("--rdzv-conf") + 1] == "store_type=file"
+    assert arguments[arguments.index("--local-addr") + 1] == "127.0.0.1"
+    assert "--standalone" not in arguments
     two = json.loads(render_launch(str(folder), "json", nodes=2))
-    given = run_script(f"exec {shlex.join(two['command'])}", tmp_path)
-    assert given[given.index("--rdzv-endpoint") + 1] == "node7:29500"
+    arguments = run_script(f"exec {shlex.join(two['command'])}", tmp_path)
+    assert arguments[arguments.index("--rdzv-endpoint") + 1] == "node7:29500"
 
 
 def test_the_torchrun_command_is_one_that_torchrun_takes() -> None:

@@ -32,9 +32,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_attention_in_the_interpreter(results: Path, name: str) -> None:
     kernel, case = KERNELS[name], CASES[name]
     wanted = attention.meaning(kernel, attention.inputs_of(case, kernel))
-    for found, right in zip(outputs_of(results, kernel), wanted, strict=True):
+    for output, right in zip(outputs_of(results, kernel), wanted, strict=True):
         tolerance = TOLERANCE[case.dtype]
-        torch.testing.assert_close(found.double(), right, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(output.double(), right, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("line", ["x = tl.where((t[None, :] < 53)", "(t[None, :] <= s + start)"])
@@ -48,8 +48,8 @@ def test_a_dropped_mask_is_seen(tmp_path: Path, line: str) -> None:
     whole = "x = tl.where((t[None, :] < 9999)" if "start" not in line else "(t[None, :] < 9999)"
     interpret(tmp_path, [(kernel, inputs)], texts={kernel.sym_name.data: text.replace(line, whole)})
     wanted = attention.meaning(kernel, inputs)[0]
-    found = outputs_of(tmp_path, kernel)[0].double()
-    assert not torch.allclose(found, wanted, rtol=1e-3, atol=1e-3)
+    output = outputs_of(tmp_path, kernel)[0].double()
+    assert not torch.allclose(output, wanted, rtol=1e-3, atol=1e-3)
 
 
 def test_one_row_that_goes_on_compiles() -> None:

@@ -37,9 +37,9 @@ def test_gradients_in_the_interpreter(results: Path, name: str, side: tuple[str,
     case = CASES[name]
     kernel = backward.backward_of(case, side)
     wanted = backward.backward_meaning(kernel, backward.backward_inputs(case, kernel))
-    for found, right in zip(outputs_of(results, kernel), wanted, strict=True):
+    for gradient, right in zip(outputs_of(results, kernel), wanted, strict=True):
         tolerance = TOLERANCE[case.dtype]
-        torch.testing.assert_close(found.double(), right, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(gradient.double(), right, rtol=tolerance, atol=tolerance)
 
 
 def test_the_meaning_is_the_gradient_of_torch() -> None:
@@ -53,8 +53,8 @@ def test_the_meaning_is_the_gradient_of_torch() -> None:
     grads = torch.autograd.grad(y, (q, k, v), g)
     for role, wanted in zip(("dq", "dk", "dv"), grads, strict=True):
         kernel = backward.backward_of(case, (role,))
-        (found,) = backward.backward_meaning(kernel, inputs)
-        torch.testing.assert_close(found, wanted.transpose(1, 2).flatten(), rtol=1e-5, atol=1e-6)
+        (gradient,) = backward.backward_meaning(kernel, inputs)
+        torch.testing.assert_close(gradient, wanted.transpose(1, 2).flatten(), rtol=1e-5, atol=1e-6)
 
 
 BUGS = {

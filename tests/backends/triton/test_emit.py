@@ -44,19 +44,19 @@ def test_everything_unsupported_is_reported_at_once() -> None:
     v = b.fn("exp", b.fn("atan2", b.load(x, (1,)), b.load(x, (1,))))
     b.load(z, (1,))
     b.store(v, y, (1,))
-    with pytest.raises(IrcErrors) as found:
+    with pytest.raises(IrcErrors) as caught:
         emit(b.kernel(sources=["n4"]))
-    assert found.value.codes == ("op-unsupported",)
-    text = str(found.value)
+    assert caught.value.codes == ("op-unsupported",)
+    text = str(caught.value)
     for part in ("exp on i64", "atan2 on i64, i64", "buffer 1 of c64", "it comes from n4"):
         assert part in text
 
 
 def test_a_missing_triton_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    with pytest.raises(IrcError) as found:
+    with pytest.raises(IrcError) as caught:
         compile_for(g.softmax(), 80)
-    assert found.value.code == "compiler-missing"
+    assert caught.value.code == "compiler-missing"
 
 
 def test_a_missing_file_is_a_user_error(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def _run_all() -> None:
     """Print the largest error of each model, and which of its versions are alive."""
     import copy
 
-    found = {}
+    largest = {}
     for name, (module, inputs) in _models().items():
         mine, theirs = copy.deepcopy(module).eval(), module.eval()
         compiled = irc.compile(mine, backend="triton")
@@ -62,8 +62,8 @@ def _run_all() -> None:
                 for weight, other in zip(mine.parameters(), theirs.parameters(), strict=True):
                     weight.mul_(1.01)
                     other.mul_(1.01)
-        found[name] = worst
-    print(json.dumps(found))
+        largest[name] = worst
+    print(json.dumps(largest))
 
 
 @pytest.fixture(scope="module")
@@ -81,10 +81,10 @@ def test_a_plan_runs_and_sees_weights_that_change(errors: dict[str, float], name
 def test_without_a_gpu_the_user_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     compiled = irc.compile(nn.Linear(3, 4), backend="triton")
-    with torch.no_grad(), pytest.raises(IrcError) as found:
+    with torch.no_grad(), pytest.raises(IrcError) as caught:
         compiled(torch.ones(2, 3))
-    assert found.value.code == "device-missing"
-    assert "torch.cuda.is_available() is False" in str(found.value)
+    assert caught.value.code == "device-missing"
+    assert "torch.cuda.is_available() is False" in str(caught.value)
 
 
 def test_gradients_are_refused() -> None:

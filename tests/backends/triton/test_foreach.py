@@ -20,8 +20,8 @@ DTYPES = ("f32", "bf16", "f16", "f64")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All kernels, run once in one process; one of them with a planted bug."""
     folder = tmp_path_factory.mktemp("foreach")
-    made = [steps(dtype=dtype, target="sm_90") for dtype in DTYPES]
-    runs = [(kernel, inputs_of(parts)) for kernel, parts in made]
+    kernels = [steps(dtype=dtype, target="sm_90") for dtype in DTYPES]
+    runs = [(kernel, inputs_of(parts)) for kernel, parts in kernels]
     wrong, parts = steps(dtype="f32", target="sm_90")
     wrong.properties["sym_name"] = StringAttr("wrong")
     text = emit(wrong)

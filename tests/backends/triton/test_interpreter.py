@@ -48,7 +48,7 @@ def pointwise_inputs(fn: str, kernel: KernelOp) -> list[torch.Tensor]:
     inputs = g.inputs_for(kernel, lambda i: 2 if kernel.args[i].type.dtype == "i1" else 7)
     if fn in ("shift_left", "shift_right"):
         return inputs
-    found = []
+    adjusted = []
     for i, x in enumerate(inputs):
         if x.dtype.is_floating_point and fn in DOMAIN:
             low, high = DOMAIN[fn]
@@ -60,8 +60,8 @@ def pointwise_inputs(fn: str, kernel: KernelOp) -> list[torch.Tensor]:
             x = x.abs()
         if x.dtype == torch.uint8:
             x = x + 1
-        found.append(x.to(inputs[i].dtype))
-    return found
+        adjusted.append(x.to(inputs[i].dtype))
+    return adjusted
 
 
 def hand_written() -> dict[str, KernelOp]:
@@ -89,14 +89,14 @@ def hand_written() -> dict[str, KernelOp]:
 
 
 def table() -> dict[str, tuple[str, KernelOp]]:
-    found = {}
+    kernels = {}
     for fn in POINTWISE:
         for seed, dtype in enumerate(("f32", "f64", "i64", "i8", "u8", "i1")):
             kernel = pointwise_kernel(fn, dtype, seed)
             result = kernel.args[-1].type.dtype
             if expression(fn, dtype, result) is not None:
-                found[f"{fn}_{dtype}"] = (fn, kernel)
-    return found
+                kernels[f"{fn}_{dtype}"] = (fn, kernel)
+    return kernels
 
 
 HAND, TABLE = hand_written(), table()
@@ -117,16 +117,16 @@ def random_inputs(kernel: KernelOp) -> list[torch.Tensor]:
 
 
 def compare(folder: Path, kernel: KernelOp, tolerance: float) -> None:
-    found = outputs_of(folder, kernel)
+    outputs = outputs_of(folder, kernel)
     count = kernel.num_inputs.value.data
     inputs = torch.load((folder / kernel.sym_name.data).with_suffix(".in"))[:count]
-    for made, wanted in zip(found, g.meaning(kernel, inputs), strict=True):
-        if made.dtype.is_floating_point:
+    for output, wanted in zip(outputs, g.meaning(kernel, inputs), strict=True):
+        if output.dtype.is_floating_point:
             torch.testing.assert_close(
-                made.double(), wanted, rtol=tolerance, atol=tolerance, equal_nan=True
+                output.double(), wanted, rtol=tolerance, atol=tolerance, equal_nan=True
             )
         else:
-            assert torch.equal(made, wanted)
+            assert torch.equal(output, wanted)
 
 
 @pytest.mark.parametrize("name", HAND)

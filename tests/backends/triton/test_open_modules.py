@@ -81,11 +81,11 @@ def run(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["scores", pytest.param("block", marks=pytest.mark.slow)])
 def test_one_compilation_serves_every_size(name: str) -> None:
-    found = run(name)
-    assert found["error"] < 2e-5
-    assert (found["files"], found["emitted"], found["reasons"]) == (0, 0, [])
-    assert found["bound"] == len(modules()[name][1])
-    assert found["shared"] > 0
+    figures = run(name)
+    assert figures["error"] < 2e-5
+    assert (figures["files"], figures["emitted"], figures["reasons"]) == (0, 0, [])
+    assert figures["bound"] == len(modules()[name][1])
+    assert figures["shared"] > 0
 
 
 @pytest.mark.slow
@@ -95,9 +95,9 @@ def test_sizes_of_1_and_0() -> None:
 
 @pytest.mark.slow
 def test_a_plan_with_named_sizes() -> None:
-    found = run("exported")
-    assert found["error"] < 2e-5
-    assert '"batch"' in found["text"] and str(WIDTH) in found["text"]
+    figures = run("exported")
+    assert figures["error"] < 2e-5
+    assert '"batch"' in figures["text"] and str(WIDTH) in figures["text"]
 
 
 if __name__ == "__main__":

@@ -37,9 +37,9 @@ def checked(tmp_path: Path, kernels: list[KernelOp], **texts: str) -> None:
     interpret(tmp_path, runs, texts=texts)
     for kernel, inputs in runs:
         (wanted,) = g.meaning(kernel, inputs)
-        (found,) = outputs_of(tmp_path, kernel)
-        bound = 1e-2 if found.dtype == torch.float16 else 1e-3
-        torch.testing.assert_close(found.double(), wanted, rtol=bound / 10, atol=bound)
+        (output,) = outputs_of(tmp_path, kernel)
+        bound = 1e-2 if output.dtype == torch.float16 else 1e-3
+        torch.testing.assert_close(output.double(), wanted, rtol=bound / 10, atol=bound)
 
 
 def test_weights_of_integers_in_the_interpreter(tmp_path: Path) -> None:

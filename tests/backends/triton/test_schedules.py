@@ -27,10 +27,10 @@ def matmul(tile: Tile, dtype: str, size: int = 512):
 def test_the_space_is_small_and_within_limits(dtype: str, target: str) -> None:
     for m, n, k in [(4096, 4096, 4096), (1, 4096, 4096), (37, 53, 29), (1, 1, 1), (64, 64, 16384)]:
         problem = Problem(1, m, n, k, dtype)
-        found = candidates(problem, gpu(target))
-        assert 1 <= len(found) <= 100
-        assert len(set(found)) == len(found)
-        for tile in found:
+        tiles_of_space = candidates(problem, gpu(target))
+        assert 1 <= len(tiles_of_space) <= 100
+        assert len(set(tiles_of_space)) == len(tiles_of_space)
+        for tile in tiles_of_space:
             assert shared_bytes(tile, problem) <= gpu(target).block_bytes
             assert 32 * tile.warps <= 1024
 
@@ -51,8 +51,8 @@ def test_what_would_spill_is_refused() -> None:
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_no_tile_of_the_space_spills(dtype: str) -> None:
     problem = Problem(1, 512, 512, 512, dtype)
-    found = {t for name in GPUS for t in candidates(problem, gpu(name))}
-    for tile in random.Random(0).sample(sorted(found, key=str), 12):
+    space = {t for name in GPUS for t in candidates(problem, gpu(name))}
+    for tile in random.Random(0).sample(sorted(space, key=str), 12):
         for target in GPUS.values():
             if refusal(tile, problem, target) is None:
                 assert compile_for(matmul(tile, dtype), target.arch).spill_bytes == 0, tile
@@ -82,15 +82,15 @@ def test_every_tile_computes_the_same(tmp_path: Path) -> None:
     kernel = g.matmul(m=70, n=33, k=50, dtype="f16", name="tiled")
     inputs = g.inputs_for(kernel, lambda i: 1)
     for number, tile in enumerate(alternatives(kernel, "sm_90")[::5]):
-        made = with_tile(kernel, tile)
-        made.properties["sym_name"] = type(made.sym_name)(f"tiled{number}")
-        runs.append((made, inputs))
+        tiled = with_tile(kernel, tile)
+        tiled.properties["sym_name"] = type(tiled.sym_name)(f"tiled{number}")
+        runs.append((tiled, inputs))
     assert len(runs) > 2
     interpret(tmp_path, runs)
     (wanted,) = g.meaning(kernel, inputs)
-    for made, _ in runs:
-        (found,) = outputs_of(tmp_path, made)
-        torch.testing.assert_close(found.double(), wanted, rtol=4e-3, atol=4e-3)
+    for tiled, _ in runs:
+        (output,) = outputs_of(tmp_path, tiled)
+        torch.testing.assert_close(output.double(), wanted, rtol=4e-3, atol=4e-3)
 
 
 def test_a_tile_is_timed_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,9 +100,9 @@ def test_a_tile_is_timed_once_and_kept(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(others) == MOST
     timed: list[dict[str, int]] = []
 
-    def seconds(made) -> float:
-        timed.append(made.tile_sizes)
-        return 1e-6 if made.tile_sizes == others[5] else 2e-6
+    def seconds(candidate) -> float:
+        timed.append(candidate.tile_sizes)
+        return 1e-6 if candidate.tile_sizes == others[5] else 2e-6
 
     first = tiles.best_tile(kernel, "sm_90", "device", seconds)
     assert first.tile == others[5]

@@ -57,8 +57,8 @@ def _step() -> None:
             launches[op.kernel_name](*flat, *[out.view(-1) for out in outputs])
             return outputs
 
-        found = run_spmd(module, inputs, mesh_of(module), launch=launch)
-    errors = [difference(a, b) for a, b in zip(found, wanted, strict=True)]
+        results = run_spmd(module, inputs, mesh_of(module), launch=launch)
+    errors = [difference(a, b) for a, b in zip(results, wanted, strict=True)]
     library = [op.target for op in module.walk() if isinstance(op, ExternOp)]
     templates = [kernel.template.data for kernel in kernels]
     print(json.dumps({"error": max(errors), "templates": templates, "library": library}))
@@ -70,8 +70,8 @@ def test_a_training_step_streams_attention_backward(monkeypatch: pytest.MonkeyPa
     printed = run_interpreted(
         ["-c", "from tests.backends.triton.test_training import _step; _step()"]
     )
-    found = json.loads(printed.splitlines()[-1])
-    assert found["error"] < 1e-4
-    assert found["templates"].count("attention") == 1
-    assert found["templates"].count("attention_backward") == 2
-    assert not [name for name in found["library"] if "attention" in name]
+    figures = json.loads(printed.splitlines()[-1])
+    assert figures["error"] < 1e-4
+    assert figures["templates"].count("attention") == 1
+    assert figures["templates"].count("attention_backward") == 2
+    assert not [name for name in figures["library"] if "attention" in name]
