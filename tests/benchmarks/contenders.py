@@ -119,19 +119,21 @@ def _worker(name: str, model: str) -> None:
         expected = module(*inputs)
         expected = expected[0] if isinstance(expected, tuple) else expected
         run: Any = None
-        found, exact = expected, expected
+        output, exact = expected, expected
         answer("ready")
         for line in sys.stdin:
             command, *rest = line.split()
             if command == "cold":
                 start = time.perf_counter()
                 run = RUNNERS[name](module, inputs)
-                made = time.perf_counter() - start
-                found = run(*inputs)
+                compile_seconds = time.perf_counter() - start
+                output = run(*inputs)
                 seconds = time.perf_counter() - start
-                found = found[0] if isinstance(found, tuple) else found
-                error = float((found - expected).abs().max() / expected.abs().max())
-                answer({"seconds": seconds, "first_call": seconds - made, "error": error})
+                output = output[0] if isinstance(output, tuple) else output
+                error = float((output - expected).abs().max() / expected.abs().max())
+                answer(
+                    {"seconds": seconds, "first_call": seconds - compile_seconds, "error": error}
+                )
             elif command == "float64":
                 # First the reference; after "cold" the error against it, and that of arithmetic.
                 from tests.benchmarks.exact import error as relative
@@ -142,7 +144,7 @@ def _worker(name: str, model: str) -> None:
                     answer("ready")
                 else:
                     same = first_output(rounded(name, module), inputs)
-                    values = relative(found, exact), relative(found, same)
+                    values = relative(output, exact), relative(output, same)
                     answer(dict(zip(("whole", "arithmetic"), values, strict=True)))
             elif command == "reference":
                 # In a process that has not compiled the module: what it gives in float64.
@@ -153,7 +155,7 @@ def _worker(name: str, model: str) -> None:
             elif command == "against":
                 from tests.benchmarks.exact import error as relative
 
-                answer(relative(found, torch.load(rest[0])))
+                answer(relative(output, torch.load(rest[0])))
             elif command == "work":
                 answer(work_of(module, inputs))
             elif command == "memory":

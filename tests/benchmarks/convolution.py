@@ -117,11 +117,13 @@ def contenders(layer: Layer) -> tuple[nn.Conv2d, dict[str, Callable[[], torch.Te
     weight = mkldnn._reorder_convolution_weight(
         module.weight, around, stride, [1, 1], layer.groups, list(image.shape)
     )
-    given = (module.bias, around, stride, [1, 1], layer.groups, "none", [], "")
+    options = (module.bias, around, stride, [1, 1], layer.groups, "none", [], "")
     fast = irc.compile(ChannelsLast(module).eval())
     return module, {
         "irc": lambda: fast(x),
-        "onednn": lambda: mkldnn._convolution_pointwise(image, weight, *given).permute(0, 2, 3, 1),
+        "onednn": lambda: mkldnn._convolution_pointwise(image, weight, *options).permute(
+            0, 2, 3, 1
+        ),
         "float64": lambda: ChannelsLast(module.double())(x.double()),
     }
 

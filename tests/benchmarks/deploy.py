@@ -58,8 +58,8 @@ def prepare(model: str, folder: Path) -> Path:
         module, inputs = build(name)
         if form == "open":  # a batch of one is a size of its own
             inputs = tuple(x.repeat(2, *[1] * (x.ndim - 1)) for x in inputs)
-        found = irc.export_plan(module, inputs, out=plan, dynamic=form == "open" or None)
-        print(found, file=sys.stderr)
+        exported = irc.export_plan(module, inputs, out=plan, dynamic=form == "open" or None)
+        print(exported, file=sys.stderr)
         np.savez(folder / f"{model}.npz", *[x.numpy() for x in inputs])
     return plan
 
@@ -74,33 +74,33 @@ def measure(model: str, folder: Path, *, rounds: int, seconds: float) -> dict[st
     running: dict[str, Runner] = {}
     try:
         running = {name: Runner(name, str(folder / model)) for name in NAMES}
-        found: dict[str, Any] = {n: worker.ask("figures") for n, worker in running.items()}
-        calls = max(3, int(seconds / found["native"]["call_s"]))
+        figures: dict[str, Any] = {n: worker.ask("figures") for n, worker in running.items()}
+        calls = max(3, int(seconds / figures["native"]["call_s"]))
         blocks: dict[str, list[float]] = {name: [] for name in NAMES}
         for index in range(rounds):
             # Neither is always the first to find the machine as the other left it.
             for name in NAMES if index % 2 else NAMES[::-1]:
                 blocks[name].append(running[name].ask(f"block {calls}"))
         pairs = zip(blocks["native"], blocks["irc.load"], strict=True)
-        found["ratio"] = median(a / b for a, b in pairs)
+        figures["ratio"] = median(a / b for a, b in pairs)
         for name in NAMES:
-            found[name]["call_s"] = median(blocks[name])
-        found["same"] = found["native"].pop("digest") == found["irc.load"].pop("digest")
+            figures[name]["call_s"] = median(blocks[name])
+        figures["same"] = figures["native"].pop("digest") == figures["irc.load"].pop("digest")
     finally:
         for worker in running.values():
             worker.close()
-    return found
+    return figures
 
 
-def missed(found: dict[str, Any]) -> list[str]:
+def missed(figures: dict[str, Any]) -> list[str]:
     """Return which targets a model misses."""
-    own = found["native"]
+    own = figures["native"]
     most = own["weight_bytes"] + own["arena_bytes"] + OVERHEAD_BYTES
     tests = {
         "import": own["import_s"] <= IMPORT_S,
         "memory": own["own_bytes"] <= most,
-        "bits": found["same"],
-        "latency": found["ratio"] <= RATIO,
+        "bits": figures["same"],
+        "latency": figures["ratio"] <= RATIO,
     }
     return [name for name, good in tests.items() if not good]
 
@@ -110,15 +110,15 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     lines = [
         "model        import  load  code weights resident  own   torch's   call  irc.load  ratio"
     ]
-    for model, found in results.items():
-        own, other = found["native"], found["irc.load"]
+    for model, figures in results.items():
+        own, other = figures["native"], figures["irc.load"]
         mib = {k: v / 2**20 for k, v in own.items() if k.endswith("_bytes")}
         lines.append(
             f"{model:<12} {own['import_s'] * 1e3:6.0f}{own['load_s'] * 1e3:6.0f}"
             f"{mib['code_bytes']:6.2f}{mib['weight_bytes']:8.1f}{mib['resident_bytes']:9.1f}"
             f"{mib['own_bytes']:6.1f}{other['resident_bytes'] / 2**20:9.1f}"
-            f"{own['call_s'] * 1e3:8.3f}{other['call_s'] * 1e3:9.3f}{found['ratio']:7.3f}"
-            f"  {' '.join(missed(found)) or 'ok'}"
+            f"{own['call_s'] * 1e3:8.3f}{other['call_s'] * 1e3:9.3f}{figures['ratio']:7.3f}"
+            f"  {' '.join(missed(figures)) or 'ok'}"
         )
     return "\n".join(lines)
 
@@ -135,17 +135,17 @@ def _native(plan: Path) -> tuple[Any, dict[str, Any]]:
     loaded = time.perf_counter()
     import numpy as np
 
-    with np.load(f"{plan}.npz") as given:
-        inputs = [given[name] for name in given.files]
+    with np.load(f"{plan}.npz") as arrays:
+        inputs = [arrays[name] for name in arrays.files]
     outputs = program.run(inputs)
-    found = open_native(plan)
-    (code,) = [each for each in found.program.codes if each.name == program.code]
+    opened = open_native(plan)
+    (code,) = [each for each in opened.program.codes if each.name == program.code]
     figures = {
         "import_s": imported - start,
         "load_s": loaded - imported,
-        "weight_bytes": found.bytes["weights.bin"],
-        "code_bytes": found.bytes[code.file],
-        "arena_bytes": found.program.arena_bytes,
+        "weight_bytes": opened.bytes["weights.bin"],
+        "code_bytes": opened.bytes[code.file],
+        "arena_bytes": opened.program.arena_bytes,
         **resident_bytes(),
         "digest": _digest([y.tobytes() for y in outputs]),
     }
@@ -160,8 +160,8 @@ def _plan(plan: Path) -> tuple[Any, dict[str, Any]]:
     from irc.runtime.native.report import resident_bytes
 
     torch.set_num_threads(2)
-    with np.load(f"{plan}.npz") as given:
-        inputs = [torch.from_numpy(given[name]) for name in given.files]
+    with np.load(f"{plan}.npz") as arrays:
+        inputs = [torch.from_numpy(arrays[name]) for name in arrays.files]
     run = irc.load(plan)
     outputs = run(*inputs)
     figures = {**resident_bytes(), "digest": _digest([y.numpy().tobytes() for y in outputs])}
@@ -213,7 +213,7 @@ def main() -> int:
     print(table(results))
     if args.json:
         Path(args.json).write_text(json.dumps(results, indent=1))
-    return any(missed(found) for found in results.values())
+    return any(missed(figures) for figures in results.values())
 
 
 if __name__ == "__main__":

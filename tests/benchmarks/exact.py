@@ -15,16 +15,16 @@ from irc.weight_only import QuantizedLinear
 
 def float64_of(module: nn.Module) -> nn.Module:
     """Return a copy in float64; layers of integer weights become plain ones."""
-    made = deepcopy(module)
-    for name, layer in list(made.named_modules()):
+    wide = deepcopy(module)
+    for name, layer in list(wide.named_modules()):
         if isinstance(layer, QuantizedLinear):
             plain = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
             plain.weight.data = layer.dequantized()[:, : layer.in_features].double()
             if layer.bias is not None:
                 plain.bias.data = layer.bias.data
             parent, _, own = name.rpartition(".")
-            setattr(made.get_submodule(parent), own, plain)
-    return made.double()
+            setattr(wide.get_submodule(parent), own, plain)
+    return wide.double()
 
 
 def rounded(contender: str, module: nn.Module) -> nn.Module:
@@ -39,10 +39,10 @@ def first_output(module: nn.Module, inputs: tuple[Any, ...]) -> torch.Tensor:
     """Run a module in float64 and return its first result."""
     wide = [v.double() if torch.is_tensor(v) and v.is_floating_point() else v for v in inputs]
     with torch.no_grad():
-        found = float64_of(module)(*wide)
-    return found[0] if isinstance(found, tuple) else found
+        output = float64_of(module)(*wide)
+    return output[0] if isinstance(output, tuple) else output
 
 
-def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+def error(output: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest difference, relative to the largest value."""
-    return float((found.double() - expected).abs().max() / expected.abs().max())
+    return float((output.double() - expected).abs().max() / expected.abs().max())

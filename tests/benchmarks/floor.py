@@ -80,11 +80,11 @@ def main() -> int:
     name = ("inductor" if args.inductor else "floor") + (" computed" if args.computed else "")
     with Worker(name, 1 if args.computed else args.threads) as worker:
         for case in cases:
-            found = worker.ask(f"case {rounds} {seconds} {case}")
-            if any(is_slow(row) for row in found):
-                found = worker.ask(f"again {3 * rounds} {2 * seconds} {case}")
-            rows += found
-            show(found, inductor=args.inductor)
+            case_rows = worker.ask(f"case {rounds} {seconds} {case}")
+            if any(is_slow(row) for row in case_rows):
+                case_rows = worker.ask(f"again {3 * rounds} {2 * seconds} {case}")
+            rows += case_rows
+            show(case_rows, inductor=args.inductor)
     if args.json:
         Path(args.json).write_text(json.dumps({"cores": os.cpu_count(), "rows": rows}, indent=1))
     return _verdict(rows)
@@ -229,19 +229,19 @@ class _Way:
                     return run(*inputs)
 
             return infer
-        given = tuple(x.requires_grad_() if x.is_floating_point() else x for x in inputs)
-        wanted = [x for x in given if x.requires_grad]
+        leaves = tuple(x.requires_grad_() if x.is_floating_point() else x for x in inputs)
+        wanted = [x for x in leaves if x.requires_grad]
         if isinstance(fn, torch.nn.Module):
             wanted += [p for p in fn.parameters() if p.requires_grad]
         seeds: list[Any] = []
 
         def train() -> Any:
-            made = [y for y in _leaves(run(*given)) if y.requires_grad]
+            outputs = [y for y in _leaves(run(*leaves)) if y.requires_grad]
             if not seeds:
                 # Of ones, much of what comes back through a norm would be rounding alone.
                 generator = torch.Generator().manual_seed(0)
-                seeds.extend(torch.randn(y.shape, generator=generator).to(y.dtype) for y in made)
-            return (*made, *torch.autograd.grad(made, wanted, seeds, allow_unused=True))
+                seeds.extend(torch.randn(y.shape, generator=generator).to(y.dtype) for y in outputs)
+            return (*outputs, *torch.autograd.grad(outputs, wanted, seeds, allow_unused=True))
 
         return train
 
@@ -266,7 +266,7 @@ class _Way:
         if DYNAMO in times:
             peers = [max(pair) for pair in zip(peers, times[DYNAMO], strict=True)]
         pairs = list(zip(peers, times["irc"], strict=True))
-        row |= {name: median(found) for name, found in times.items()}
+        row |= {name: median(samples) for name, samples in times.items()}
         row["speed"] = median(a / b for a, b in pairs)
         row["lost"] = median(b - a for a, b in pairs)
         return {**row, "error": self.error}

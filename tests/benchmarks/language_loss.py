@@ -102,8 +102,8 @@ def work(case: str, way: str, dtype: str, tokens: int, steps: int) -> dict[str, 
         start = time.perf_counter()
         losses.append(float(step()))
         times.append(time.perf_counter() - start)
-    found = {"ms": median(times) * 1e3, "peak": _status("VmHWM") - before}
-    return {"case": case, "way": way, **found, "arena": arena() >> 20, "loss": losses[-1]}
+    figures = {"ms": median(times) * 1e3, "peak": _status("VmHWM") - before}
+    return {"case": case, "way": way, **figures, "arena": arena() >> 20, "loss": losses[-1]}
 
 
 def _status(key: str) -> int:
@@ -122,23 +122,27 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1024, help="of each of 4 sequences")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.worker:
-        print(json.dumps(work(given.case[0], given.way[0], given.dtype, given.tokens, given.steps)))
+    options = parser.parse_args()
+    if options.worker:
+        print(
+            json.dumps(
+                work(options.case[0], options.way[0], options.dtype, options.tokens, options.steps)
+            )
+        )
         return
-    print(f"{given.dtype}, {BATCH * given.tokens} rows, {VOCABULARY} classes, width {WIDTH}")
+    print(f"{options.dtype}, {BATCH * options.tokens} rows, {VOCABULARY} classes, width {WIDTH}")
     print("case   way         ms a step  peak MiB  arena MiB      loss")
     environment = {**os.environ, "OMP_NUM_THREADS": str(THREADS)}
-    for case in given.case or CASES:
-        for way in given.way or WAYS:
+    for case in options.case or CASES:
+        for way in options.way or WAYS:
             command = [sys.executable, __file__, "--worker", "--case", case, "--way", way]
             command += [
                 "--dtype",
-                given.dtype,
+                options.dtype,
                 "--steps",
-                str(given.steps),
+                str(options.steps),
                 "--tokens",
-                str(given.tokens),
+                str(options.tokens),
             ]
             answer = subprocess.run(command, env=environment, check=True, capture_output=True)
             row = json.loads(answer.stdout.splitlines()[-1])

@@ -27,11 +27,11 @@ def _kernel(lanes: int, dots: bool) -> str:
     With ``dots`` they are dot products of pairs of bfloat16, twice the arithmetic.
     """
     kind, fma = f"<{lanes} x float>", f"@llvm.fma.v{lanes}f32"
-    given, sums = f"{kind}, {kind}, {kind}", "{kind} %a{i}, {kind} %s, {kind} %t"
+    operand_types, sums = f"{kind}, {kind}, {kind}", "{kind} %a{i}, {kind} %s, {kind} %t"
     halves = pairs = ""
     if dots:
         pairs, fma = f"<{2 * lanes} x bfloat>", "@llvm.x86.avx512bf16.dpbf16ps.512"
-        given, sums = f"{kind}, {pairs}, {pairs}", "{kind} %a{i}, {pairs} %h, {pairs} %h"
+        operand_types, sums = f"{kind}, {pairs}, {pairs}", "{kind} %a{i}, {pairs} %h, {pairs} %h"
         halves = f"%h = bitcast {kind} %t to {pairs}"
     phis = "\n".join(
         f"  %a{i} = phi {kind} [ zeroinitializer, %entry ], [ %b{i}, %loop ]" for i in range(CHAINS)
@@ -44,7 +44,7 @@ def _kernel(lanes: int, dots: bool) -> str:
         f"  %c{i} = fadd {kind} %{'b0' if i == 1 else f'c{i - 1}'}, %b{i}" for i in range(1, CHAINS)
     )
     return f"""
-declare {kind} {fma}({given})
+declare {kind} {fma}({operand_types})
 define void @peak(i64 %loops, ptr %out) {{
 entry:
   %x = load float, ptr %out
@@ -114,8 +114,8 @@ def peak_flops(threads: int, dtype: str = "f32") -> float:
     numbers = torch.randn(threads, 2 * TILE_BYTES).bfloat16()
 
     def once() -> float:
-        given = numbers.clone()
-        workers = [threading.Thread(target=run, args=(loops, row.data_ptr())) for row in given]
+        scratch = numbers.clone()
+        workers = [threading.Thread(target=run, args=(loops, row.data_ptr())) for row in scratch]
         start = time.perf_counter()
         for worker in workers:
             worker.start()
@@ -186,15 +186,15 @@ def work_of(module: Any, inputs: tuple[Any, ...]) -> dict[str, float]:
         for op in func.body.block.ops
         if isinstance(op, FlowOp)
     )
-    given = sum(x.nbytes for x in inputs)
+    bytes_read = sum(x.nbytes for x in inputs)
     for _, name, value in arguments(entry(captured.program.module)):
         weight = captured.program.tensors.get(name)
         if weight is not None:
             rows = [_rows_read(use.operation, use.index, weight) for use in value.uses]
-            given += min(weight.nbytes, sum(rows))
+            bytes_read += min(weight.nbytes, sum(rows))
     results = module(*inputs)
-    made = sum(x.nbytes for x in (results if isinstance(results, tuple) else (results,)))
-    return {"flops": float(total), "bytes": float(given + made)}
+    bytes_written = sum(x.nbytes for x in (results if isinstance(results, tuple) else (results,)))
+    return {"flops": float(total), "bytes": float(bytes_read + bytes_written)}
 
 
 def _rows_read(op: Any, operand: int, weight: Any) -> int:

@@ -84,12 +84,12 @@ def _peak(
     """Return the bytes of weights and inputs, and the most that one call has beside them."""
     run = executor_of(loaded, tensors, rank=rank, communicator=communicator, num_threads=1)
     named = {loaded.plan.buffers[i].name for i in loaded.plan.weights}
-    given = [*(t for name, t in tensors.items() if name in named), *inputs]
-    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in given}
-    with _silent(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+    held_tensors = [*(t for name, t in tensors.items() if name in named), *inputs]
+    sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held_tensors}
+    with _silent(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         run(*inputs)
     held = most = 0
-    for event in found.profiler.kineto_results.events():  # type: ignore[union-attr]
+    for event in profiled.profiler.kineto_results.events():  # type: ignore[union-attr]
         if event.name() == "[memory]":
             held += event.nbytes()
             most = max(most, held)

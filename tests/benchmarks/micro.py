@@ -60,7 +60,7 @@ def measure(
         seconds: how long a block takes, about.
     """
     workers = {name: Kernels(name, "micro") for name in names}
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     try:
         for case in cases:
             rows = {name: {**worker.ask(f"case {case}"), "calls": []}
@@ -72,11 +72,11 @@ def measure(
                     rows[name]["calls"].append(median(worker.ask(f"block {calls}")))
                     if name == OURS:
                         machine.measure()
-            found[case] = {"machine": machine.rounds[-rounds:], "contenders": rows}
+            figures[case] = {"machine": machine.rounds[-rounds:], "contenders": rows}
     finally:
         for worker in workers.values():
             worker.close()
-    return found
+    return figures
 
 
 def bound_s(work: dict[str, float], peak: float, read: float, copy: float) -> float:
@@ -107,7 +107,7 @@ def main() -> int:
     rounds, seconds = (3, 0.1) if args.quick else (args.rounds, 0.15)
     machine = Machine()
     try:
-        found = measure(names, cases, machine, rounds, seconds)
+        case_figures = measure(names, cases, machine, rounds, seconds)
     finally:
         machine.close()
     print(machine.describe())
@@ -116,9 +116,9 @@ def main() -> int:
         + "".join(f"{f'{n} ms':>16}" for n in names)
         + f"{'of bound':>10}{'speed':>7}{'error':>9}"
     )
-    rows = {case: _row(case, **found[case]) for case in cases}
+    rows = {case: _row(case, **case_figures[case]) for case in cases}
     if args.json:
-        figures = {"cores": os.cpu_count(), "cases": found}
+        figures = {"cores": os.cpu_count(), "cases": case_figures}
         Path(args.json).write_text(json.dumps(figures, indent=1))
     return _verdict(rows)
 

@@ -102,7 +102,7 @@ def _attention_backward(heads: int, tokens: int, width: int, *, causal: bool) ->
         forward = aten._scaled_dot_product_flash_attention_for_cpu
         backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
         y, sums = (x.contiguous() for x in forward(q, k, v, 0.0, causal))
-        return Fn(lambda *given: backward(*given, 0.0, causal)), (g, q, k, v, y, sums)
+        return Fn(lambda *operands: backward(*operands, 0.0, causal)), (g, q, k, v, y, sums)
 
     # Five products where forward has two.
     flops = 10.0 * heads * tokens * tokens * width * (0.5 if causal else 1.0)

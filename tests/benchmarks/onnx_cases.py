@@ -39,8 +39,8 @@ def prepare(name: str, folder: Path) -> tuple[Path, Path]:
         _write(feeds, published.feeds())
         return published.path, feeds
     if not model.exists() or not feeds.exists():
-        given = _minilm(model) if name == MINILM else _export(name, model)
-        _write(feeds, given)
+        inputs = _minilm(model) if name == MINILM else _export(name, model)
+        _write(feeds, inputs)
     return model, feeds
 
 

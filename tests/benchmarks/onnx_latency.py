@@ -43,27 +43,27 @@ class Session(Contender):
 
 def measure(model: Path, feeds: Path, *, rounds: int, seconds: float) -> dict[str, Any]:
     """Return the figures of both sessions, and how far apart their results are."""
-    given = json.dumps([str(model), str(feeds)])
+    setup = json.dumps([str(model), str(feeds)])
     running: dict[str, Session] = {}
     try:
-        running = {name: Session(name, given) for name in NAMES}
-        found: dict[str, Any] = {
+        running = {name: Session(name, setup) for name in NAMES}
+        figures: dict[str, Any] = {
             name: {**worker.ask("cold"), "calls": []} for name, worker in running.items()
         }
         with TemporaryDirectory() as folder:
             paths = [f"{folder}/{i}.npz" for i in range(2)]
             for path, worker in zip(paths, running.values(), strict=True):
                 worker.ask(f"save {path}")
-            found["error"] = difference(*paths)
+            figures["error"] = difference(*paths)
         for index in range(rounds):
             # Neither is always the first to find the machine as the other left it.
             for name in NAMES if index % 2 else NAMES[::-1]:
                 once = median(running[name].ask("block 3"))
                 calls = max(1, min(5000, int(seconds / once)))
-                found[name]["calls"].append(median(running[name].ask(f"block {calls}")))
+                figures[name]["calls"].append(median(running[name].ask(f"block {calls}")))
         for name, worker in running.items():
-            found[name]["memory"] = worker.ask("memory")
-        return found
+            figures[name]["memory"] = worker.ask("memory")
+        return figures
     finally:
         for worker in running.values():
             worker.close()
@@ -73,23 +73,23 @@ def difference(*paths: str) -> float:
     """Return the largest difference of two archives, relative to the largest element."""
     import numpy as np
 
-    with np.load(paths[0]) as wanted, np.load(paths[1]) as found:
-        assert wanted.files == found.files
+    with np.load(paths[0]) as wanted, np.load(paths[1]) as outputs:
+        assert wanted.files == outputs.files
         return max(
-            float(np.abs(found[n].astype(float) - wanted[n]).max(initial=0))
+            float(np.abs(outputs[n].astype(float) - wanted[n]).max(initial=0))
             / max(1e-30, float(np.abs(wanted[n].astype(float)).max(initial=0)))
             for n in wanted.files
         )
 
 
-def row(name: str, found: dict[str, Any]) -> float:
+def row(name: str, figures: dict[str, Any]) -> float:
     """Print a file's row; return how many times as fast as ONNX Runtime irc is."""
-    theirs, mine = (found[each] for each in NAMES)
+    theirs, mine = (figures[each] for each in NAMES)
     speed = median(a / b for a, b in zip(theirs["calls"], mine["calls"], strict=True))
     print(
         f"{name:<17}{median(theirs['calls']) * 1e3:>10.3f}{median(mine['calls']) * 1e3:>10.3f}"
         f"{speed:>8.2f}{theirs['load'] + theirs['first']:>8.2f}{mine['load'] + mine['first']:>8.2f}"
-        f"{theirs['memory'] / 2**20:>7.0f}{mine['memory'] / 2**20:>7.0f}{found['error']:>9.1e}"
+        f"{theirs['memory'] / 2**20:>7.0f}{mine['memory'] / 2**20:>7.0f}{figures['error']:>9.1e}"
         f"  {mine['how']}",
         flush=True,
     )

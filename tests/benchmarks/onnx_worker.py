@@ -57,11 +57,11 @@ def how(session: Any) -> str:
     return ("compiled" if last.compiled else "interpreted") + nodes
 
 
-def main(name: str, given: str) -> None:
+def main(name: str, setup: str) -> None:
     """Answer commands until there are none."""
     import numpy as np
 
-    model, feeds_path = json.loads(given)
+    model, feeds_path = json.loads(setup)
     feeds = read_feeds(Path(feeds_path))
     import_for(name)
     opened: Any = None
@@ -71,12 +71,14 @@ def main(name: str, given: str) -> None:
         if command == "cold":
             start = time.perf_counter()
             opened = session(name, model)
-            made = time.perf_counter()
+            loaded = time.perf_counter()
             opened.run(None, feeds)
-            answer({"load": made - start, "first": time.perf_counter() - made, "how": how(opened)})
+            answer(
+                {"load": loaded - start, "first": time.perf_counter() - loaded, "how": how(opened)}
+            )
         elif command == "save":
-            found = opened.run(None, feeds)
-            np.savez(rest[0], **{str(i): each for i, each in enumerate(found)})
+            outputs = opened.run(None, feeds)
+            np.savez(rest[0], **{str(i): each for i, each in enumerate(outputs)})
             answer("saved")
         elif command == "memory":
             answer(peak_bytes())

@@ -58,7 +58,7 @@ def irc_step(name: str, schedule: str, mesh: str, micro: int, dtype: str) -> Any
     module = model(name, getattr(torch, dtype))
     whole = parse_mesh(mesh)
     stages = len(schedule_for(schedule, whole.size("pipe"), micro).paths[0])
-    made = irc.compile_step(
+    step = irc.compile_step(
         module,
         loss=loss,
         optimizer={"kind": "adamw", "lr": RATE},
@@ -68,7 +68,7 @@ def irc_step(name: str, schedule: str, mesh: str, micro: int, dtype: str) -> Any
         stages=stage_text(len(module.layers), stages),
         pins=PINS if "data" in whole.names else "",
     )
-    return made, _batch(name, micro, dtype)
+    return step, _batch(name, micro, dtype)
 
 
 PINS = "cut* = [data = S(0)]; gradient.cut* = [data = S(0)]"
@@ -143,9 +143,9 @@ class TorchSteps:
         def step() -> float:
             optimizer.zero_grad()
             losses: list[torch.Tensor] = []
-            given = (x,) if place[0] == rank else ()
+            inputs = (x,) if place[0] == rank else ()
             has_loss = place[count - 1] == rank
-            runner.step(*given, **({"target": target, "losses": losses} if has_loss else {}))
+            runner.step(*inputs, **({"target": target, "losses": losses} if has_loss else {}))
             optimizer.step()
             # As irc gives it to every rank.
             total = torch.stack(losses).mean() if has_loss else torch.zeros(())
@@ -238,8 +238,8 @@ class Worker:
         if way == "irc":
             self._share_captures()
             self._row = (name, schedule, mesh, micro)
-            made, given = irc_step(*self._row, "float32")
-            self._held, self._steps[label] = made, lambda: float(made(*given))
+            compiled, inputs = irc_step(*self._row, "float32")
+            self._held, self._steps[label] = compiled, lambda: float(compiled(*inputs))
             return [self._steps[label]() for _ in range(STEPS)]
         self._torch = self._torch or TorchSteps()
         step = self._torch.step(name, schedule, micro, compiled=way == "inductor")
@@ -256,8 +256,8 @@ class Worker:
     def values(self) -> dict[str, Any]:
         """Return what allocator took in a step, and the losses of ten steps in float64."""
         taken = memory(self._steps["irc"], self._held.memory_bytes())
-        step, given = irc_step(*self._row, "float64")
-        return {**taken, "losses": [float(step(*given)) for _ in range(STEPS)]}
+        step, inputs = irc_step(*self._row, "float64")
+        return {**taken, "losses": [float(step(*inputs)) for _ in range(STEPS)]}
 
     def time(self, label: str, count: int) -> float:
         """Return the median seconds of some steps."""

@@ -119,39 +119,39 @@ class Bench:
     ) -> list[dict[str, Any]]:
         """Check rows and, where there are rounds, time them; what is known is left out."""
         start = time.monotonic()
-        found: list[dict[str, Any]] = [{**r.facts, **k} for r, k in zip(rows, known, strict=True)]
-        for own in found:
+        figures: list[dict[str, Any]] = [{**r.facts, **k} for r, k in zip(rows, known, strict=True)]
+        for own in figures:
             own.pop("failed", None)
         # Nothing is timed here: cores that one row leaves idle are for another.
         with ThreadPoolExecutor() as threads:
-            torch_ready = threads.submit(self._prepare_torch, rows, found)
+            torch_ready = threads.submit(self._prepare_torch, rows, figures)
             places = range(len(rows))
-            ready = list(threads.map(self._prepare, places, rows, found))
+            ready = list(threads.map(self._prepare, places, rows, figures))
             torch_ready.result()
-        for place, (row, own) in enumerate(zip(rows, found, strict=True)):
+        for place, (row, own) in enumerate(zip(rows, figures, strict=True)):
             if ready[place] and self._rounds:
                 own |= self._timed(place, row, own)
             own["took"] = (time.monotonic() - start) / len(rows)
         for name in ("torch", *(f"irc{place}" for place, is_ready in enumerate(ready) if is_ready)):
             self._groups.drop(name)
-        return found
+        return figures
 
-    def _prepare(self, place: int, row: Row, found: dict[str, Any]) -> bool:
+    def _prepare(self, place: int, row: Row, figures: dict[str, Any]) -> bool:
         """Build a row's step, and check it; return whether that went well."""
         group = f"irc{place}"
         try:
             losses = self._groups.ask(group, *row.build("irc", "irc"))[0]
-            if "gaps" not in found:
+            if "gaps" not in figures:
                 taken = self._groups.ask(group, "values")
-                found["beside"] = max(p["beside"] / max(p["planned"], 1) for p in taken)
+                figures["beside"] = max(p["beside"] / max(p["planned"], 1) for p in taken)
                 both = {"float32": losses, "float64": taken[0]["losses"]}
-                found["gaps"] = {k: self._references.gap(row, k, own) for k, own in both.items()}
+                figures["gaps"] = {k: self._references.gap(row, k, own) for k, own in both.items()}
         except GroupFailedError as error:
-            found["failed"] = str(error)
+            figures["failed"] = str(error)
             return False
         return True
 
-    def _prepare_torch(self, rows: Sequence[Row], found: Sequence[dict[str, Any]]) -> None:
+    def _prepare_torch(self, rows: Sequence[Row], figures: Sequence[dict[str, Any]]) -> None:
         """Build the steps of torch; one that fails takes its group along."""
         if not self._rounds:
             return
@@ -161,7 +161,7 @@ class Bench:
                 for place, way in wanted:
                     self._groups.ask("torch", *rows[place].build(way, f"{way}{place}"))
             except GroupFailedError as error:
-                found[place][f"{way} fails"] = str(error)
+                figures[place][f"{way} fails"] = str(error)
                 wanted.remove((place, way))
             else:
                 return
@@ -177,14 +177,14 @@ class Bench:
         for _ in range(self._rounds):
             for way, own in times.items():
                 own.append(self._time(place, way))
-        found: dict[str, Any] = {"ms": {way: 1e3 * median(own) for way, own in times.items()}}
+        figures: dict[str, Any] = {"ms": {way: 1e3 * median(own) for way, own in times.items()}}
         if rejected := {way: 1e3 * own for way, own in first.items() if way not in peers}:
-            found["rejected ms"] = rejected
+            figures["rejected ms"] = rejected
         if peers:
             best = min(peers, key=lambda way: median(times[way]))
             pairs = zip(times[best], times["irc"], strict=True)
-            found["ratio"], found["peer"] = median(a / b for a, b in pairs), best
-        return found
+            figures["ratio"], figures["peer"] = median(a / b for a, b in pairs), best
+        return figures
 
     def _time(self, place: int, way: str) -> float:
         group, step = (f"irc{place}", "irc") if way == "irc" else ("torch", f"{way}{place}")

@@ -105,7 +105,7 @@ def run_case(case: Case) -> dict[str, Any]:
         ids = torch.zeros((case.sequences, case.length), dtype=torch.int64)
     program = _training_step(model, ids)
     captured = time.perf_counter()
-    found = _plan(program, case)
+    figures = _plan(program, case)
     end = time.perf_counter()
     return {
         "import_s": imported - start,
@@ -114,7 +114,7 @@ def run_case(case: Case) -> dict[str, Any]:
         "total_s": end - imported,
         "cpu_s": time.process_time(),
         "rss_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GB,
-        **found,
+        **figures,
     }
 
 
@@ -176,8 +176,8 @@ def _plan(module: Any, case: Case) -> dict[str, Any]:
 
 def _in_process(case: Case) -> dict[str, Any]:
     command = [sys.executable, __file__, "--case", json.dumps(asdict(case))]
-    made = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    return json.loads(made.stdout.splitlines()[-1])
+    ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    return json.loads(ended.stdout.splitlines()[-1])
 
 
 def main() -> int:

@@ -233,13 +233,13 @@ def _leave_one_out(own: Sequence[Predicted]) -> dict[str, float]:
 
 def _times(missed: list[str]) -> dict[str, dict[str, float]]:
     """Print what the simulator says of stages whose times are given."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    by_source: dict[str, list[tuple[float, float]]] = {}
     for row in rows():
         if (pair := given_times(row)) is not None:
-            found.setdefault(row["source"], []).append(pair)
+            by_source.setdefault(row["source"], []).append(pair)
     figures: dict[str, dict[str, float]] = {}
     print(f"\n{'given the times of stages':<62}{'rows':>6}{'median':>9}{'worst':>9}{'bias':>9}")
-    for source, pairs in found.items():
+    for source, pairs in by_source.items():
         ratios = [simulated / measured for simulated, measured in pairs]
         errors = [abs(ratio - 1) for ratio in ratios]
         row = {"rows": len(pairs), "median": median(errors), "worst": max(errors),

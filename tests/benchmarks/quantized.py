@@ -44,25 +44,25 @@ TARGETS = {DECODE: 2.5, "resnet50": 1.0, "mobilenet": 1.0, "resnext": 1.0, "bert
 def measure(model: str, *, rounds: int, seconds: float) -> dict[str, dict[str, Any]]:
     """Return the figures of each contender of a model."""
     running: dict[str, Contender] = {}
-    found: dict[str, dict[str, Any]] = {}
+    figures: dict[str, dict[str, Any]] = {}
     try:
         for name in ROWS[model]:
             running[name] = contender = Contender(name, model)
             exact = model == DECODE
             if exact:
                 contender.ask("float64")
-            found[name] = {**contender.ask("cold"), "calls": []}
+            figures[name] = {**contender.ask("cold"), "calls": []}
             if exact:
-                found[name]["float64"] = contender.ask("float64")
+                figures[name]["float64"] = contender.ask("float64")
         for _ in range(rounds):
             for name, contender in running.items():
                 once = median(contender.ask("block 3"))
                 calls = max(1, min(2000, int(seconds / once)))
-                found[name]["calls"].append(median(contender.ask(f"block {calls}")))
+                figures[name]["calls"].append(median(contender.ask(f"block {calls}")))
     finally:
         for contender in running.values():
             contender.close()
-    return found
+    return figures
 
 
 def main() -> int:
@@ -79,9 +79,9 @@ def main() -> int:
     missed: list[str] = []
     for model in chosen:
         rounds, seconds = (3, 0.2) if args.quick else (args.rounds, 0.5)
-        every[model] = found = measure(model, rounds=rounds, seconds=seconds)
-        base = median(found[ROWS[model][0]]["calls"])
-        for name, row in found.items():
+        every[model] = figures = measure(model, rounds=rounds, seconds=seconds)
+        base = median(figures[ROWS[model][0]]["calls"])
+        for name, row in figures.items():
             call = median(row["calls"])
             row["speed"] = base / call
             print(
@@ -91,7 +91,7 @@ def main() -> int:
             if "float64" in row:
                 errors = (f"{kind} {value:.1e}" for kind, value in row["float64"].items())
                 print(f"{'':<14}error against float64: {', '.join(errors)}")
-        reached = found[ROWS[model][-1]]["speed"]
+        reached = figures[ROWS[model][-1]]["speed"]
         if reached < TARGETS[model]:
             missed.append(f"{model} {reached:.2f} < {TARGETS[model]}")
     if args.json:

@@ -36,12 +36,12 @@ def int8_model(module: Any, inputs: tuple[Any, ...], folder: Path, *, static: bo
     )
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    plain, ready, made = (folder / f"{name}.onnx" for name in ("plain", "ready", "int8"))
+    plain, ready, int8 = (folder / f"{name}.onnx" for name in ("plain", "ready", "int8"))
     torch.onnx.export(module, inputs, str(plain), dynamo=True, verbose=False)
     quant_pre_process(str(plain), str(ready))
     if not static:
-        quantize_dynamic(str(ready), str(made), weight_type=QuantType.QInt8)
-        return made
+        quantize_dynamic(str(ready), str(int8), weight_type=QuantType.QInt8)
+        return int8
     name, shape = load_model(ready, load_external_data=False).graph.input[0].name, inputs[0].shape
 
     class Samples(CalibrationDataReader):
@@ -54,14 +54,14 @@ def int8_model(module: Any, inputs: tuple[Any, ...], folder: Path, *, static: bo
 
     quantize_static(
         str(ready),
-        str(made),
+        str(int8),
         Samples(),
         quant_format=QuantFormat.QDQ,
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,
         per_channel=True,
     )
-    return made
+    return int8
 
 
 def _session(library: str, module: Any, inputs: tuple[Any, ...], *, static: bool) -> Run:
@@ -84,8 +84,8 @@ def _session(library: str, module: Any, inputs: tuple[Any, ...], *, static: bool
             session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
 
-    def run(*given: Any) -> Any:
-        feeds = {name: value.numpy() for name, value in zip(names, given, strict=True)}
+    def run(*tensors: Any) -> Any:
+        feeds = {name: value.numpy() for name, value in zip(names, tensors, strict=True)}
         return torch.from_numpy(session.run(None, feeds)[0])
 
     return run

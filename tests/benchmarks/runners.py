@@ -44,8 +44,8 @@ def _onnx_runtime(module: Any, inputs: tuple[Any, ...]) -> Run:
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
 
-    def run(*given: Any) -> Any:
-        feeds = {name: value.numpy() for name, value in zip(names, given, strict=True)}
+    def run(*tensors: Any) -> Any:
+        feeds = {name: value.numpy() for name, value in zip(names, tensors, strict=True)}
         return torch.from_numpy(session.run(None, feeds)[0])
 
     run.folder = folder  # type: ignore[attr-defined]  # lives as long as the session

@@ -33,7 +33,7 @@ TARGETS = {
 
 def measure(*, cold_runs: int, rounds: int, calls: int) -> dict[str, dict[str, list[float]]]:
     """Return cold seconds, errors and call seconds (one median per round) of each contender."""
-    found: dict[str, dict[str, list[float]]] = {
+    figures: dict[str, dict[str, list[float]]] = {
         name: {"cold": [], "error": [], "call": []} for name in NAMES
     }
     for run in range(cold_runs):
@@ -41,15 +41,15 @@ def measure(*, cold_runs: int, rounds: int, calls: int) -> dict[str, dict[str, l
         try:
             for contender in contenders:
                 answer = contender.ask("cold")
-                found[contender.name]["cold"].append(answer["seconds"])
-                found[contender.name]["error"].append(answer["error"])
+                figures[contender.name]["cold"].append(answer["seconds"])
+                figures[contender.name]["error"].append(answer["error"])
             for _ in range(rounds if run == cold_runs - 1 else 0):
                 for contender in contenders:
-                    found[contender.name]["call"].append(median(contender.ask(f"block {calls}")))
+                    figures[contender.name]["call"].append(median(contender.ask(f"block {calls}")))
         finally:
             for contender in contenders:
                 contender.close()
-    return found
+    return figures
 
 
 def main() -> int:
@@ -58,7 +58,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one cold run, few rounds")
     parser.add_argument("--json", metavar="FILE", help="write the figures there too")
     args = parser.parse_args()
-    found = (
+    measured = (
         measure(cold_runs=1, rounds=5, calls=3)
         if args.quick
         else measure(cold_runs=3, rounds=15, calls=7)
@@ -67,21 +67,21 @@ def main() -> int:
     ratios: dict[tuple[str, str], float] = {}
     for name in NAMES:
         for kind in ("cold", "call"):
-            pairs = zip(found[name][kind], found["inductor"][kind], strict=True)
+            pairs = zip(measured[name][kind], measured["inductor"][kind], strict=True)
             ratios[name, kind] = median(a / b for a, b in pairs)
         print(
-            f"{name:<14}{median(found[name]['cold']):>9.2f}{ratios[name, 'cold']:>8.3f}"
-            f"{median(found[name]['call']) * 1e3:>10.1f}{ratios[name, 'call']:>8.3f}"
-            f"{max(found[name]['error']):>10.1e}"
+            f"{name:<14}{median(measured[name]['cold']):>9.2f}{ratios[name, 'cold']:>8.3f}"
+            f"{median(measured[name]['call']) * 1e3:>10.1f}{ratios[name, 'call']:>8.3f}"
+            f"{max(measured[name]['error']):>10.1e}"
         )
     if args.json:
         Path(args.json).write_text(
-            json.dumps({"cores": os.cpu_count(), "figures": found}, indent=1)
+            json.dumps({"cores": os.cpu_count(), "figures": measured}, indent=1)
         )
     missed = [
         f"{n} {k} {ratios[n, k]:.3f} > {t}" for (n, k), t in TARGETS.items() if ratios[n, k] > t
     ]
-    missed += [f"{n} is wrong" for n in NAMES if max(found[n]["error"]) > 1e-4]
+    missed += [f"{n} is wrong" for n in NAMES if max(measured[n]["error"]) > 1e-4]
     figures = ", ".join(f"{n} {k} {ratios[n, k]:.3f} (target {t})" for (n, k), t in TARGETS.items())
     print(f"spine: {figures}: {'MISSED ' + '; '.join(missed) if missed else 'all met'}")
     return 1 if missed else 0

@@ -90,11 +90,11 @@ class Loop:
 
     def step(self) -> Tensor:
         """Train on the next batch; return the loss that this rank sees."""
-        given: Sequence[Tensor] = batch(self.number)
+        inputs: Sequence[Tensor] = batch(self.number)
         self.number += 1
         if self.shares:
-            given = [each.chunk(dist.get_world_size())[dist.get_rank()] for each in given]
-        loss = self.module(*given)
+            inputs = [each.chunk(dist.get_world_size())[dist.get_rank()] for each in inputs]
+        loss = self.module(*inputs)
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -102,14 +102,14 @@ class Loop:
 
     def losses(self, count: int) -> list[float]:
         """Return the losses of some steps, of the whole batch."""
-        found: list[float] = []
+        losses: list[float] = []
         for _ in range(count):
             loss = self.step()
             if self.shares:
                 dist.all_reduce(loss)
                 loss /= dist.get_world_size()
-            found.append(loss.item())
-        return found
+            losses.append(loss.item())
+        return losses
 
     def seconds(self, count: int) -> float:
         """Return the time of a step."""
@@ -193,16 +193,16 @@ def row(layout: str, hidden: int, pairs: int) -> dict[str, Any]:
     start = time.perf_counter()
     sides["irc"] = compiled(copy.deepcopy(plain), layout)
     wanted = Loop(plain, shares=False).losses(CHECKED)
-    found: dict[str, Any] = {"layout": layout, "hidden": hidden, "ranks": dist.get_world_size()}
+    figures: dict[str, Any] = {"layout": layout, "hidden": hidden, "ranks": dist.get_world_size()}
     for name, loop in sides.items():
         losses = loop.losses(CHECKED)
-        found[f"{name} gap"] = max(abs(a - b) for a, b in zip(losses, wanted, strict=True))
-    found["checked in s"] = time.perf_counter() - start
+        figures[f"{name} gap"] = max(abs(a - b) for a, b in zip(losses, wanted, strict=True))
+    figures["checked in s"] = time.perf_counter() - start
     if pairs:
         blocks = [{name: timed(name, loop) for name, loop in sides.items()} for _ in range(pairs)]
-        found |= {f"{name} s": median(each[name] for each in blocks) for name in sides}
-        found["ratio"] = median(each["torch"] / each["irc"] for each in blocks)
-    return found
+        figures |= {f"{name} s": median(each[name] for each in blocks) for name in sides}
+        figures["ratio"] = median(each["torch"] / each["irc"] for each in blocks)
+    return figures
 
 
 def work(layouts: Sequence[str], hidden: Sequence[int], pairs: int) -> None:
@@ -213,9 +213,9 @@ def work(layouts: Sequence[str], hidden: Sequence[int], pairs: int) -> None:
     start_processes(*place_of(os.environ), timeout_s=1800)
     for layout in layouts:
         for size in hidden:
-            found = row(layout, size, pairs)
+            figures = row(layout, size, pairs)
             if dist.get_rank() == 0:
-                print(json.dumps(found), flush=True)
+                print(json.dumps(figures), flush=True)
     dist.destroy_process_group()
 
 
@@ -278,10 +278,10 @@ def python_per_action(layout: str) -> tuple[float, int]:
     return median(seconds) / len(loaded.plan.actions), len(loaded.plan.actions)
 
 
-def missed(found: dict[str, Any]) -> list[str]:
+def missed(figures: dict[str, Any]) -> list[str]:
     """Return which targets a row misses."""
-    wrong = ["losses"] if found["irc gap"] > CLOSE else []
-    is_slow = "ratio" in found and found["ratio"] < LEAST[found["layout"], found["hidden"]]
+    wrong = ["losses"] if figures["irc gap"] > CLOSE else []
+    is_slow = "ratio" in figures and figures["ratio"] < LEAST[figures["layout"], figures["hidden"]]
     return [*wrong, *(["speed"] if is_slow else [])]
 
 
@@ -337,8 +337,8 @@ def main() -> int:
     words = ["--layouts", chosen.layouts, "--hidden", chosen.hidden, "--pairs", str(chosen.pairs)]
     every: list[dict[str, Any]] = []
     for ranks in map(int, chosen.processes.split(",")):
-        for found in rows_on(ranks, words):
-            every.append({**found, "missed": missed(found)})
+        for figures in rows_on(ranks, words):
+            every.append({**figures, "missed": missed(figures)})
             print("  ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}"
                             for k, v in every[-1].items()), flush=True)  # fmt: skip
             if chosen.json:

@@ -125,8 +125,8 @@ def run_case(case: Case) -> dict[str, Any]:
 
 def _in_process(case: Case) -> dict[str, Any]:
     command = [sys.executable, __file__, "--case", json.dumps(asdict(case))]
-    made = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    return json.loads(made.stdout.splitlines()[-1])
+    ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    return json.loads(ended.stdout.splitlines()[-1])
 
 
 def main() -> int:

@@ -80,7 +80,7 @@ HEADER = (
 
 def rows(model: Model, wanted: measure.Reference, *, cluster: str, part: float | None) -> list[Row]:
     """Plan a model on each mesh and run it on virtual ranks."""
-    graphs, found = measure.graphs(model), list[Row]()
+    graphs, table = measure.graphs(model), list[Row]()
     for mesh in MESHES:
         forward = measure.plan(graphs.forward, mesh, cluster=cluster, part=part)
         training = measure.plan(graphs.training, mesh, cluster=cluster, part=part)
@@ -102,13 +102,13 @@ def rows(model: Model, wanted: measure.Reference, *, cluster: str, part: float |
             training.collectives,
         )
         print(row, flush=True)
-        found.append(row)
-    return found
+        table.append(row)
+    return table
 
 
 def in_processes(models: Sequence[Model], wanted: dict[str, measure.Reference]) -> dict[str, float]:
     """Run models on four processes; return the worst error of each."""
-    found: dict[str, float] = {}
+    worst: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="irc-zoo-") as place:
         folder = Path(place)
         for model in models:
@@ -117,16 +117,16 @@ def in_processes(models: Sequence[Model], wanted: dict[str, measure.Reference]) 
             print(f"{name} on four processes: {why}", file=sys.stderr)
         for model in models:
             try:
-                made = [
+                errors = [
                     processes.errors(model, mesh, folder, wanted[model.name]) for mesh in MESHES
                 ]
             except FileNotFoundError:
-                found[model.name] = float("inf")
+                worst[model.name] = float("inf")
             else:
-                found[model.name] = max(one.worst for one in made)
-                shown = ", ".join(f"{m}: {e}" for m, e in zip(MESHES, made, strict=True))
+                worst[model.name] = max(one.worst for one in errors)
+                shown = ", ".join(f"{m}: {e}" for m, e in zip(MESHES, errors, strict=True))
                 print(f"{model.name:<12}four processes  {shown}", flush=True)
-    return found
+    return worst
 
 
 def main() -> int:
