@@ -113,7 +113,7 @@ def run(rounds: int, first: int) -> None:
         inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
         torch._dynamo.reset()
         # A new function each time, as each cell of a notebook makes one.
-        fresh: Any = lambda *given, function=function: function(*given)  # noqa: E731
+        fresh: Any = lambda *arguments, function=function: function(*arguments)  # noqa: E731
         is_ours = number // len(names) % 2 == 0
         compiled = irc.compile(fresh) if is_ours else torch.compile(fresh, backend="irc")
         wanted = function(*inputs)

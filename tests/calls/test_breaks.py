@@ -43,13 +43,13 @@ def test_the_first_break_is_warned_of_once_with_its_line(gradients: bool) -> Non
     fast = irc.compile(branching)
     x = X.clone().requires_grad_(gradients)
     with torch.set_grad_enabled(gradients), pytest.warns(LeftToTorchWarning) as caught:
-        found = [fast(x), fast(-x), fast(x[:2])]
+        results = [fast(x), fast(-x), fast(x[:2])]
     assert len(caught) == 1
     text = str(caught[0].message)
     assert text.startswith("warning[graph-break]: 'branching'")
     assert LINE in text and "fullgraph=True" in text
-    for got, given in zip(found, (x, -x, x[:2]), strict=True):
-        torch.testing.assert_close(got, branching(given))
+    for got, argument in zip(results, (x, -x, x[:2]), strict=True):
+        torch.testing.assert_close(got, branching(argument))
 
 
 def test_parts_are_compiled() -> None:
@@ -133,11 +133,11 @@ def test_a_bug_of_ours_stops_nobody(way: Callable[..., Any], gradients: bool) ->
         planted(),
         pytest.warns(LeftToTorchWarning, match="a planted bug") as caught,
     ):
-        found = fast(x)
+        result = fast(x)
     (warning,) = caught
     assert str(warning.message).startswith("warning[internal]")
-    torch.testing.assert_close(found, x.sin() * 2)
-    assert found.requires_grad is gradients
+    torch.testing.assert_close(result, x.sin() * 2)
+    assert result.requires_grad is gradients
 
 
 @pytest.mark.parametrize("gradients", [False, True])
@@ -204,8 +204,8 @@ def test_a_tensor_of_another_kind_is_not_read_as_a_dense_one() -> None:
     square, y = torch.relu(torch.randn(4, 4)), torch.randn(4, 3)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for given in (square, square, square.to_sparse(), square.to_sparse_csr(), square):
-            torch.testing.assert_close(fast(given, y), square @ y + 1)
+        for tensor in (square, square, square.to_sparse(), square.to_sparse_csr(), square):
+            torch.testing.assert_close(fast(tensor, y), square @ y + 1)
 
 
 @pytest.mark.parametrize("gradients", [False, True])
@@ -234,12 +234,12 @@ def test_gradients_of_what_a_function_holds_are_recorded() -> None:
     fast = irc.compile(lambda x: (layer(x) * weight).sum())
     for _ in range(2):
         fast(X).backward()
-    found = [p.grad for p in (*layer.parameters(), weight)]
+    gradients = [p.grad for p in (*layer.parameters(), weight)]
     for p in (*layer.parameters(), weight):
         p.grad = None
     for _ in range(2):
         (layer(X) * weight).sum().backward()
-    for got, p in zip(found, (*layer.parameters(), weight), strict=True):
+    for got, p in zip(gradients, (*layer.parameters(), weight), strict=True):
         torch.testing.assert_close(got, p.grad)
 
 

@@ -195,7 +195,7 @@ def of_rows(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    ("function", "given", "says"),
+    ("function", "rows", "says"),
     [
         (of_branches, [[0.5, 0.5], [2.0, 1.5], [-1.0, -2.0]], ""),
         (of_branches, [[2.0, 5.0]], "too large"),
@@ -213,7 +213,7 @@ def of_rows(x: Tensor) -> Tensor:
     ],
 )
 def test_regions_check_what_they_run(
-    function: Callable[[Tensor], Tensor], given: list[list[float]], says: str, way: str, grad: bool,
+    function: Callable[[Tensor], Tensor], rows: list[list[float]], says: str, way: str, grad: bool,
 ) -> None:  # fmt: skip
     torch._dynamo.reset()
     run = WAYS[way](function)
@@ -223,7 +223,7 @@ def test_regions_check_what_they_run(
         result = call(x)
         return [result, *(torch.autograd.grad(result.sum(), x) if grad else ())]
 
-    for values in given:
+    for values in rows:
         if says:
             with pytest.raises(RuntimeError, match=says):
                 answer(run, values)

@@ -37,9 +37,9 @@ def made(target: Any, *args: Any) -> tuple[Any, Callable[..., Any]]:
     """Return a compiled target after a first call, and its direct function."""
     run: Any = irc.compile(target)
     run(*args)
-    found = dispatcher_of(run) if isinstance(run, nn.Module) else run._irc_dispatcher
-    assert found is not None
-    direct = found.versions[0].direct
+    dispatcher = dispatcher_of(run) if isinstance(run, nn.Module) else run._irc_dispatcher
+    assert dispatcher is not None
+    direct = dispatcher.versions[0].direct
     assert direct is not None
     return run, direct
 
@@ -50,9 +50,9 @@ def test_results_are_eagers(shape: tuple[int, ...]) -> None:
     run, direct = made(mix, a, b)
     for _ in range(3):
         a, b = torch.randn(shape), torch.randn(shape)
-        for found in (run(a, b), direct((a, b))):
-            assert isinstance(found, tuple)
-            for one, wanted in zip(found, mix(a, b), strict=True):
+        for results in (run(a, b), direct((a, b))):
+            assert isinstance(results, tuple)
+            for one, wanted in zip(results, mix(a, b), strict=True):
                 torch.testing.assert_close(one, wanted)
                 assert one.stride() == wanted.stride() and not one.requires_grad
 
@@ -178,12 +178,12 @@ def test_what_takes_more_than_kernels_goes_the_whole_way() -> None:
         (nn.BatchNorm1d(5), x, True),
         (lambda a: (a + 1).t(), x, True),
     ]
-    for target, given, is_direct in cases:
+    for target, argument, is_direct in cases:
         run: Any = irc.compile(target)
-        torch.testing.assert_close(run(given.clone()), irc.original(run)(given.clone()))
-        found = dispatcher_of(run) if isinstance(run, nn.Module) else run._irc_dispatcher
-        assert found is not None and (found.versions[0].direct is not None) is is_direct
-        torch.testing.assert_close(run(given.clone()), irc.original(run)(given.clone()))
+        torch.testing.assert_close(run(argument.clone()), irc.original(run)(argument.clone()))
+        dispatcher = dispatcher_of(run) if isinstance(run, nn.Module) else run._irc_dispatcher
+        assert dispatcher is not None and (dispatcher.versions[0].direct is not None) is is_direct
+        torch.testing.assert_close(run(argument.clone()), irc.original(run)(argument.clone()))
 
 
 def test_indices_are_checked() -> None:
@@ -199,8 +199,8 @@ def test_an_executor_whose_caller_has_guards() -> None:
     x, w = torch.randn(9, 64), nn.Parameter(torch.randn(64, 64))
     run = torch.compile(lambda a, b: (a @ b).relu(), backend="irc", dynamic=False)
     turned, negated = torch.randn(64, 9).t(), cast("Any", torch)._neg_view(x)
-    for given in (x, x + 1, turned, negated, nn.Parameter(x)):
-        torch.testing.assert_close(run(given, w), (given @ w).relu(), atol=1e-4, rtol=1e-4)
+    for argument in (x, x + 1, turned, negated, nn.Parameter(x)):
+        torch.testing.assert_close(run(argument, w), (argument @ w).relu(), atol=1e-4, rtol=1e-4)
     other = nn.Parameter(torch.randn(64, 64))
     torch.testing.assert_close(run(x, other), (x @ other).relu(), atol=1e-4, rtol=1e-4)
     with torch.inference_mode():
@@ -234,8 +234,8 @@ def test_threads_have_their_own_memory() -> None:
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for _ in range(100):
-                given = torch.randn(64, 64, generator=generator)
-                error = (run(given) - irc.original(run)(given)).abs().max().item()
+                batch = torch.randn(64, 64, generator=generator)
+                error = (run(batch) - irc.original(run)(batch)).abs().max().item()
                 if error > 1e-4:
                     wrong.append(error)
 

@@ -128,8 +128,8 @@ def hold(op: Callable[..., Tensor], way: str, pairs: Sequence[Case]) -> None:
 
     torch._dynamo.reset()
     others = [each.other for each in answered]
-    found = WAYS[way](every)([each.one for each in answered], others) if answered else []
-    for case, tensor in zip(answered, found, strict=True):
+    results = WAYS[way](every)([each.one for each in answered], others) if answered else []
+    for case, tensor in zip(answered, results, strict=True):
         assert case.answer is not None
         is_half = tensor.dtype in (torch.float16, torch.bfloat16)
         tolerance = {"rtol": 1e-2, "atol": 1e-2} if is_half else {"rtol": 1e-5, "atol": 1e-6}

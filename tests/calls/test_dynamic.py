@@ -106,9 +106,9 @@ def test_zero_and_one_take_their_own_plans() -> None:
     fast = irc.compile(model, dynamic=True)
     for rows in (6, 1, 9, 0, 1, 0, 11):
         same(fast, model, torch.randn(rows, 24))
-    found = statistics(fast)
-    assert found.compilations == 3
-    assert found.reasons[0] == "dim 0 of 'input' is 1, traced for 2 to any"
+    stats = statistics(fast)
+    assert stats.compilations == 3
+    assert stats.reasons[0] == "dim 0 of 'input' is 1, traced for 2 to any"
 
 
 def test_inputs_with_gaps() -> None:
@@ -234,10 +234,10 @@ def test_a_range_that_torch_cannot_prove() -> None:
     assert "is 65, traced for 2 to 64" in statistics(fast).reasons[0]
 
 
-@pytest.mark.parametrize("given", [3, "batch"])
-def test_dynamic_is_true_or_says_which(given: Any) -> None:
+@pytest.mark.parametrize("dynamic", [3, "batch"])
+def test_dynamic_is_true_or_says_which(dynamic: Any) -> None:
     with pytest.raises(IrcError, match="dynamic is True") as caught:
-        irc.compile(mlp(), dynamic=given)
+        irc.compile(mlp(), dynamic=dynamic)
     assert caught.value.code == "option-value"
 
 

@@ -159,12 +159,12 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     mine = net()
     own = torch.optim.RAdam(mine.parameters())
     normed = MAKERS["normed"](mine)
-    for given, options, says in (
+    for refused, options, says in (
         (normed, {"mesh": "pipe=2"}, "all parameters together: with an axis 'pipe'"),
         (own, {"precision": MASTERS}, "masters"),
     ):
         with pytest.raises(IrcError, match=says):
-            irc.compile_step(mine, loss=F.cross_entropy, optimizer=given, **options)
+            irc.compile_step(mine, loss=F.cross_entropy, optimizer=refused, **options)
     with pytest.raises(IrcError, match="RAdam is not compiled"):
         irc.export_plan(mine, X, out=tmp_path / "plan", loss="0", optimizer=own)
     for optimizer in ("eager", {"kind": "eager"}):

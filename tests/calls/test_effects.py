@@ -196,23 +196,23 @@ def test_effects_happen_once(way: Callable[[Any], Any], grad: bool, make: Any) -
             torch.testing.assert_close(_tensor(mine_shown()), _tensor(shown()))
 
 
-def appends(x: torch.Tensor, given: list[Any], named: dict[str, Any]) -> torch.Tensor:
-    given.append(given[0] * 2)
-    return x + given[-1]
+def appends(x: torch.Tensor, items: list[Any], named: dict[str, Any]) -> torch.Tensor:
+    items.append(items[0] * 2)
+    return x + items[-1]
 
 
-def replaces(x: torch.Tensor, given: list[Any], named: dict[str, Any]) -> torch.Tensor:
-    given[0] = given[0] * 2
-    return x + given[0]
+def replaces(x: torch.Tensor, items: list[Any], named: dict[str, Any]) -> torch.Tensor:
+    items[0] = items[0] * 2
+    return x + items[0]
 
 
-def counts(x: torch.Tensor, given: list[Any], named: dict[str, Any]) -> torch.Tensor:
+def counts(x: torch.Tensor, items: list[Any], named: dict[str, Any]) -> torch.Tensor:
     named["calls"] += 1
     return x * named["calls"]
 
 
-def renames(x: torch.Tensor, given: list[Any], named: dict[str, Any]) -> torch.Tensor:
-    named["b"] = named.pop("a", given[0]) + 1
+def renames(x: torch.Tensor, items: list[Any], named: dict[str, Any]) -> torch.Tensor:
+    named["b"] = named.pop("a", items[0]) + 1
     return x + named["b"]
 
 
@@ -224,14 +224,14 @@ def test_lists_and_dictionaries_that_are_given_change_once(
     grad: bool, dynamic: bool | None, change: Callable[..., torch.Tensor]
 ) -> None:
     def story(run: Callable[..., torch.Tensor]) -> list[Any]:
-        given: list[Any] = [torch.ones(3), torch.ones(1)]
+        items: list[Any] = [torch.ones(3), torch.ones(1)]
         named: dict[str, Any] = {"a": torch.ones(2, 3), "calls": 1}
         told: list[Any] = []
         for _ in range(3):
             told += [
-                run(torch.arange(3.0), given, named),
-                len(given),
-                given[0].clone(),
+                run(torch.arange(3.0), items, named),
+                len(items),
+                items[0].clone(),
                 len(named),
                 "a" in named,
             ]

@@ -33,14 +33,14 @@ def step_of(mesh: Any = "data=auto", **options: Any) -> Any:
 
 def of_ranks(monkeypatch: pytest.MonkeyPatch, ranks: int) -> list[DataSampler]:
     """Return the sampler of each of so many ranks, as a script makes it there."""
-    found: list[DataSampler] = []
+    samplers: list[DataSampler] = []
     for rank in range(ranks):
         monkeypatch.setenv("RANK", f"{rank}")
         monkeypatch.setenv("WORLD_SIZE", f"{ranks}")
         step = step_of(batch="local")
         assert f"{step.options.mesh}" == f"data={ranks}"
-        found.append(irc.data_sampler(step, 50, seed=4, batch_size=BATCH))
-    return found
+        samplers.append(irc.data_sampler(step, 50, seed=4, batch_size=BATCH))
+    return samplers
 
 
 def test_batches_are_the_same_on_any_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,8 +78,8 @@ def planned(ranks: int) -> LoadedPlan:
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return F.cross_entropy(self.inner(x), y)
 
-    given = torch.zeros(BATCH, 5), torch.zeros(BATCH, dtype=torch.int64)
-    program = capture(Trained(), given, {}).program
+    batch = torch.zeros(BATCH, 5), torch.zeros(BATCH, dtype=torch.int64)
+    program = capture(Trained(), batch, {}).program
     training = training_of(program, optimizer="sgd")
     options = Options(
         mesh=parse_mesh(f"data={ranks}"), cluster="demo-gpus", training=training, samples=("data",)

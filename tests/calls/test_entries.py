@@ -59,8 +59,8 @@ def test_entries_share_memory_and_follow_the_weights() -> None:
     for _ in range(2):
         with torch.no_grad():
             wanted = [Fill(LAYER)(X, expected), Step(LAYER)(X[:1], AT, expected)]
-        found = [run["fill"](X, rows), run["step"](X[:1], AT, rows=rows)]
-        torch.testing.assert_close(found, wanted)
+        results = [run["fill"](X, rows), run["step"](X[:1], AT, rows=rows)]
+        torch.testing.assert_close(results, wanted)
         torch.testing.assert_close(rows, expected)
         with torch.no_grad():
             LAYER.weight.mul_(2)
@@ -112,8 +112,8 @@ def test_a_folder_has_the_weights_once(tmp_path: Path, mesh: str) -> None:
         rows, expected = torch.zeros(9, 6), torch.zeros(9, 6)
         with torch.no_grad():
             wanted = Fill(LAYER)(X, expected)
-        (found,) = irc.load(out / "fill")(X, rows)
-        torch.testing.assert_close(found, wanted)
+        (output,) = irc.load(out / "fill")(X, rows)
+        torch.testing.assert_close(output, wanted)
         torch.testing.assert_close(rows, expected)
     with pytest.raises(IrcError, match="--force") as caught:
         irc.export_entries(calls(), out=out)
@@ -148,6 +148,6 @@ def test_weights_of_one_name_may_be_two(tmp_path: Path) -> None:
             torch.testing.assert_close(run[name](X, torch.zeros(9, 6)), wanted)
     irc.export_entries(entries, out=tmp_path / "plans")
     for name, layer in (("one", LAYER), ("two", other)):
-        (found,) = irc.load(tmp_path / "plans" / name)(X, torch.zeros(9, 6))
+        (output,) = irc.load(tmp_path / "plans" / name)(X, torch.zeros(9, 6))
         with torch.no_grad():
-            torch.testing.assert_close(found, Fill(layer)(X, torch.zeros(9, 6)))
+            torch.testing.assert_close(output, Fill(layer)(X, torch.zeros(9, 6)))

@@ -80,9 +80,9 @@ class Broken(nn.Module):
 
 def test_what_was_never_called_says_so() -> None:
     for target in (irc.compile(Net()), irc.compile(lambda x: x + 1)):
-        found = irc.explain(target)
-        assert "not called yet" in f"{found}" and "not called yet" in found._repr_html_()
-        assert found.calls == () and json.loads(found.json())["calls"] == []
+        report = irc.explain(target)
+        assert "not called yet" in f"{report}" and "not called yet" in report._repr_html_()
+        assert report.calls == () and json.loads(report.json())["calls"] == []
 
 
 def test_a_call_has_its_kind_its_kernels_and_the_lines_that_they_fuse() -> None:
@@ -106,32 +106,32 @@ def test_gradients_and_dtypes_are_kinds_of_their_own() -> None:
     with torch.no_grad():
         fast(x)
         fast(x[:1])
-    found = irc.explain(fast)
-    whats = [[graph.what for graph in call.graphs] for call in found.calls]
+    report = irc.explain(fast)
+    whats = [[graph.what for graph in call.graphs] for call in report.calls]
     assert whats[0] == ["forward pass", "backward pass"] and whats[1] == ["whole call"]
-    assert [call.kind and call.kind.gradients for call in found.calls] == [True, False, False]
-    assert found.calls[0].kind and found.calls[0].kind.training is True
-    assert "has shape [1, 8], compiled for [2, 8]" in found.calls[2].recompiles[0].reason
+    assert [call.kind and call.kind.gradients for call in report.calls] == [True, False, False]
+    assert report.calls[0].kind and report.calls[0].kind.training is True
+    assert "has shape [1, 8], compiled for [2, 8]" in report.calls[2].recompiles[0].reason
 
 
 def test_a_break_has_the_line_of_the_model_not_of_its_wrapper() -> None:
     fast = irc.compile(Around(Broken()))
     with pytest.warns(match="graph-break"), torch.no_grad():
         fast(torch.ones(3))
-    found = irc.explain(fast)
-    (left,) = [each for each in found.fallbacks if each.kind == "break"]
+    report = irc.explain(fast)
+    (left,) = [each for each in report.fallbacks if each.kind == "break"]
     assert left.line.endswith(line_of(Broken.forward, "if x.sum()"))
     assert "values of a tensor" in left.reason
-    assert len(found.graphs) == 2
-    assert left.line in f"{found}" and "break" in found._repr_html_()
+    assert len(report.graphs) == 2
+    assert left.line in f"{report}" and "break" in report._repr_html_()
 
 
 def test_ops_of_a_wrapped_library_have_lines_of_its_forward(tmp_path: Path) -> None:
     folder = tmp_path / "site-packages" / "nets"
     folder.mkdir(parents=True)
     (folder / "tiny.py").write_text(LIBRARY)
-    found = runpy.run_path(str(folder / "tiny.py"))
-    fast = irc.compile(Around(found["Tiny"]()))
+    namespace = runpy.run_path(str(folder / "tiny.py"))
+    fast = irc.compile(Around(namespace["Tiny"]()))
     with torch.no_grad():
         fast(torch.ones(3))
     lines = [op.line for kernel in irc.explain(fast).kernels for op in kernel.ops]
@@ -167,10 +167,10 @@ def test_a_region_of_a_graph_is_left_with_its_line() -> None:
 
     fast = irc.compile(function)
     fast(torch.ones(3))
-    found = irc.explain(fast)
-    left = [each for each in found.fallbacks if each.kind == "region"]
+    report = irc.explain(fast)
+    left = [each for each in report.fallbacks if each.kind == "region"]
     assert [each.line.endswith(line_of(function, "torch.cond")) for each in left] == [True]
-    assert "branch of control flow" in [graph.what for graph in found.graphs]
+    assert "branch of control flow" in [graph.what for graph in report.graphs]
 
 
 def test_a_first_timing_says_what_it_has_measured() -> None:
@@ -236,9 +236,9 @@ def test_dynamic_sizes_are_one_graph() -> None:
     with torch.no_grad():
         for rows in (4, 5, 6):
             fast(torch.randn(rows, 8))
-    found = irc.explain(fast)
-    assert [graph.what for graph in found.graphs] == ["whole call, sizes left open"]
-    assert found.kernels and found.kernels[0].ops
+    report = irc.explain(fast)
+    assert [graph.what for graph in report.graphs] == ["whole call, sizes left open"]
+    assert report.kernels and report.kernels[0].ops
 
 
 def test_where_the_code_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,10 +254,10 @@ def test_where_the_code_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert all(Path(each.path).is_file() and not each.is_read for each in call.cached)
 
 
-@pytest.mark.parametrize("given", [3, None, nn.Linear(2, 2), torch.relu, b"model", nn.Linear])
-def test_what_irc_has_not_compiled_is_refused(given: Any) -> None:
+@pytest.mark.parametrize("target", [3, None, nn.Linear(2, 2), torch.relu, b"model", nn.Linear])
+def test_what_irc_has_not_compiled_is_refused(target: Any) -> None:
     with pytest.raises(IrcError, match=r"which irc has not compiled") as caught:
-        irc.explain(given)
+        irc.explain(target)
     assert caught.value.code == "input-mismatch" and "irc.compile(model)" in caught.value.help
 
 

@@ -85,9 +85,9 @@ def test_a_step_has_its_kernels_and_why_it_is_compiled_again() -> None:
     step(*batch(2))
     step(*batch(2))
     step(*batch(3))
-    found = irc.explain(step)
-    assert found.name == "step of Net" and len(found.graphs) == 2
-    first, second = found.calls
+    report = irc.explain(step)
+    assert report.name == "step of Net" and len(report.graphs) == 2
+    first, second = report.calls
     assert first.kind and first.kind.arguments == ("x: float32[2, 4]", "target: float32[2, 4]")
     assert first.kind.training and first.kind.gradients and not first.recompiles
     assert second.recompiles[0].reason == "'x' has shape [3, 4], compiled for [2, 4]"
@@ -177,13 +177,13 @@ def test_entries_are_told_apart_by_name() -> None:
     both = irc.compile_entries(
         {"prefill": (net, (torch.ones(3, 4),)), "decode": (net, (), {"x": torch.ones(1, 4)})}
     )
-    found = irc.explain(both)
-    assert found.name == "entries prefill, decode"
-    assert [call.title for call in found.calls] == [
+    report = irc.explain(both)
+    assert report.name == "entries prefill, decode"
+    assert [call.title for call in report.calls] == [
         "entry 'prefill' (x: float32[3, 4]), evaluation, no gradients",
         "entry 'decode' (x: float32[1, 4]), evaluation, no gradients",
     ]
-    for call in found.calls:
+    for call in report.calls:
         ops = [op for graph in call.graphs for kernel in graph.kernels for op in kernel.ops]
         assert any(op.line.endswith(line_of(Net.forward, "relu")) for op in ops)
 
@@ -195,12 +195,12 @@ def test_torch_compile_of_a_module_and_of_a_function(whole: bool) -> None:
     assert "torch has compiled no graph for it yet" in f"{irc.explain(fast)}"
     fast(torch.ones(2, 4)).sum().backward()
     fast(torch.ones(2, 4, dtype=torch.float32, requires_grad=True)).sum().backward()
-    found = irc.explain(fast)
-    assert [graph.what for graph in found.calls[0].graphs] == ["forward pass", "backward pass"]
-    lines = [op.line for kernel in found.kernels for op in kernel.ops]
+    report = irc.explain(fast)
+    assert [graph.what for graph in report.calls[0].graphs] == ["forward pass", "backward pass"]
+    lines = [op.line for kernel in report.kernels for op in kernel.ops]
     assert any(line.endswith(line_of(Net.forward, "relu")) for line in lines)
-    assert "requires_grad" in found.recompiles[0].reason
-    kind = found.calls[1].kind
+    assert "requires_grad" in report.recompiles[0].reason
+    kind = report.calls[1].kind
     assert kind and kind.arguments == ("x: float32[2, 4], requires grad",)
 
 
@@ -208,19 +208,19 @@ def test_torch_compile_in_place_of_a_module() -> None:
     module = Net()
     module.compile(backend="irc")
     module(torch.ones(2, 4))
-    found = irc.explain(module)
-    assert found.name == "Net" and found.graphs
-    assert found.calls[0].kind and found.calls[0].kind.arguments == ("x: float32[2, 4]",)
+    report = irc.explain(module)
+    assert report.name == "Net" and report.graphs
+    assert report.calls[0].kind and report.calls[0].kind.arguments == ("x: float32[2, 4]",)
 
 
 def test_a_break_under_torch_compile_has_the_line_of_the_model() -> None:
     fast: Any = torch.compile(nn.Sequential(Broken()), backend="irc")
     fast(torch.ones(3))
-    found = irc.explain(fast)
-    (left,) = [each for each in found.fallbacks if each.kind == "break"]
+    report = irc.explain(fast)
+    (left,) = [each for each in report.fallbacks if each.kind == "break"]
     assert left.line.endswith(line_of(Broken.forward, "if y.sum"))
     assert left.reason == "a branch depends on the values of a tensor"
-    assert len(found.graphs) == 2 and "the rest of" in f"{found.calls[1].title}"
+    assert len(report.graphs) == 2 and "the rest of" in f"{report.calls[1].title}"
 
 
 def test_a_break_before_the_first_op_is_told_too() -> None:
@@ -251,9 +251,9 @@ def test_a_method_and_an_op_without_a_form() -> None:
 
     holder = Holder()
     holder.triangle(torch.eye(3), torch.ones(3), scale=2)
-    found = irc.explain(holder.triangle)
-    assert found.calls[0].kind and "more[0]: float32[3]" in found.calls[0].kind.arguments
-    (left,) = [each for each in found.fallbacks if each.kind == "op"]
+    report = irc.explain(holder.triangle)
+    assert report.calls[0].kind and "more[0]: float32[3]" in report.calls[0].kind.arguments
+    (left,) = [each for each in report.fallbacks if each.kind == "op"]
     assert "qr" in left.what and left.line.endswith(line_of(Holder.triangle, "qr"))
 
 

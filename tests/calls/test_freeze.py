@@ -110,8 +110,8 @@ def test_a_loaded_plan_keeps_packed_weights_alone(tmp_path: Path) -> None:
     before = run.unread()
     assert "0.weight" in before
     for _ in range(2):
-        (found,) = run(x)
-        torch.testing.assert_close(found, plain(x))
+        (output,) = run(x)
+        torch.testing.assert_close(output, plain(x))
     assert not run.unread()
     held = {run.plan.buffers[index].name for index in run._weights if index in run.plan.weights}
     assert not held & before
@@ -149,9 +149,9 @@ print(before - after)
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 def test_the_memory_of_packed_weights_is_given_back() -> None:
-    found = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300, check=False
     )
-    assert found.returncode == 0, found.stderr
+    assert ended.returncode == 0, ended.stderr
     weights = 6 * 1536 * 1536 * 4 / 2**20  # 54 MiB
-    assert float(found.stdout) > 0.9 * weights, found.stdout
+    assert float(ended.stdout) > 0.9 * weights, ended.stdout

@@ -135,20 +135,20 @@ class Clipping(Lion):
 
 def test_a_lion_is_known_by_what_it_does() -> None:
     other = type("Lion", (Twice,), {})
-    given = list(net().parameters())
-    optimizer = Lion(given, 1e-3)
+    parameters = list(net().parameters())
+    optimizer = Lion(parameters, 1e-3)
     torch.optim.lr_scheduler.ConstantLR(optimizer)
     assert kind_of(optimizer) == "lion"
     assert not optimizer.state
-    assert kind_of(Lion(given, decoupled_weight_decay=True)) == ""
-    assert kind_of(Lion([{"params": given, "max_grad_norm": 5}])) == ""
+    assert kind_of(Lion(parameters, decoupled_weight_decay=True)) == ""
+    assert kind_of(Lion([{"params": parameters, "max_grad_norm": 5}])) == ""
     vars(optimizer)["clips"] = True
     assert kind_of(optimizer) == ""
-    assert kind_of(Twice(given)) == ""
-    assert kind_of(other(given)) == ""
-    assert kind_of(type("Lion", (Clipping,), {})(given)) == ""
+    assert kind_of(Twice(parameters)) == ""
+    assert kind_of(other(parameters)) == ""
+    assert kind_of(type("Lion", (Clipping,), {})(parameters)) == ""
     called: list[int] = []
-    optimizer = Lion(given)
+    optimizer = Lion(parameters)
     optimizer.register_step_pre_hook(lambda *_: called.append(1))
     assert kind_of(optimizer) == "lion"
     assert not called
@@ -200,9 +200,9 @@ class Closure(torch.optim.Optimizer):
 
 
 def stepped(module: nn.Module) -> torch.optim.Optimizer:
-    made = torch.optim.AdamW(module.parameters())
-    eager_steps(module, made, 1)
-    return made
+    optimizer = torch.optim.AdamW(module.parameters())
+    eager_steps(module, optimizer, 1)
+    return optimizer
 
 
 @pytest.mark.parametrize(
@@ -291,10 +291,10 @@ def scheduled(optimizer: torch.optim.Optimizer, number: int) -> None:
 def rated(module: nn.Module) -> tuple[torch.optim.AdamW, TrainingStep]:
     """Return another optimiser with two groups, and a step of it."""
     first, *rest = module.parameters()
-    made: torch.optim.Optimizer = torch.optim.AdamW(
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(
         [{"params": [first]}, {"params": rest}], lr=1e-2
     )
-    return made, irc.compile_step(module, loss=F.cross_entropy, optimizer=made)
+    return optimizer, irc.compile_step(module, loss=F.cross_entropy, optimizer=optimizer)
 
 
 @pytest.mark.parametrize("way", ["folder", "state"])

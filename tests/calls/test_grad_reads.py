@@ -26,8 +26,8 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x.detach_()
-        for given in (x, self.get_buffer("seen"), self.mask):
-            if given.requires_grad or not given.is_leaf or given.grad_fn is not None:
+        for tensor in (x, self.get_buffer("seen"), self.mask):
+            if tensor.requires_grad or not tensor.is_leaf or tensor.grad_fn is not None:
                 x = x * 2
         h = self.layer(x)
         h = h * 3 if self.layer.weight.requires_grad else h

@@ -45,25 +45,27 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
 
 
 def gradients(
-    function: Callable[..., Tensor], given: tuple[Tensor, ...]
+    function: Callable[..., Tensor], inputs: tuple[Tensor, ...]
 ) -> tuple[list[Tensor], list[tuple[bool, int]]]:
     """Return gradients, and where each lies in the memory of the one that comes in, if it does."""
-    given = tuple(x.detach().requires_grad_() for x in given)
-    result = function(*given)
+    inputs = tuple(x.detach().requires_grad_() for x in inputs)
+    result = function(*inputs)
     torch.manual_seed(0)
     # AOTAutograd lays them as the result: so they lie here.
     weights = torch.empty_like(result).copy_(torch.randn(result.shape, dtype=torch.float64))
-    found = torch.autograd.grad(result, given, weights)
+    input_gradients = torch.autograd.grad(result, inputs, weights)
     memory = weights.untyped_storage().data_ptr()
-    places = [(x.untyped_storage().data_ptr() == memory, int(x.storage_offset())) for x in found]
-    return list(found), places
+    places = [
+        (x.untyped_storage().data_ptr() == memory, int(x.storage_offset())) for x in input_gradients
+    ]
+    return list(input_gradients), places
 
 
 @pytest.mark.parametrize("compiler", [irc.compile, backend], ids=["irc.compile", "torch.compile"])
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_lie_as_those_of_eager(name: str, compiler: Callable[..., Any]) -> None:
-    function, given = CASES[name]
-    (want, wanted), (got, places) = (gradients(f, given) for f in (function, compiler(function)))
+    function, inputs = CASES[name]
+    (want, wanted), (got, places) = (gradients(f, inputs) for f in (function, compiler(function)))
     torch.testing.assert_close(got, want, check_stride=True, rtol=1e-4, atol=1e-4)
     assert places == wanted
 
@@ -71,9 +73,9 @@ def test_gradients_lie_as_those_of_eager(name: str, compiler: Callable[..., Any]
 def test_parts_of_a_conjugate_have_its_signs() -> None:
     """A conjugate may be one by name only: its memory has the other signs."""
     parts = [x.requires_grad_() for x in torch.randn(2, 3)]
-    given = COMPLEX[:, 0].conj()
-    real, imaginary = torch.autograd.grad(backend(torch.complex)(*parts), parts, given)
-    torch.testing.assert_close(torch.complex(real, imaginary), given.resolve_conj())
+    conjugate = COMPLEX[:, 0].conj()
+    real, imaginary = torch.autograd.grad(backend(torch.complex)(*parts), parts, conjugate)
+    torch.testing.assert_close(torch.complex(real, imaginary), conjugate.resolve_conj())
 
 
 OPEN = ("hstack", "sum of rows")
@@ -83,10 +85,10 @@ OPEN = ("hstack", "sum of rows")
 @pytest.mark.parametrize("name", OPEN)
 def test_gradients_of_open_sizes(name: str) -> None:
     torch._dynamo.reset()
-    function, given = CASES[name]
+    function, inputs = CASES[name]
     compiled = torch.compile(function, backend="irc", dynamic=True)
     for times in (1, 2, 3):
-        more = tuple(x.repeat(times, 1) for x in given)
+        more = tuple(x.repeat(times, 1) for x in inputs)
         got, want = gradients(compiled, more), gradients(function, more)
         torch.testing.assert_close(got[0], want[0], check_stride=True)
         assert got[1] == want[1]
@@ -104,11 +106,11 @@ SHARING: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
 @pytest.mark.parametrize("compiler", [irc.compile, backend], ids=["irc.compile", "torch.compile"])
 @pytest.mark.parametrize("name", SHARING)
 def test_gradients_are_added_to_apart(name: str, compiler: Callable[..., Any]) -> None:
-    function, given = SHARING[name]
+    function, inputs = SHARING[name]
     compiled = compiler(function)
-    wanted = [x.detach().requires_grad_() for x in given]
-    leaves = [x.detach().requires_grad_() for x in given]
-    weights = torch.randn(function(*given).shape)
+    wanted = [x.detach().requires_grad_() for x in inputs]
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    weights = torch.randn(function(*inputs).shape)
     for call, own in ((function, wanted), (compiled, leaves)):
         for _ in range(3):
             (call(*own) * weights).sum().backward()
@@ -158,7 +160,7 @@ def test_gradients_of_determinants_of_what_lies_by_columns(name: str, dynamic: b
     for n in (3, 4):
         x = torch.randn(n, n, generator=torch.Generator().manual_seed(n)) + 2 * torch.eye(n)
         for rows in (x, x.t()):
-            given = rows.detach().requires_grad_()
-            (mine,) = torch.autograd.grad(fast(given), given)
-            (theirs,) = torch.autograd.grad(function(given), given)
+            matrix = rows.detach().requires_grad_()
+            (mine,) = torch.autograd.grad(fast(matrix), matrix)
+            (theirs,) = torch.autograd.grad(function(matrix), matrix)
             torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)

@@ -62,10 +62,10 @@ def before_with(_: nn.Module, args: Any, kwargs: Any) -> Any:
     return (args[0] + 1, *args[1:]), {name: value * 2 for name, value in kwargs.items()}
 
 
-def backward(_: nn.Module, given: Any, gradients: Any) -> Any:
+def backward(_: nn.Module, input_gradients: Any, gradients: Any) -> Any:
     """Double gradients."""
     LOG.append(("backward", tuple(gradients[0].shape)))
-    return tuple(None if g is None else g * 2 for g in given)
+    return tuple(None if g is None else g * 2 for g in input_gradients)
 
 
 def before_backward(_: nn.Module, gradients: Any) -> Any:
@@ -129,10 +129,10 @@ def called(net: nn.Module, grad: bool) -> tuple[list[Any], list[Tensor]]:
     return [*LOG], [y.detach(), *gradients]
 
 
-def history(made: str, hook: str, when: str, grad: bool) -> list[Any]:
+def history(way: str, hook: str, when: str, grad: bool) -> list[Any]:
     """Return what calls do with a hook that is there before, or comes and goes between calls."""
     torch.manual_seed(0)
-    net = MADE[made]()
+    net = MADE[way]()
     seen: list[Any] = []
     if when == "later":
         seen.append(called(net, grad))
@@ -149,9 +149,9 @@ def history(made: str, hook: str, when: str, grad: bool) -> list[Any]:
 @pytest.mark.parametrize("hook", HOOKS)
 def test_a_hook_runs_as_in_eager(hook: str, when: str, grad: bool) -> None:
     wanted = history("eager", hook, when, grad)
-    made = "class" if when == "first" else "instance"
+    way = "class" if when == "first" else "instance"
     for (noted, values), (notes, expected) in zip(
-        history(made, hook, when, grad), wanted, strict=True
+        history(way, hook, when, grad), wanted, strict=True
     ):
         assert noted == notes
         torch.testing.assert_close(values, expected)

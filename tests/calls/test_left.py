@@ -43,8 +43,8 @@ def leaves(value: Any) -> list[Any]:
     return [value]
 
 
-def assert_same(found: Any, wanted: Any) -> None:
-    mine, theirs = leaves(found), leaves(wanted)
+def assert_same(results: Any, wanted: Any) -> None:
+    mine, theirs = leaves(results), leaves(wanted)
     assert len(mine) == len(theirs)
     for a, b in zip(mine, theirs, strict=True):
         if not isinstance(b, Tensor):
@@ -68,27 +68,27 @@ def differentiable(value: Any) -> bool:
 def run(name: str, way: str, gradients: bool) -> tuple[list[Any], list[Tensor | None]]:
     """Return what two calls give, and the gradients of the arguments."""
     target, args, kwargs = CASES[name]()
-    given = [x for x in pytree.tree_leaves((args, kwargs)) if differentiable(x)]
-    given = [x for x in given if not x.is_nested and not x.is_meta]
+    arguments = [x for x in pytree.tree_leaves((args, kwargs)) if differentiable(x)]
+    arguments = [x for x in arguments if not x.is_nested and not x.is_meta]
     inner = list(target.parameters()) if isinstance(target, torch.nn.Module) else []
     if gradients:
-        for x in given:
+        for x in arguments:
             x.requires_grad_()
     if way == "irc":
         target = irc.compile(target)
     else:
         target = target.module() if isinstance(target, ExportedProgram) else target
         target = torch.compile(target, backend="irc") if way == "torch" else target
-    found: list[Any] = []
+    returned: list[Any] = []
     with torch.set_grad_enabled(gradients):
         for _ in range(2):
             result = target(*args, **kwargs)
-            found.append(list(result) if hasattr(result, "__next__") else result)
-    results = [x for x in leaves(found) if isinstance(x, Tensor) and x.requires_grad]
+            returned.append(list(result) if hasattr(result, "__next__") else result)
+    results = [x for x in leaves(returned) if isinstance(x, Tensor) and x.requires_grad]
     results = [x for x in results if x.grad_fn is not None and not x.is_nested]
     if results:
         sum(x.to_dense().sum() for x in results).backward()
-    return found, [x.grad for x in (*given, *inner)]
+    return returned, [x.grad for x in (*arguments, *inner)]
 
 
 def same_as_eager(name: str, way: str, gradients: bool) -> None:
@@ -101,8 +101,8 @@ def same_as_eager(name: str, way: str, gradients: bool) -> None:
                 run(name, way, gradients)
             return
         warnings.filterwarnings("error", message=r"warning\[internal\]")
-        found = run(name, way, gradients)
-    assert_same(found, wanted)
+        results = run(name, way, gradients)
+    assert_same(results, wanted)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -71,8 +71,8 @@ def call_of(kind: str, seed: int) -> dict[str, Any]:
     return {"input_ids": tokens, "decoder_input_ids": tokens[:, :8], "use_cache": False}
 
 
-def tensors(found: Any) -> list[torch.Tensor]:
-    return [x for x in pytree.tree_leaves(dict(found)) if isinstance(x, torch.Tensor)]
+def tensors(outputs: Any) -> list[torch.Tensor]:
+    return [x for x in pytree.tree_leaves(dict(outputs)) if isinstance(x, torch.Tensor)]
 
 
 DYNAMO_FAILS = {("longt5, global", "torch.compile")}
@@ -98,5 +98,5 @@ def test_models_compute_what_eager_does(kind: str, way: str) -> None:
         for seed in (0, 1):
             wanted = tensors(model(**call_of(kind, seed)))
             assert wanted
-            found = tensors(fast(**call_of(kind, seed)))
-            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+            outputs = tensors(fast(**call_of(kind, seed)))
+            torch.testing.assert_close(outputs, wanted, rtol=1e-4, atol=1e-4)

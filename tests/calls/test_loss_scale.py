@@ -32,7 +32,7 @@ def eagerly(
 ) -> tuple[list[float], list[float]]:
     """Train as torch's users do; return losses and scales."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=RATE)
-    losses, found = [], []
+    losses, scale_values = [], []
     for x in batches:
         optimizer.zero_grad()
         with torch.autocast("cpu", HALF):
@@ -44,8 +44,8 @@ def eagerly(
         scales.step(optimizer)
         scales.update()
         losses.append(float(loss.detach()))
-        found.append(scales.get_scale())
-    return losses, found
+        scale_values.append(scales.get_scale())
+    return losses, scale_values
 
 
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 0.1}, {"micro_batches": 1}])
@@ -186,7 +186,7 @@ class Enabled(Scales):
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("grad_scaler", "says"),
     [
         ({"init_scal": 2.0}, "help: did you mean 'init_scale'"),
         ({"init_scale": "large"}, "init_scale='large' is no number above 0"),
@@ -201,7 +201,7 @@ class Enabled(Scales):
         (Enabled(), "is no torch.amp.GradScaler"),
     ],
 )
-def test_what_scales_nothing(given: Any, says: str) -> None:
+def test_what_scales_nothing(grad_scaler: Any, says: str) -> None:
     with pytest.raises(IrcError, match=says) as caught:
-        irc.compile_step(net(), precision=irc.Precision(compute=HALF, scaler=given))
+        irc.compile_step(net(), precision=irc.Precision(compute=HALF, scaler=grad_scaler))
     assert caught.value.code == "option-value"

@@ -78,20 +78,20 @@ def test_weights_whose_storage_is_gone(grad: bool) -> None:
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 @pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("given", [lambda: resized(x()), fake], ids=["resized", "fake"])
-def test_inputs_without_elements(given: Callable[[], Tensor], grad: bool) -> None:
+@pytest.mark.parametrize("make", [lambda: resized(x()), fake], ids=["resized", "fake"])
+def test_inputs_without_elements(make: Callable[[], Tensor], grad: bool) -> None:
     """By the short way, which looks at nothing but addresses, and by the others."""
     module = nn.Linear(4, 3)
     compiled = irc.compile(module)
     in_place = irc.compile(lambda x: x.add_(1))
     with torch.set_grad_enabled(grad):
         want = compiled(x())
-        if not (grad and given is fake):  # torch.compile refuses to mix fake tensors and real ones
-            refused(compiled, given())
+        if not (grad and make is fake):  # torch.compile refuses to mix fake tensors and real ones
+            refused(compiled, make())
         torch.testing.assert_close(compiled(x()), want)
     with torch.no_grad():
         in_place(x())
-        refused(in_place, given())
+        refused(in_place, make())
         assert in_place(x()).sum() == 16
 
 
@@ -112,8 +112,8 @@ def test_a_storage_that_is_too_short_for_a_weight() -> None:
 @torch.no_grad()
 def test_empty_tensors_have_no_address_and_run() -> None:
     compiled = irc.compile(lambda x, y: (x * 2, y + 1))
-    given = torch.empty(0, 3), torch.ones(2)
-    for mine, want in zip(compiled(*given), (given[0], given[1] + 1), strict=True):
+    inputs = torch.empty(0, 3), torch.ones(2)
+    for mine, want in zip(compiled(*inputs), (inputs[0], inputs[1] + 1), strict=True):
         torch.testing.assert_close(mine, want)
 
 

@@ -51,8 +51,8 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_saved_plan_runs_at_any_sizes(plan: Path, batch: int, sequence: int) -> None:
     loaded = _loaded(plan)
     x = RNG.standard_normal((batch, sequence, 24)).astype(np.float32)
-    (found,) = loaded(torch.from_numpy(x))
-    np.testing.assert_allclose(found.numpy(), reference(MODEL, {"x": x})[0], rtol=1e-4, atol=1e-5)
+    (output,) = loaded(torch.from_numpy(x))
+    np.testing.assert_allclose(output.numpy(), reference(MODEL, {"x": x})[0], rtol=1e-4, atol=1e-5)
 
 
 _LOADED: dict[Path, OpenExecutor] = {}
@@ -60,9 +60,9 @@ _LOADED: dict[Path, OpenExecutor] = {}
 
 def _loaded(plan: Path) -> OpenExecutor:
     if plan not in _LOADED:
-        found = irc.load(plan)
-        assert isinstance(found, OpenExecutor)
-        _LOADED[plan] = found
+        executor = irc.load(plan)
+        assert isinstance(executor, OpenExecutor)
+        _LOADED[plan] = executor
     return _LOADED[plan]
 
 
@@ -159,9 +159,9 @@ def test_a_module_with_open_sizes(tmp_path: Path) -> None:
     assert "open sizes" in said
     loaded = irc.load(tmp_path / "p")
     for shape in ((4, 10), (3, 18), (2, 32)):
-        given = torch.randn(*shape, 12)
+        batch = torch.randn(*shape, 12)
         with torch.no_grad():
-            torch.testing.assert_close(loaded(given)[0], net(given), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(loaded(batch)[0], net(batch), rtol=1e-5, atol=1e-6)
     with pytest.raises(IrcError, match=r"size 'b' .dim 0 of 'x'. is 1") as caught:
         loaded(torch.randn(1, 10, 12))
     assert caught.value.code == "size-outside"
@@ -174,12 +174,12 @@ def test_a_function_with_open_sizes(tmp_path: Path) -> None:
         return torch.softmax(x @ y, -1)
 
     sizes = {"x": {0: "b"}, "y": {1: "c"}}
-    given = torch.randn(6, 4), torch.randn(4, 7)
-    said = irc.export_plan(scaled, given, out=tmp_path / "p", dynamic=sizes)
+    example = torch.randn(6, 4), torch.randn(4, 7)
+    said = irc.export_plan(scaled, example, out=tmp_path / "p", dynamic=sizes)
     assert "open sizes  b 2.." in said
     x, y = torch.randn(11, 4), torch.randn(4, 3)
-    (found,) = irc.load(tmp_path / "p")(x, y)
-    torch.testing.assert_close(found, scaled(x, y))
+    (output,) = irc.load(tmp_path / "p")(x, y)
+    torch.testing.assert_close(output, scaled(x, y))
 
 
 def test_a_table_that_is_shorter_than_the_first_example(tmp_path: Path) -> None:
@@ -198,8 +198,8 @@ def test_a_table_that_is_shorter_than_the_first_example(tmp_path: Path) -> None:
     onnx.save(model, str(tmp_path / "m.onnx"))
     compile_file(str(tmp_path / "m.onnx"), str(tmp_path / "plan"), native="none")
     x = RNG.standard_normal((3, 7, 4)).astype(np.float32)
-    (found,) = irc.load(tmp_path / "plan")(torch.from_numpy(x))
-    np.testing.assert_allclose(found.numpy(), x + table[:7], rtol=1e-6)
+    (output,) = irc.load(tmp_path / "plan")(torch.from_numpy(x))
+    np.testing.assert_allclose(output.numpy(), x + table[:7], rtol=1e-6)
 
 
 def test_a_file_for_one_size_alone_says_how_to_give_it(tmp_path: Path) -> None:

@@ -30,15 +30,15 @@ from tests.models.large_trials import LARGE, by_values, together
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The elements of the largest tensor of each trial; none is run."""
-    found: list[int] = []
+    largest: list[int] = []
 
     def differs(_: LoadedPlan, program: Program, store: object = None) -> None:
         values = (v for op in program.module.walk() for v in op.results)
-        found.append(max(prod(tensor(v).static_shape()) for v in values))
+        largest.append(max(prod(tensor(v).static_shape()) for v in values))
 
     monkeypatch.setattr(host_file, "differs", differs)
     monkeypatch.setattr(open_file, "differs", differs)
-    return found
+    return largest
 
 
 def compiled(model: onnx.ModelProto, folder: Path) -> str:
@@ -98,8 +98,8 @@ def test_what_is_foretold_is_what_the_interpreter_holds() -> None:
         held = [kept.nbytes for each in live if (kept := each()) is not None]
         most = max(most, sum(held))
 
-    given = program.bind({"x0": torch.randn(64, 64)})
-    run_function(program.module, given, dtype=torch.float64, trace=trace)
+    bound = program.bind({"x0": torch.randn(64, 64)})
+    run_function(program.module, bound, dtype=torch.float64, trace=trace)
     one = 64 * 64 * 8
     assert most == 2 * one
     foretold = trial_bytes(make_plan(program, Options()).plan, load_onnx(model).module)

@@ -31,17 +31,17 @@ def test_rules_of_the_user_hold_with_and_without_gradients(tmp_path: Path, gradi
     rules, x = tmp_path / "wrong.rules", torch.randn(2, 3)
     rules.write_text(WRONG)
     with torch.set_grad_enabled(gradients):
-        found = irc.compile(Exp(), rules=[str(rules)])(x)
-    assert found.requires_grad == gradients
-    torch.testing.assert_close(found.detach(), x.sin())
+        result = irc.compile(Exp(), rules=[str(rules)])(x)
+    assert result.requires_grad == gradients
+    torch.testing.assert_close(result.detach(), x.sin())
 
 
 def test_rules_are_an_option_of_the_backend(tmp_path: Path) -> None:
     rules, x = tmp_path / "wrong.rules", torch.randn(2, 3)
     rules.write_text(WRONG)
     with torch.no_grad():
-        found = torch.compile(Exp(), backend="irc", options={"rules": [str(rules)]})(x)
-    torch.testing.assert_close(found, x.sin())
+        result = torch.compile(Exp(), backend="irc", options={"rules": [str(rules)]})(x)
+    torch.testing.assert_close(result, x.sin())
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_what_cannot_be_is_refused_before_the_first_call(
     [({"y": {0: "b"}}, "'y'"), ({"x": {5: "b"}}, "dim 5"), ([{0: "b"}, None], "2 arguments")],
 )
 def test_open_sizes_of_nothing_are_refused(dynamic: Any, text: str, gradients: bool) -> None:
-    with torch.set_grad_enabled(gradients), pytest.raises(IrcError, match="option-value") as found:
+    with torch.set_grad_enabled(gradients), pytest.raises(IrcError, match="option-value") as caught:
         irc.compile(Exp(), dynamic=dynamic)(torch.randn(2, 3))
-    assert text in str(found.value)
+    assert text in str(caught.value)
 
 
 @pytest.mark.parametrize(

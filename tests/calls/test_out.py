@@ -62,11 +62,13 @@ def test_out_of_a_dtype_that_eager_takes(way: str) -> None:
         return torch.linalg.cholesky(x @ x.T + torch.eye(2), out=root)
 
     x = torch.rand(2, 5)
-    wanted, given = ((torch.empty(2, 5, dtype=torch.float64), torch.empty(2, 2)) for _ in range(2))
+    wanted, targets = (
+        (torch.empty(2, 5, dtype=torch.float64), torch.empty(2, 2)) for _ in range(2)
+    )
     call(x, *wanted)
     torch._dynamo.reset()
-    assert WAYS[way](call)(x, *given) is given[1]
-    torch.testing.assert_close(given, wanted)
+    assert WAYS[way](call)(x, *targets) is targets[1]
+    torch.testing.assert_close(targets, wanted)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -75,11 +75,11 @@ def _dynamo(module: nn.Module) -> Any:
 def test_weights_are_computed_as_in_eager(way: Callable[[Any], Any], kind: str) -> None:
     """In train and eval mode, with gradients and without, between writes to what they come from."""
     torch._dynamo.reset()
-    made = []
+    modules = []
     for _ in range(2):
         torch.manual_seed(0)
-        made.append(MAKE[kind]())
-    module, eager = made
+        modules.append(MAKE[kind]())
+    module, eager = modules
     fast = way(module)
     for step, (train, grad) in enumerate([(True, True), (True, False), (True, False), (False, True),
                                           (False, False), (False, False)]):  # fmt: skip

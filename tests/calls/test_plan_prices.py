@@ -246,8 +246,8 @@ def test_the_program_of_a_third_batch_follows_from_two() -> None:
         forwards.cut(count)
     traced, _ = forwards.traced(4)
     assert forwards.lines is not None
-    made, split = forwards.known[4]
-    texts = [re.sub("%[0-9]+", "%", dump(own.program.module)) for own in (made, traced)]
+    derived, split = forwards.known[4]
+    texts = [re.sub("%[0-9]+", "%", dump(own.program.module)) for own in (derived, traced)]
     assert texts[0] == texts[1]
     assert split == ("ids", "targets")
 

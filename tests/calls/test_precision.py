@@ -93,7 +93,7 @@ def test_bags_of_rows_are_those_of_autocast() -> None:
 
 def test_small_updates_count_with_masters_alone() -> None:
     """A parameter of 1 has neighbours 2**-8 away: steps of 2**-12 are lost without a master."""
-    found = {}
+    weights = {}
     for kind in ("parameters", "masters"):
         module = nn.Linear(1, 1, bias=False)
         nn.init.ones_(module.weight)
@@ -105,8 +105,8 @@ def test_small_updates_count_with_masters_alone() -> None:
         )
         for _ in range(32):
             step(torch.ones(1, 1))
-        found[kind] = float(module.weight.detach())
-    assert found == {"parameters": 1.0, "masters": 1.0 - 32 * 2**-12}
+        weights[kind] = float(module.weight.detach())
+    assert weights == {"parameters": 1.0, "masters": 1.0 - 32 * 2**-12}
 
 
 def test_masters_go_on_with_the_state() -> None:
@@ -140,8 +140,8 @@ def test_masters_go_on_with_the_state() -> None:
 )
 def test_what_a_step_does_not_train_in(option: Any, says: str) -> None:
     def asked() -> None:
-        given = irc.Precision(**option) if isinstance(option, dict) else option
-        irc.compile_step(net(), precision=given)
+        precision = irc.Precision(**option) if isinstance(option, dict) else option
+        irc.compile_step(net(), precision=precision)
 
     with pytest.raises(IrcError, match=says) as caught:
         asked()

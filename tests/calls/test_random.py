@@ -147,9 +147,9 @@ def test_other_generators_are_drawn_from_in_each_call(kind: str, grad: bool) -> 
         wanted = [run(x) for _ in range(4)]
         fast = irc.compile(run)
         seed()
-        found = [fast(x) for _ in range(4)]
+        results = [fast(x) for _ in range(4)]
     assert not torch.equal(wanted[0], wanted[1])
-    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(results, wanted)
 
 
 def test_items_of_an_iterator_are_taken_by_each_call() -> None:

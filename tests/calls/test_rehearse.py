@@ -153,9 +153,9 @@ def test_the_command_prints_a_table_and_json(
     assert "rank       3 of 4" in said
     assert "OK: the peak is" in said
     assert main([*words, "--links", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["measured"]["peak"] > 0
-    assert found["exposed_s"] > 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["measured"]["peak"] > 0
+    assert report["exposed_s"] > 0
 
 
 def test_what_cannot_be_rehearsed_is_said(stages: Path, capsys: pytest.CaptureFixture[str]) -> None:

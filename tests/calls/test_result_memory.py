@@ -108,9 +108,9 @@ def compare(run: Callable[[Tensor], Any], fast: Any, laid: str, grad: bool, what
     """Hold a compiled function against eager."""
     for write in (None, -1, 0, 1, 2):
         with torch.set_grad_enabled(grad):
-            wanted, found = (outcome(each, laid, grad, write) for each in (run, fast))
-        assert found[:2] == wanted[:2], (what, laid, write)
-        for one, other in zip(found[2], wanted[2], strict=True):
+            wanted, result = (outcome(each, laid, grad, write) for each in (run, fast))
+        assert result[:2] == wanted[:2], (what, laid, write)
+        for one, other in zip(result[2], wanted[2], strict=True):
             assert torch.allclose(one, other, equal_nan=True), (what, laid, write)
 
 
@@ -172,8 +172,8 @@ def test_a_write_to_a_copy_is_none_to_arguments_that_share_memory(
         x = torch.randn(4, 3, requires_grad=function is copies)
         versions: list[list[int]] = []
         for each in (function, through(function)):
-            given = x.detach().clone().requires_grad_(x.requires_grad)
-            arguments = given, given.detach()
+            leaf = x.detach().clone().requires_grad_(x.requires_grad)
+            arguments = leaf, leaf.detach()
             result = each(*arguments)[0]
             versions.append([argument._version for argument in arguments])
             if x.requires_grad:

@@ -16,9 +16,9 @@ import irc
 from irc.errors import IrcError
 
 
-def derivatives(function: Callable[..., Any], *given: Tensor) -> list[Tensor]:
+def derivatives(function: Callable[..., Any], *arguments: Tensor) -> list[Tensor]:
     """Return those of first, second and third order."""
-    own = [x.detach().clone().requires_grad_() for x in given]
+    own = [x.detach().clone().requires_grad_() for x in arguments]
     result = function(*own)
     first = torch.autograd.grad(result.sum(), own, create_graph=True)
     penalty = sum((g * g).sum() for g in first)
@@ -33,9 +33,11 @@ def test_of_a_function() -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         return torch.tanh(x @ w).sum(1)
 
-    given = torch.randn(3, 4).double(), torch.randn(4, 5).double()
+    arguments = torch.randn(3, 4).double(), torch.randn(4, 5).double()
     for own, eager in zip(
-        derivatives(irc.compile(function), *given), derivatives(function, *given), strict=True
+        derivatives(irc.compile(function), *arguments),
+        derivatives(function, *arguments),
+        strict=True,
     ):
         torch.testing.assert_close(own, eager, rtol=1e-12, atol=1e-12)
 
@@ -44,14 +46,14 @@ def test_a_penalty_on_the_gradient_of_a_module() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.Softplus(), nn.Linear(8, 1)).double()
     x = torch.randn(6, 4).double()
-    found: list[list[Tensor | None]] = []
+    gradients: list[list[Tensor | None]] = []
     for module in (net, irc.compile(net)):
         net.zero_grad()
         own = x.clone().requires_grad_()
         (slope,) = torch.autograd.grad(module(own).sum(), own, create_graph=True)
         (module(own).sum() + ((slope.norm(dim=1) - 1) ** 2).mean()).backward()
-        found.append([p.grad for p in net.parameters()])
-    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)
+        gradients.append([p.grad for p in net.parameters()])
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-12, atol=1e-12)
 
 
 def test_what_would_not_be_the_same_again() -> None:
@@ -159,8 +161,8 @@ def test_other_sizes_of_what_would_not_be_the_same_again(function: Any) -> None:
     torch._dynamo.reset()
     fast = irc.compile(function, dynamic=True)
 
-    def first(*given: Tensor) -> Tensor:
-        result = fast(*given)
+    def first(*arguments: Tensor) -> Tensor:
+        result = fast(*arguments)
         return result[0] if isinstance(result, tuple) else result
 
     for rows in (3, 6):
@@ -196,10 +198,10 @@ def test_what_another_graph_made_keeps_its_own_node(
     )
     torch.testing.assert_close(own, eager)
     # The second function gives back its argument: the derivative of its gradients is refused.
-    made = through(function)(torch.compile(torch.sin, backend=first)(x))
+    outputs = through(function)(torch.compile(torch.sin, backend=first)(x))
 
     def second() -> None:
-        (gradient,) = torch.autograd.grad(sum((r * r).sum() for r in made), x, create_graph=True)
+        (gradient,) = torch.autograd.grad(sum((r * r).sum() for r in outputs), x, create_graph=True)
         torch.autograd.grad(gradient.sum(), x)
 
     with pytest.raises((IrcError, RuntimeError), match=r"differentiated|double backward"):

@@ -195,9 +195,9 @@ def _fresh() -> Iterator[None]:
 def module_of(forward: Any, value: Any) -> nn.Module:
     """Return a module with an attribute."""
     cls = type("Own", (nn.Module,), {"forward": forward})
-    made = cls()
-    made.value = copy.deepcopy(value)
-    return made
+    module = cls()
+    module.value = copy.deepcopy(value)
+    return module
 
 
 def history(net: nn.Module, run: Any, changes: list[Change], x: Tensor) -> list[Any]:

@@ -59,8 +59,8 @@ def test_the_module_moves_as_with_torch(option: Any, eager: Any) -> None:
     mine, theirs = net(), net()
     before = {name: value.data_ptr() for name, value in mine.named_parameters()}
     step = irc.compile_step(mine, loss=nn.CrossEntropyLoss(), optimizer=option)
-    found = [step(X, Y).item() for _ in range(3)]
-    assert found == pytest.approx(eager_steps(theirs, eager(theirs.parameters())), abs=1e-5)
+    losses = [step(X, Y).item() for _ in range(3)]
+    assert losses == pytest.approx(eager_steps(theirs, eager(theirs.parameters())), abs=1e-5)
     assert_equal_modules(mine, theirs)
     # The parameters are the module's own, in place.
     assert before == {name: value.data_ptr() for name, value in mine.named_parameters()}

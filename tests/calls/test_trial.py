@@ -115,11 +115,11 @@ def test_left_calls_give_what_eager_gives() -> None:
     for _ in range(2):
         assert torch.equal(run(a, b), (a @ b).relu())
         assert torch.equal(run(a.t(), y=b), (a.t() @ b).relu())
-    found = statistics(run)
-    assert found.left == found.compilations
+    stats = statistics(run)
+    assert stats.left == stats.compilations
     # Another size is tried by itself.
     assert torch.equal(run(a[:4], b), (a[:4] @ b).relu())
-    assert statistics(run).left == found.left + 1
+    assert statistics(run).left == stats.left + 1
 
 
 @pytest.mark.usefixtures("_behind")
@@ -159,11 +159,11 @@ def test_a_buffer_is_written_once(way: Way, grad: bool) -> None:
     with torch.set_grad_enabled(grad):
         for count in (1, 2, 3):
             x = torch.randn(2, 4, requires_grad=grad)
-            found = run(x)
+            result = run(x)
             assert torch.equal(module.count, torch.full((4,), float(count)))
-            assert torch.allclose(found, module.linear(x) + count)
+            assert torch.allclose(result, module.linear(x) + count)
             if grad:
-                found.sum().backward()
+                result.sum().backward()
     assert (module.linear.weight.grad is not None) is grad
 
 
@@ -177,9 +177,9 @@ def test_random_numbers_are_eagers(way: Way, grad: bool) -> None:
     run, x = way(noisy), torch.randn(16, 16, requires_grad=grad)
     with torch.set_grad_enabled(grad):
         torch.manual_seed(3)
-        found = [run(x), run(x)]
+        results = [run(x), run(x)]
         torch.manual_seed(3)
-        assert all(torch.equal(each, noisy(x)) for each in found)
+        assert all(torch.equal(each, noisy(x)) for each in results)
 
 
 @pytest.mark.usefixtures("_behind")

@@ -63,12 +63,12 @@ def again_and_again(h: Tensor) -> Tensor:
 
 
 def by_options(h: Tensor) -> Tensor:
-    made, mean, var = torch.empty_like(h), torch.zeros(3), torch.ones(3)
+    doubled, mean, var = torch.empty_like(h), torch.zeros(3), torch.ones(3)
     with torch.no_grad():
         functional.relu(h, inplace=True)
-        torch.mul(h, 2.0, out=made)
+        torch.mul(h, 2.0, out=doubled)
         functional.batch_norm(h, mean, var, training=True)
-    return made.mean() + mean.sum()
+    return doubled.mean() + mean.sum()
 
 
 def of_a_detached_one(h: Tensor) -> Tensor:

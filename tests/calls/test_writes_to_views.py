@@ -130,10 +130,10 @@ def test_arguments_of_one_memory_may_start_elsewhere_in_it() -> None:
     with torch.no_grad():
         for start in (0, 3):
             mine, theirs = (torch.arange(40.0) + 1 for _ in range(2))
-            given = mine[start : start + 24].reshape(4, 6)
-            given = given if start else given.clone()
+            view = mine[start : start + 24].reshape(4, 6)
+            view = view if start else view.clone()
             wanted = theirs[start : start + 24].reshape(4, 6)
-            assert torch.equal(fast(given, given.detach()), call(wanted, wanted.detach()))
+            assert torch.equal(fast(view, view.detach()), call(wanted, wanted.detach()))
             assert not start or torch.equal(mine, theirs)
 
 
@@ -353,8 +353,8 @@ def test_windows_are_written_to_where_they_lie(
         x = x.clone().requires_grad_(grad)
         results = run(x)
         results = [*results] if isinstance(results, tuple) else [results]
-        made = torch.autograd.grad(sum((y * y).sum() for y in results), x) if grad else ()
-        return [*results, *made]
+        gradients = torch.autograd.grad(sum((y * y).sum() for y in results), x) if grad else ()
+        return [*results, *gradients]
 
     with warnings.catch_warnings(), torch.set_grad_enabled(grad):
         warnings.simplefilter("ignore")

@@ -110,9 +110,9 @@ def autograd_function() -> Call:
             return x.exp() * 2
 
         @staticmethod
-        def backward(ctx: Any, given: Tensor) -> Tensor:
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
             (x,) = ctx.saved_tensors
-            return given * x.exp() * 2
+            return gradient * x.exp() * 2
 
     return Call(lambda x: Twice.apply(x) + 1, (numbers(3, 4),))
 
