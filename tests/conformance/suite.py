@@ -60,12 +60,12 @@ def cases() -> tuple[Case, ...]:
         # The references of a few cases divide by zero on purpose.
         warnings.simplefilter("ignore")
         suite = onnx.backend.test.BackendTest(Backend, __name__, test_kwargs=dict(TOLERANCES))
-        found: list[Case] = []
+        chosen: list[Case] = []
         for class_name, tests in suite.test_cases.items():
             names = sorted(name for name in dir(tests) if name.endswith("_cpu"))
             if class_name in SETS:
-                found += [Case(SETS[class_name], name, _runner(tests, name)) for name in names]
-    return tuple(found)
+                chosen += [Case(SETS[class_name], name, _runner(tests, name)) for name in names]
+    return tuple(chosen)
 
 
 def _runner(tests: type[unittest.TestCase], name: str) -> Callable[[], None]:
@@ -104,13 +104,13 @@ def differences(outcomes: Sequence[Outcome], *, whole: bool = True) -> list[str]
         outcomes: of the cases that ran.
         whole: whether those are all cases; then none may be gone.
     """
-    found = [f"{o.name} fails: {o.reason}" for o in outcomes if o.reason and o.name not in MISSES]
-    found += [
+    lines = [f"{o.name} fails: {o.reason}" for o in outcomes if o.reason and o.name not in MISSES]
+    lines += [
         f"{o.name} passes: take it out of MISSES in tests/conformance/expected.py"
         for o in outcomes
         if not o.reason and o.name in MISSES
     ]
-    return found + (too_few(outcomes) if whole else [])
+    return lines + (too_few(outcomes) if whole else [])
 
 
 def too_few(collected: Iterable[Case | Outcome]) -> list[str]:

@@ -44,8 +44,8 @@ def mlp() -> ModuleOp:
 def _module(args: list[tuple[str, str, TensorType]], build: object) -> ModuleOp:
     block = Block(arg_types=[kind for _, _, kind in args])
     results = build(FlowBuilder(block), *block.args)  # type: ignore[operator]
-    given = [argument_attrs(role, name) for role, name, _ in args]
-    func = finish_function("forward", block, results, arg_attrs=given)
+    attrs = [argument_attrs(role, name) for role, name, _ in args]
+    func = finish_function("forward", block, results, arg_attrs=attrs)
     return ModuleOp([func])
 
 
@@ -61,8 +61,10 @@ def held(module: ModuleOp) -> dict[str, str]:
 
 
 def made(module: ModuleOp, op: str, result: int = 0) -> str:
-    (found,) = (o for o in entry(module).body.block.ops if isinstance(o, FlowOp) and id_of(o) == op)
-    return str(tensor(found.outputs[result]).placement)
+    (flow_op,) = (
+        o for o in entry(module).body.block.ops if isinstance(o, FlowOp) and id_of(o) == op
+    )
+    return str(tensor(flow_op.outputs[result]).placement)
 
 
 def failure(pins: str, **options: object) -> IrcError:
@@ -178,9 +180,9 @@ def test_globs(glob: str, name: str, fits: bool) -> None:
 
 def test_a_pin_of_one_axis_leaves_the_others_to_the_search() -> None:
     free = held(shard(""))["layers.0.up.weight"]
-    found = held(shard("*.up.weight = [data = S(0)]"))["layers.0.up.weight"]
-    assert free != found
-    assert found.startswith("[data = S(0), tensor = ")
+    pinned = held(shard("*.up.weight = [data = S(0)]"))["layers.0.up.weight"]
+    assert free != pinned
+    assert pinned.startswith("[data = S(0), tensor = ")
 
 
 def test_of_two_pins_the_later_holds_unless_the_other_has_priority() -> None:
@@ -301,8 +303,12 @@ def test_the_plan_remembers_its_constraints_without_the_file(tmp_path: Path) -> 
 
 
 def test_same_is_read_and_printed() -> None:
-    (found,) = parse_constraints('same layers.{0-3}.up.weight, "x y"')
-    assert (found.verb, found.glob, found.others) == ("same", "layers.{0-3}.up.weight", ("x y",))
+    (constraint,) = parse_constraints('same layers.{0-3}.up.weight, "x y"')
+    assert (constraint.verb, constraint.glob, constraint.others) == (
+        "same",
+        "layers.{0-3}.up.weight",
+        ("x y",),
+    )
     (plain,) = parse_constraints("same a.*, b")
     assert parse_constraints(str(plain)) == (plain,)
     # An argument may be called so.

@@ -107,11 +107,11 @@ def stored(folder: Path, pins: object, mesh: str = "data=2,tensor=2") -> dict[st
 def test_a_hand_written_plan_of_tensor_parallelism(tmp_path: Path) -> None:
     """Megatron's, on an axis that is called as irc calls it, and on another one."""
     plan = {"*.up": ColwiseParallel(), "*.down": RowwiseParallel()}
-    found = stored(tmp_path / "one", plan)
-    assert found["1.up.weight"] == "[data = B, tensor = S(0)]"
-    assert found["1.down.weight"] == "[data = B, tensor = S(1)]"
-    found = stored(tmp_path / "two", {"mp": plan}, "data=2,mp=2")
-    assert found["1.down.weight"] == "[data = B, mp = S(1)]"
+    placements = stored(tmp_path / "one", plan)
+    assert placements["1.up.weight"] == "[data = B, tensor = S(0)]"
+    assert placements["1.down.weight"] == "[data = B, tensor = S(1)]"
+    placements = stored(tmp_path / "two", {"mp": plan}, "data=2,mp=2")
+    assert placements["1.down.weight"] == "[data = B, mp = S(1)]"
     with pytest.raises(IrcError, match="needs an axis"):
         stored(tmp_path / "three", plan, "data=2,mp=2")
 

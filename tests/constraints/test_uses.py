@@ -64,13 +64,13 @@ def net() -> ModuleOp:
 
 def products(func: FuncOp) -> list[str]:
     """Return how the results of products lie."""
-    found: list[str] = []
+    placements: list[str] = []
     for op in func.body.block.ops:
         if isinstance(op, ContractOp):
             kind = op.outputs[0].type
             assert isinstance(kind, TensorType)
-            found.append(str(kind.placement))
-    return found
+            placements.append(str(kind.placement))
+    return placements
 
 
 @pytest.mark.parametrize(

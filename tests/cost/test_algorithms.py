@@ -45,8 +45,8 @@ def test_a_hierarchical_all_reduce_is_the_sum_of_its_three_parts() -> None:
         + collective_s("all_gather", inside, n, COPY)
     )
     flat = AxisLink(8, 5 * US, 4 * GB, 0.0, hops=(INSIDE, Hop(2, GB, 5 * US, 0.0)))
-    found = {line.name: line.seconds(n) for line in lines("all_reduce", flat, COPY)}
-    assert found["hierarchical(ring)"] == pytest.approx(parts)
+    by_name = {line.name: line.seconds(n) for line in lines("all_reduce", flat, COPY)}
+    assert by_name["hierarchical(ring)"] == pytest.approx(parts)
 
 
 def test_trees_win_for_small_buffers_over_many_nodes_and_rings_for_large_ones() -> None:

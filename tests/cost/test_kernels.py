@@ -26,9 +26,9 @@ SIZES = st.integers(1, 5000)
 
 def op(cls: type[FlowOp], *shapes: tuple[int, ...], **attrs: object) -> FlowOp:
     block = Block(arg_types=[TensorType.of(shape, "f16") for shape in shapes])
-    made = FlowBuilder(block).op(cls, block.args, **attrs).owner
-    assert isinstance(made, FlowOp)
-    return made
+    flow_op = FlowBuilder(block).op(cls, block.args, **attrs).owner
+    assert isinstance(flow_op, FlowOp)
+    return flow_op
 
 
 @given(SIZES, SIZES, SIZES, st.integers(1, 40))
@@ -57,11 +57,11 @@ def test_batch_and_rows_are_told_apart() -> None:
 
 
 def test_places_of_a_convolution_are_rows() -> None:
-    made = op(
+    convolution = op(
         ConvolutionOp, (8, 64, 56, 56), (128, 64, 3, 3),
         strides=(1, 1), low=(1, 1), high=(1, 1), dilations=(1, 1), groups=1,
     )  # fmt: skip
-    assert shape_of(made, *factors(made)) == Product(1, 8 * 56 * 56, 128, 64 * 9)
+    assert shape_of(convolution, *factors(convolution)) == Product(1, 8 * 56 * 56, 128, 64 * 9)
     # Groups of one channel each are no products of tiles.
     each = op(
         ConvolutionOp, (8, 64, 56, 56), (64, 1, 3, 3),
@@ -77,14 +77,14 @@ def test_rows_of_one_do_not_fill_plain_units_in_vain() -> None:
 
 
 def test_a_rank_has_the_work_of_what_it_holds() -> None:
-    made = op(ContractOp, (4096, 4096), (4096, 4096), spec="mk,kn->mn")
-    rows = next(s for s in signatures(made, MESH) if s.splits == ("m",))
+    product = op(ContractOp, (4096, 4096), (4096, 4096), spec="mk,kn->mn")
+    rows = next(s for s in signatures(product, MESH) if s.splits == ("m",))
     half = shape_work(A100, Product(1, 2048, 4096, 4096))
-    assert local_work(A100, made, rows, MESH) == half
+    assert local_work(A100, product, rows, MESH) == half
     # A host has no multiprocessors: its prices are those of plain arithmetic.
     host = find_cluster("this-host").device
-    assert local_work(host, made, rows, MESH) == local_flops(made, rows, MESH)
-    assert op_work(host, made) == flops(made)
+    assert local_work(host, product, rows, MESH) == local_flops(product, rows, MESH)
+    assert op_work(host, product) == flops(product)
 
 
 def test_a_causal_mask_saves_half_where_units_are_known() -> None:

@@ -67,10 +67,10 @@ def test_each_task_is_done_as_often_as_there_are_replicas(mapping: TaskMapping) 
 @settings(max_examples=50)
 @given(MAPPINGS)
 def test_simplified_mappings_give_the_same_lists(mapping: TaskMapping) -> None:
-    found = simplify(mapping)
-    assert table(found) == table(mapping)
-    assert simplify(found) == found
-    assert len(found.atoms) <= 2 * len(mapping.atoms)
+    simplified = simplify(mapping)
+    assert table(simplified) == table(mapping)
+    assert simplify(simplified) == simplified
+    assert len(simplified.atoms) <= 2 * len(mapping.atoms)
 
 
 @settings(max_examples=50)

@@ -46,9 +46,9 @@ def test_it_round_trips() -> None:
 def test_parts_go_where_the_table_says_and_others_get_zeros(table: str, rows: list[int]) -> None:
     x = torch.arange(1.0, 25.0).reshape(6, 4)
     module = load(TEXT.replace("1, 2, 0", table))
-    (found,) = run_spmd(module, [x], MESH)
+    (output,) = run_spmd(module, [x], MESH)
     expected = torch.stack([x[i] if i >= 0 else torch.zeros(4) for i in rows])
-    assert torch.equal(found, expected)
+    assert torch.equal(output, expected)
     targets = tuple(int(t) for t in table.split(","))
     start = Start(
         "start", "comm.permute", (0,), (1,), "s", attrs={"axis": "seq", "targets": targets}

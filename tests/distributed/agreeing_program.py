@@ -58,17 +58,17 @@ def batches(mesh: str) -> list[str]:
     """
     step = irc.compile_step(net(), loss=F.mse_loss, mesh=mesh)
     x, y = batch()
-    found = [said(step, own(x, x + 1), y), said(step, x, y), said(step, own(x, x + 1), y)]
-    found.append(said(step, own(x, x.flip(0)), own(y, y.flip(0))))
-    found.append(said(step, *own(batch(), batch(4))))
-    found.append(said(step, x, y, lr=own(1e-3, 1e-2)))
-    found.append(said(step, x, y))
+    messages = [said(step, own(x, x + 1), y), said(step, x, y), said(step, own(x, x + 1), y)]
+    messages.append(said(step, own(x, x.flip(0)), own(y, y.flip(0))))
+    messages.append(said(step, *own(batch(), batch(4))))
+    messages.append(said(step, x, y, lr=own(1e-3, 1e-2)))
+    messages.append(said(step, x, y))
     alone = irc.compile_step(net(), loss=F.mse_loss)
     for _ in range(2):
         alone(x, y)
     state, want = step.state_dict()["model"], alone.state_dict()["model"]
     assert all(torch.allclose(state[n], want[n], atol=1e-5) for n in want)
-    return found
+    return messages
 
 
 def unchecked(mesh: str) -> list[str]:
@@ -76,45 +76,45 @@ def unchecked(mesh: str) -> list[str]:
     os.environ[VARIABLE] = "off"
     step = irc.compile_step(net(), loss=F.mse_loss, mesh=mesh)
     x, y = batch()
-    found = [said(step, own(x, x + 1), y), said(step, x, y), said(step, own(x, x + 1), y)]
+    messages = [said(step, own(x, x + 1), y), said(step, x, y), said(step, own(x, x + 1), y)]
     del os.environ[VARIABLE]
-    return found
+    return messages
 
 
 def weights(mesh: str) -> list[str]:
     """Another seed before the module was made; another checkpoint."""
     x, y = batch()
-    found = [said(irc.compile_step(net(RANK), loss=F.mse_loss, mesh=mesh), x, y)]
+    messages = [said(irc.compile_step(net(RANK), loss=F.mse_loss, mesh=mesh), x, y)]
     step = irc.compile_step(net(), loss=F.mse_loss, mesh=mesh)
     step(x, y)
     state = step.state_dict()
     bias = state["model"]["0.bias"]
     state["model"]["0.bias"] = bias + RANK
-    found.append(said(step.load_state_dict, state))
+    messages.append(said(step.load_state_dict, state))
     state["model"]["0.bias"] = bias
     state["optimizer"]["state"]["2.bias"]["exp_avg"] += RANK
-    return [*found, said(step.load_state_dict, state)]
+    return [*messages, said(step.load_state_dict, state)]
 
 
 @torch.no_grad()
 def forward(mesh: str) -> list[str]:
     """Inputs of a plain forward pass, its weights, and writes to them on one rank or on all."""
     x, _ = batch()
-    found = [said(irc.compile(net(RANK), mesh=mesh), x)]
+    messages = [said(irc.compile(net(RANK), mesh=mesh), x)]
     module = net()
     run = irc.compile(module, mesh=mesh)
-    found += [said(run, x), said(run, own(x, x.flip(0))), said(run, own(x, batch(4)[0]))]
+    messages += [said(run, x), said(run, own(x, x.flip(0))), said(run, own(x, batch(4)[0]))]
     first: Tensor = module[0].weight  # type: ignore[assignment,index]
     first.mul_(own(1.0, 2.0))
-    found.append(said(run, x))
+    messages.append(said(run, x))
     first.div_(own(1.0, 2.0))
-    found.append(said(run, x))
+    messages.append(said(run, x))
     first.data.mul_(own(1.0, 2.0))
-    found.append(said(refresh, run))
+    messages.append(said(refresh, run))
     first.mul_(own(2.0, 1.0))
-    found.append(said(run, x))
+    messages.append(said(run, x))
     torch.testing.assert_close(run(x), module(x))
-    return found
+    return messages
 
 
 class Regression(nn.Module):
@@ -135,7 +135,7 @@ def seventh(mesh: str) -> list[str]:
     What differs on ranks 1, 3, ..: the last element, the labels alone, the shape, the dtype. A NaN
     that every rank is given is no difference.
     """
-    found: list[str] = []
+    messages: list[str] = []
     x, y = batch()
     last, label = x.clone(), y.clone()
     last[-1, -1] += 1e-6
@@ -170,9 +170,9 @@ def seventh(mesh: str) -> list[str]:
         for name, other in cases.items():
             try:
                 run(*(other if RANK % 2 else (x, y)))
-                found.append(f"{way} {name}: nothing said")
+                messages.append(f"{way} {name}: nothing said")
             except IrcError as error:
-                found.append(f"{way} {name}: {error.message}; {error.because[0]}")
+                messages.append(f"{way} {name}: {error.message}; {error.because[0]}")
             optimizer.zero_grad()
         after = values(way)
         assert all(torch.equal(before[n], after[n]) for n in before), way
@@ -180,26 +180,26 @@ def seventh(mesh: str) -> list[str]:
         x_nan = x.clone()
         x_nan[0] = float("nan")
         assert bool(run(x_nan, y).isnan())
-    return found
+    return messages
 
 
 def copies(mesh: str) -> list[str]:
     """A parameter, then a state, goes apart on one rank: named at the next comparison."""
     x, y = batch()
-    found: list[str] = []
+    messages: list[str] = []
     pins = "* = [data = B]"
     for name in ("0.bias", "optimizer.exp_avg.2.weight"):
         step = irc.compile_step(net(), loss=F.mse_loss, mesh=mesh, check_every=2, pins=pins)
-        found += [said(step, x, y), said(step, x, y)]
+        messages += [said(step, x, y), said(step, x, y)]
         step._state.parts.local[name].view(-1)[-1] += RANK
-        found += [said(step.check), said(step, x, y)]
+        messages += [said(step.check), said(step, x, y)]
         # By the next comparison more than that one has gone apart.
-        found.append(said(step, x, y).partition(":")[0])
+        messages.append(said(step, x, y).partition(":")[0])
     model = irc.compile(Regression(), mesh=mesh, layout="ddp", check_every=2)
-    found += [said(model, x, y), said(model, x, y)]
+    messages += [said(model, x, y), said(model, x, y)]
     with torch.no_grad():
         model.net[0].bias[-1] += RANK
-    return [*found, said(model, x, y), said(model, x, y)]
+    return [*messages, said(model, x, y), said(model, x, y)]
 
 
 @torch.no_grad()
@@ -210,20 +210,20 @@ def after_a_step(mesh: str) -> list[str]:
     x, y = batch()
     step(x, y)
     run = irc.compile(module, mesh=mesh)
-    found = [said(run, x), said(irc.compile(module), x)]
+    messages = [said(run, x), said(irc.compile(module), x)]
     module.load_state_dict(step.state_dict()["model"], assign=True)
-    found.append(said(run, x))
+    messages.append(said(run, x))
     torch.testing.assert_close(run(x), module(x))
-    return found
+    return messages
 
 
 @torch.no_grad()
 def entries(mesh: str) -> list[str]:
     """Entries that share their weights."""
     x, _ = batch()
-    found = [said(irc.compile_entries, {"run": (net(RANK), (x,))}, mesh=mesh)]
+    messages = [said(irc.compile_entries, {"run": (net(RANK), (x,))}, mesh=mesh)]
     run = irc.compile_entries({"run": (net(), (x,))}, mesh=mesh)["run"]
-    return [*found, said(run, x), said(run, own(x, x + 1)), said(run, x)]
+    return [*messages, said(run, x), said(run, own(x, x + 1)), said(run, x)]
 
 
 CASES: dict[str, Callable[[str], list[str]]] = {

@@ -143,10 +143,10 @@ def saving_async() -> dict[str, Any]:
     step, sampler = two_steps(), Counter()
     sampler.position = 24
     saved = step.save_async(FOLDER, more={"sampler": sampler})
-    found = whole(step)
+    figures = whole(step)
     assert saved.result().name == "step-2"
     step.save_async(FOLDER, keep=1).result()
-    return {**found, "left": sorted(p.name for p in Path(FOLDER).iterdir())}
+    return {**figures, "left": sorted(p.name for p in Path(FOLDER).iterdir())}
 
 
 def loading() -> dict[str, Any]:
@@ -209,10 +209,10 @@ def from_meta() -> dict[str, Any]:
     torch.manual_seed(3)
     for layer in (model[0], model[2]):
         layer.reset_parameters()
-    wanted, found = model.state_dict(), step.state_dict()["model"]
+    wanted, state = model.state_dict(), step.state_dict()["model"]
     whole = sum(t.nbytes for t in wanted.values())
     return {
-        "equal": all(torch.equal(found[n], t) for n, t in wanted.items()),
+        "equal": all(torch.equal(state[n], t) for n, t in wanted.items()),
         "share": step.memory_bytes()["parameters"] / whole,
         "on_meta": all(p.is_meta for p in module.parameters()),
     }
@@ -231,7 +231,7 @@ def files() -> dict[str, Any]:
     other = make(module=empty)
     irc.load_safetensors(other, folder)
     other.prepare(x, y)
-    found = [float(other.evaluate(x).square().sum())]
+    sums = [float(other.evaluate(x).square().sum())]
     refused = ""
     try:
         irc.save_safetensors(other, folder)
@@ -244,14 +244,14 @@ def files() -> dict[str, Any]:
         F.cross_entropy(model(x), y).backward()  # now each rank has its part
         irc.load_safetensors(model, folder)
         with torch.no_grad():
-            found.append(float(irc.whole(model).eval()(x).square().sum()))
+            sums.append(float(irc.whole(model).eval()(x).square().sum()))
         again = folder.with_name("again")
         irc.save_safetensors(model, again)
         plainly = Net().eval()
         irc.load_safetensors(plainly, again)
-        found.append(float(plainly(x).detach().square().sum()))
+        sums.append(float(plainly(x).detach().square().sum()))
     names = sorted(path.name for path in folder.iterdir())
-    return {"wanted": wanted * len(found), "found": found, "refused": refused, "files": names}
+    return {"wanted": wanted * len(sums), "sums": sums, "refused": refused, "files": names}
 
 
 def refused() -> dict[str, Any]:

@@ -51,25 +51,25 @@ def differs(got: torch.Tensor, wanted: torch.Tensor) -> bool:
 def wrong(group: Any, size: int, dtype: torch.dtype) -> list[str]:
     """Return which collectives of tensors of a size are wrong."""
     ranks, here = group.size(), group.rank()
-    found: list[str] = []
+    failures: list[str] = []
     every = [drawn(rank, size, dtype) for rank in range(ranks)]
     target = torch.zeros(ranks * size, dtype=dtype)
     direct.all_gather(target, every[here].clone(), group=group)
     if not torch.equal(target, torch.cat(every)):
-        found.append(f"all_gather {dtype} {size}")
+        failures.append(f"all_gather {dtype} {size}")
     for fn, reduced in FUNCTIONS.items():
         if fn != "sum" and dtype.is_complex:
             continue
         own = every[here].clone()
         direct.all_reduce(own, fn, group=group)
         if differs(own, reduced(torch.stack(every))):
-            found.append(f"all_reduce {fn} {dtype} {size}")
+            failures.append(f"all_reduce {fn} {dtype} {size}")
         wide = [drawn(rank, ranks * size, dtype) for rank in range(ranks)]
         part = torch.zeros(size, dtype=dtype)
         direct.reduce_scatter(part, wide[here].clone(), fn, group=group)
         if differs(part, reduced(torch.stack(wide))[here * size : (here + 1) * size]):
-            found.append(f"reduce_scatter {fn} {dtype} {size}")
-    return found + wrong_exchange(group, size, dtype)
+            failures.append(f"reduce_scatter {fn} {dtype} {size}")
+    return failures + wrong_exchange(group, size, dtype)
 
 
 def wrong_exchange(group: Any, size: int, dtype: torch.dtype) -> list[str]:
@@ -95,7 +95,7 @@ def wrong_together(group: Any) -> list[str]:
     """Return what is wrong of messages that go as one, begun while others are under way."""
     ranks, here = group.size(), group.rank()
     sizes = (5, 0, 300, 17)
-    found: list[str] = []
+    failures: list[str] = []
     own = [drawn(here, size, torch.float32) for size in sizes]
     wide = [drawn(here, ranks * size, torch.float32) for size in sizes]
     gathered = [Message("all_gather", o, torch.zeros(ranks * len(o))) for o in own]
@@ -112,8 +112,8 @@ def wrong_together(group: Any) -> list[str]:
                   whole.sum(0)[here * size : (here + 1) * size])  # fmt: skip
         for message, value in zip((gathered, summed, scattered), wanted, strict=True):
             if differs(message[place].result, value):
-                found.append(f"{message[place].kind} of {size} beside others")
-    return found
+                failures.append(f"{message[place].kind} of {size} beside others")
+    return failures
 
 
 GATHERED = (300_000, 5, 0, 200_000)
@@ -123,13 +123,13 @@ GATHERED = (300_000, 5, 0, 200_000)
 def wrong_shared(group: Any) -> list[str]:
     """Return what is wrong of gathers that begin together, some waited for later, some never."""
     ranks, here = group.size(), group.rank()
-    found: list[str] = []
+    failures: list[str] = []
     begun: list[tuple[int, list[torch.Tensor], Any]] = []
     for turn in range(6):
         own = [drawn(here + turn, size, torch.float32) for size in GATHERED]
         into = [torch.zeros(ranks * size) for size in GATHERED]
         if (work := direct.gather_together(into, own, group=group)) is None:
-            return found
+            return failures
         for each in own:
             each.fill_(-1.0)  # it has been copied
         if turn != 3:  # which nobody waits for
@@ -140,10 +140,10 @@ def wrong_shared(group: Any) -> list[str]:
             for size, got in zip(GATHERED, into, strict=True):
                 wanted = [drawn(rank + turn, size, torch.float32) for rank in range(ranks)]
                 if not torch.equal(got, torch.cat(wanted)):
-                    found.append(f"gather {turn} of {size} from shared memory")
+                    failures.append(f"gather {turn} of {size} from shared memory")
     for _, _, work in begun:
         work.wait()
-    return found
+    return failures
 
 
 def wrong_in_a_bucket(group: Any) -> list[str]:
@@ -154,8 +154,8 @@ def wrong_in_a_bucket(group: Any) -> list[str]:
     targets = [torch.zeros(size) for size in (3, 5)]
     for name, *pair in zip("ab", sources, targets, strict=True):
         action = Start("start", op, (0,), (1,), "comm:data", attrs={"axis": "data"}, id=name)
-        given = PREPARED[op](ranks, {"fn": "sum", "dim": 0}, Operands(*pair))
-        ends.append(bucket.add(action, given))
+        prepared = PREPARED[op](ranks, {"fn": "sum", "dim": 0}, Operands(*pair))
+        ends.append(bucket.add(action, prepared))
     for end in ends:
         end()
     pairs = zip(sources, targets, strict=True)
@@ -173,18 +173,18 @@ def wrong_after_a_left_one(group: Any) -> list[str]:
     del left, own
     none = [0] * ranks
     direct.all_to_all(torch.zeros(0), torch.zeros(0), group=group, coming=none, going=none)
-    found: list[str] = []
+    failures: list[str] = []
     is_own = direct.is_direct(group, torch.zeros(0))
     if here == 0 and is_own and not any(map(len, direct._under_way.get(group, {}).values())):
-        found.append("what was left is let go by an exchange of nothing")
+        failures.append("what was left is let go by an exchange of nothing")
     for number in range(3):
         target = torch.zeros(ranks)
         direct.all_gather(target, torch.tensor([float(number + here)]), group=group)
         if target.tolist() != [number + rank for rank in range(ranks)]:
-            found.append(f"all_gather {number} behind one that was left")
+            failures.append(f"all_gather {number} behind one that was left")
     if len(direct._under_way.get(group, {})) > 0:
-        found.append("what was left is kept")
-    return found
+        failures.append("what was left is kept")
+    return failures
 
 
 def main() -> None:
@@ -196,22 +196,22 @@ def main() -> None:
     world: Any = dist.group.WORLD
     pairs = [dist.new_group([first, first + 1]) for first in range(0, dist.get_world_size(), 2)]
     own: Any = pairs[dist.get_rank() // 2]
-    found: list[str] = []
+    failures: list[str] = []
     for group, dtype, size in product((world, own), DTYPES, SIZES):
-        found += wrong(group, size, dtype)
-    found += wrong_together(world) + wrong_together(own)
-    found += wrong_in_a_bucket(world) + wrong_in_a_bucket(own)
-    found += wrong_after_a_left_one(world) + wrong_after_a_left_one(own)
+        failures += wrong(group, size, dtype)
+    failures += wrong_together(world) + wrong_together(own)
+    failures += wrong_in_a_bucket(world) + wrong_in_a_bucket(own)
+    failures += wrong_after_a_left_one(world) + wrong_after_a_left_one(own)
     with torch.inference_mode():
-        found += wrong_shared(own)
-    found += wrong_shared(world) + wrong_shared(own)
+        failures += wrong_shared(own)
+    failures += wrong_shared(world) + wrong_shared(own)
     ways = [direct.is_direct(world, torch.ones(1)), direct.is_direct(own, torch.ones(1))]
     future = direct.all_reduce(drawn(0, 9, torch.float32), "sum", group=world, async_op=True)
     ended = done(future)
     with torch.inference_mode():
         ended &= done(direct.all_reduce(torch.ones(3), "sum", group=world, async_op=True))
     shared = [shared_parts._known.get(group) is not None for group in (world, own)]
-    facts = {"wrong": found, "direct": ways, "shared": shared, "ended": ended}
+    facts = {"wrong": failures, "direct": ways, "shared": shared, "ended": ended}
     print(json.dumps(facts), flush=True)
     dist.destroy_process_group()
 

@@ -62,8 +62,8 @@ def data(rows: int = 22) -> tuple[Tensor, Tensor]:
 
 def options(mesh: str) -> dict[str, Any]:
     """Return what steps on a mesh are made with."""
-    found: dict[str, Any] = {"mesh": mesh, "cluster": "demo-gpus", "optimizer": ADAMW}
-    return found | ({"micro_batches": 2} if "pipe" in mesh else {})
+    arguments: dict[str, Any] = {"mesh": mesh, "cluster": "demo-gpus", "optimizer": ADAMW}
+    return arguments | ({"micro_batches": 2} if "pipe" in mesh else {})
 
 
 def compared(step: Any, batches: list[tuple[Tensor, Tensor]], own: Callable[..., Any]) -> Any:
@@ -158,9 +158,9 @@ def loader(mesh: str) -> Any:
     for epoch in range(2):
         sampler.set_epoch(epoch)
         parts += [tuple(batch) for batch in loaded]
-    found = iter(parts)
-    errors = compared(step, taken, lambda *_: next(found))
-    assert next(found, None) is None
+    remaining = iter(parts)
+    errors = compared(step, taken, lambda *_: next(remaining))
+    assert next(remaining, None) is None
     other = irc.data_sampler(step, dataset, seed=9)
     other.load_state_dict({**state, "epoch": 1, "position": 8})
     rest = list(other)
@@ -181,7 +181,7 @@ def loop(mesh: str) -> Any:
     sides = [(m, torch.optim.AdamW(m.parameters(), lr=1e-2)) for m in (mine, theirs)]
     tokens, labels = data(8)
     wanted = torch.randn(8, 6, 12, generator=torch.Generator().manual_seed(8))
-    found = {"losses": 0.0, "evaluated": 0.0}
+    largest = {"losses": 0.0, "evaluated": 0.0}
 
     def part(x: Tensor) -> Tensor:
         return x.chunk(count)[feeding.part]
@@ -200,13 +200,13 @@ def loop(mesh: str) -> Any:
         if number % 2:  # each rank has the loss of its part
             torch.distributed.all_reduce(losses[0])
             losses[0] /= torch.distributed.get_world_size()
-        found["losses"] = max(found["losses"], abs(float(losses[0] - losses[1])))
+        largest["losses"] = max(largest["losses"], abs(float(losses[0] - losses[1])))
         with torch.no_grad():
             error = far(mine(part(tokens)), part(theirs(tokens)))
-        found["evaluated"] = max(found["evaluated"], error)
+        largest["evaluated"] = max(largest["evaluated"], error)
     state = irc.whole(mine).state_dict()
-    found["parameters"] = max(far(state[n], x) for n, x in theirs.state_dict().items())
-    return found
+    largest["parameters"] = max(far(state[n], x) for n, x in theirs.state_dict().items())
+    return largest
 
 
 def refusals(mesh: str) -> Any:
@@ -244,7 +244,7 @@ def called(mesh: str) -> Any:
     step = irc.compile_step(mine, **options(mesh))
     eager = torch_optimizer(recipe_of(ADAMW), dict(theirs.named_parameters()))
     tokens, labels = data(8)
-    found: dict[str, float] = {"evaluated": far(step.evaluate(tokens), theirs(tokens).detach())}
+    largest: dict[str, float] = {"evaluated": far(step.evaluate(tokens), theirs(tokens).detach())}
 
     def trained() -> float:
         eager.zero_grad()
@@ -253,24 +253,24 @@ def called(mesh: str) -> Any:
         eager.step()
         return abs(float(step(tokens, labels)) - float(loss.detach()))
 
-    found["losses"] = max(trained() for _ in range(2))
+    largest["losses"] = max(trained() for _ in range(2))
     with pytest.raises(IrcError, match=r"weights-apart.*\n.*\n.*step\.evaluate"):
         mine(tokens)
     for number in range(2):
         errors = [far(step.evaluate(x), theirs(x).detach()) for x in (tokens, tokens[:4])]
-        found["evaluated"] = max(found["evaluated"], *errors)
-        found["losses"] = max(found["losses"], trained())
+        largest["evaluated"] = max(largest["evaluated"], *errors)
+        largest["losses"] = max(largest["losses"], trained())
         with torch.no_grad():
-            found["evaluated"] = max(
-                found["evaluated"], far(step.materialize()(tokens), theirs(tokens))
+            largest["evaluated"] = max(
+                largest["evaluated"], far(step.materialize()(tokens), theirs(tokens))
             )
         assert mine.training and not any(p.is_meta for p in mine.parameters())
         state, want = mine.state_dict(), theirs.state_dict()
-        found["parameters"] = max(far(state[n], want[n]) for n in want)
+        largest["parameters"] = max(far(state[n], want[n]) for n in want)
         if number:
-            found["losses"] = max(found["losses"], trained())
-    found["on_meta"] = float(not all(p.is_meta for p in mine.parameters()))
-    return found
+            largest["losses"] = max(largest["losses"], trained())
+    largest["on_meta"] = float(not all(p.is_meta for p in mine.parameters()))
+    return largest
 
 
 def paced(mesh: str) -> Any:

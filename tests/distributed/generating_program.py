@@ -48,17 +48,17 @@ def check(mesh: str, heads: int, batch: int, layers: int) -> dict[str, Any]:
     model = llama(heads, layers)
     fast = irc.compile(model, mesh=mesh, cluster="demo-gpus")
     first, second = torch.randint(2, 131, (2, batch, PROMPT)).unbind()
-    found = greedy(fast, first)
+    generated = greedy(fast, first)
     once = statistics(fast).compilations
     again = greedy(fast, second)
     plans = [version.plan for version in dispatcher_of(fast).versions]  # type: ignore[union-attr]
-    keys = found.past_key_values.layers[-1].keys
+    keys = generated.past_key_values.layers[-1].keys
     held = getattr(keys, "_local_tensor", keys)
     whole = greedy(model, first).past_key_values.layers[-1].keys
     gathered = irc.whole(keys)
     return {
         "equal": [
-            torch.equal(found.sequences, greedy(model, first).sequences),
+            torch.equal(generated.sequences, greedy(model, first).sequences),
             torch.equal(again.sequences, greedy(model, second).sequences),
         ],
         "compilations": [once, statistics(fast).compilations],
@@ -81,33 +81,33 @@ def check(mesh: str, heads: int, batch: int, layers: int) -> dict[str, Any]:
 def placed(plan: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return how a plan has weights, and keys and values of the cache that it makes or takes."""
     weights = {plan.buffers[i].name: plan.buffers[i].placement for i in plan.weights}
-    given = [plan.buffers[i] for i in (*plan.inputs, *plan.outputs)]
-    caches = {b.name: b.placement for b in given if b.name.endswith(("keys", "values"))}
+    buffers = [plan.buffers[i] for i in (*plan.inputs, *plan.outputs)]
+    caches = {b.name: b.placement for b in buffers if b.name.endswith(("keys", "values"))}
     return weights, caches
 
 
 def weights_are_shared(fast: nn.Module) -> bool:
     """True where both plans read each weight at one address."""
-    found: list[dict[str, int]] = []
+    addresses: list[dict[str, int]] = []
     for version in dispatcher_of(fast).versions:  # type: ignore[union-attr]
         executor = version._executor
         names = {i: executor.plan.buffers[i] for i in executor.plan.weights}
-        found.append({
+        addresses.append({
             names[i].name: tensor.data_ptr()
             for i, tensor in executor._weights.items()
             if i in names and names[i].role == "parameter"
         })  # fmt: skip
-    return found[0] == found[1]
+    return addresses[0] == addresses[1]
 
 
 def main() -> None:
     """Check every case and print what was found."""
     torch.set_num_threads(1)
-    given = json.loads(sys.argv[1])
+    options = json.loads(sys.argv[1])
     torch.manual_seed(0)
-    cases = [(h, b) for h in given["heads"] for b in given["batches"]]
-    found = [check(given["mesh"], h, b, given["layers"]) for h, b in cases]
-    print(json.dumps({"rank": int(os.environ["RANK"]), "cases": found}))
+    cases = [(h, b) for h in options["heads"] for b in options["batches"]]
+    reports = [check(options["mesh"], h, b, options["layers"]) for h, b in cases]
+    print(json.dumps({"rank": int(os.environ["RANK"]), "cases": reports}))
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def caches_of_others() -> dict[str, Any]:
     with torch.no_grad():
         model(input_ids=ids, past_key_values=mine)
         model(input_ids=ids, past_key_values=theirs)
-        found = fast(input_ids=ids[:, :1], past_key_values=mine)
+        outputs = fast(input_ids=ids[:, :1], past_key_values=mine)
         wanted = model(input_ids=ids[:, :1], past_key_values=theirs)
         keys = mine.layers[0].keys
         place = keys._local_tensor.data_ptr()
@@ -88,8 +88,8 @@ def caches_of_others() -> dict[str, Any]:
                 last = fast(input_ids=ids, past_key_values=grows).logits
                 expected = model(input_ids=ids, past_key_values=grown).logits
     return {
-        "close": torch.allclose(found.logits, wanted.logits, atol=1e-5),
-        "same": found.past_key_values is mine,
+        "close": torch.allclose(outputs.logits, wanted.logits, atol=1e-5),
+        "same": outputs.past_key_values is mine,
         "split": type(keys).__name__,
         "stays": stays,
         "gathered": torch.allclose(
@@ -171,8 +171,8 @@ def entries() -> dict[str, Any]:
 def main() -> None:
     """Print what was found."""
     torch.set_num_threads(1)
-    found = {"plain": plain_tensors(), "caches": caches_of_others(), "entries": entries()}
-    print(json.dumps({"rank": int(os.environ["RANK"]), **found}))
+    facts = {"plain": plain_tensors(), "caches": caches_of_others(), "entries": entries()}
+    print(json.dumps({"rank": int(os.environ["RANK"]), **facts}))
 
 
 if __name__ == "__main__":

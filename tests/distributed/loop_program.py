@@ -74,8 +74,8 @@ def both(make: Callable[[], nn.Module], run: Run, **options: Any) -> tuple[Any, 
     """Return a module that is compiled for the mesh, and its eager twin."""
     torch.manual_seed(0)
     theirs = make().to(run.dtype).train()
-    given = {"mesh": run.mesh, "layout": run.layout, "cluster": CLUSTER, **options}
-    return irc.compile(copy.deepcopy(theirs), **given), theirs
+    settings = {"mesh": run.mesh, "layout": run.layout, "cluster": CLUSTER, **options}
+    return irc.compile(copy.deepcopy(theirs), **settings), theirs
 
 
 class Run:
@@ -129,7 +129,7 @@ def gradients(mine: nn.Module, theirs: nn.Module) -> float:
 def train(
     mine: nn.Module,
     theirs: nn.Module,
-    given: Sequence[tuple[Any, ...]],
+    dataset: Sequence[tuple[Any, ...]],
     *,
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw,
     loss: Callable[..., Tensor] = lambda module, *batch: module(*batch),
@@ -137,43 +137,43 @@ def train(
     to_none: bool = True,
 ) -> dict[str, float]:
     """Train both in one loop, with a schedule of rates; return the largest errors."""
-    found = {"losses": 0.0}
+    largest = {"losses": 0.0}
     sides = [(module, optimizer(module)) for module in (mine, theirs)]
     rates = [torch.optim.lr_scheduler.StepLR(opt, 5, 0.5) for _, opt in sides]
-    for number, batch in enumerate(given):
+    for number, batch in enumerate(dataset):
         values = [loss(module, *batch) for module, _ in sides]
         for value in values:
             value.backward()
         if number == 0:
-            found["gradients"] = gradients(mine, theirs)
+            largest["gradients"] = gradients(mine, theirs)
         for (module, opt), rate in zip(sides, rates, strict=True):
             if clip is not None:
                 nn.utils.clip_grad_norm_(module.parameters(), clip)
             opt.step()
             opt.zero_grad(set_to_none=to_none)
             rate.step()
-        found["losses"] = max(found["losses"], abs(values[0].item() - values[1].item()))
+        largest["losses"] = max(largest["losses"], abs(values[0].item() - values[1].item()))
     wanted = theirs.state_dict()
     for name, value in irc.whole(mine).state_dict().items():
         error = far(value, wanted[name])
-        found["parameters"] = max(found.get("parameters", 0.0), error)
-    return found
+        largest["parameters"] = max(largest.get("parameters", 0.0), error)
+    return largest
 
 
 def mlp(run: Run) -> dict[str, Any]:
     """Groups, clipping, a schedule; evaluation of the same parts in between."""
     mine, theirs = both(Regression, run)
-    given = batches(STEPS, dtype=run.dtype)
-    found = train(mine, theirs, given[:10], clip=0.5)
-    x, _ = given[0]
+    dataset = batches(STEPS, dtype=run.dtype)
+    largest = train(mine, theirs, dataset[:10], clip=0.5)
+    x, _ = dataset[0]
     for module in (mine, theirs):
         module.eval()
     with torch.no_grad():
-        found["evaluated"] = far(mine(x), theirs(x))
+        largest["evaluated"] = far(mine(x), theirs(x))
     for module in (mine, theirs):
         module.train()
-    more = train(mine, theirs, given[10:], optimizer=sgd, to_none=False)
-    return {name: max(value, more.get(name, 0.0)) for name, value in found.items()}
+    more = train(mine, theirs, dataset[10:], optimizer=sgd, to_none=False)
+    return {name: max(value, more.get(name, 0.0)) for name, value in largest.items()}
 
 
 def outer_loss(run: Run) -> dict[str, Any]:
@@ -197,14 +197,14 @@ def convolutions(run: Run) -> dict[str, Any]:
     """Batch normalisation: its statistics are those of the whole batch."""
     mine, theirs = both(Classifier, run)
     draw = torch.Generator().manual_seed(3)
-    given = [
+    dataset = [
         (
             torch.randn(8, 3, 16, 16, generator=draw).to(run.dtype),
             torch.randint(0, 7, (8,), generator=draw),
         )
         for _ in range(STEPS)
     ]
-    return train(mine, theirs, given, optimizer=sgd)
+    return train(mine, theirs, dataset, optimizer=sgd)
 
 
 def frozen(run: Run) -> dict[str, Any]:
@@ -223,54 +223,54 @@ def frozen(run: Run) -> dict[str, Any]:
 def two_results(run: Run) -> dict[str, Any]:
     """Both results, one, and a gradient of the input; what nothing depends on has no gradient."""
     mine, theirs = both(TwoHeads, run)
-    given = [(x,) for x, _ in batches(STEPS, dtype=run.dtype)]
+    dataset = [(x,) for x, _ in batches(STEPS, dtype=run.dtype)]
 
     def loss(module: nn.Module, x: Tensor) -> Tensor:
-        found = module(x)
-        assert not found["best"].requires_grad
-        return found["a"].square().mean() + found["b"].mean()
+        results = module(x)
+        assert not results["best"].requires_grad
+        return results["a"].square().mean() + results["b"].mean()
 
-    found = train(mine, theirs, given, loss=loss, optimizer=sgd)
+    largest = train(mine, theirs, dataset, loss=loss, optimizer=sgd)
     for name in ("a", "b"):
-        one = train(mine, theirs, given[:2], loss=lambda m, x, n=name: m(x)[n].square().mean())
-        found = {key: max(value, one[key]) for key, value in found.items()}
+        one = train(mine, theirs, dataset[:2], loss=lambda m, x, n=name: m(x)[n].square().mean())
+        largest = {key: max(value, one[key]) for key, value in largest.items()}
     inputs = []
     for module in (mine, theirs):
-        x = given[0][0].clone().requires_grad_()
+        x = dataset[0][0].clone().requires_grad_()
         loss(module, x).backward()
         assert x.grad is not None
         inputs.append(x.grad)
         module.zero_grad()
-    found["inputs"] = far(inputs[0], inputs[1])
-    return found
+    largest["inputs"] = far(inputs[0], inputs[1])
+    return largest
 
 
 def accumulated(run: Run) -> dict[str, Any]:
     """Four batches in a step, of which three leave gradients as partial sums."""
     mine, theirs = both(Regression, run)
-    given = batches(12, dtype=run.dtype)
-    found = {"losses": 0.0, "gradients": 0.0}
+    dataset = batches(12, dtype=run.dtype)
+    largest = {"losses": 0.0, "gradients": 0.0}
     sides = [(module, adamw(module)) for module in (mine, theirs)]
-    for start in range(0, len(given), 4):
-        for x, y in given[start : start + 3]:
+    for start in range(0, len(dataset), 4):
+        for x, y in dataset[start : start + 3]:
             with mine.no_sync():
                 (mine(x, y) / 4).backward()
             (theirs(x, y) / 4).backward()
-        x, y = given[start + 3]
+        x, y = dataset[start + 3]
         for module in (mine, theirs):
             (module(x, y) / 4).backward()
-        found["gradients"] = max(found["gradients"], gradients(mine, theirs))
+        largest["gradients"] = max(largest["gradients"], gradients(mine, theirs))
         for _, opt in sides:
             opt.step()
             opt.zero_grad()
-    found["losses"] = abs(float(mine(*given[0]).detach()) - float(theirs(*given[0]).detach()))
+    largest["losses"] = abs(float(mine(*dataset[0]).detach()) - float(theirs(*dataset[0]).detach()))
     # A sum that was made already, then one that is left, and one that adds both up.
-    for number, (x, y) in enumerate(given[:3]):
+    for number, (x, y) in enumerate(dataset[:3]):
         with mine.no_sync() if number == 1 else nullcontext():
             mine(x, y).backward()
         theirs(x, y).backward()
-    found["gradients"] = max(found["gradients"], gradients(mine, theirs))
-    return found
+    largest["gradients"] = max(largest["gradients"], gradients(mine, theirs))
+    return largest
 
 
 def sizes(run: Run) -> dict[str, Any]:
@@ -281,14 +281,14 @@ def sizes(run: Run) -> dict[str, Any]:
     mine, theirs = both(Regression, run)
     whole, short = batches(3, dtype=run.dtype), batches(2, rows=4, dtype=run.dtype)
     (odd,) = batches(1, rows=5, dtype=run.dtype)
-    given = [whole[0], short[0], whole[1], short[1]]
+    dataset = [whole[0], short[0], whole[1], short[1]]
     if run.layout in ("", "tp", "tp+sp"):
-        return train(mine, theirs, [*given, odd])
-    found = train(mine, theirs, given)
+        return train(mine, theirs, [*dataset, odd])
+    largest = train(mine, theirs, dataset)
     with pytest.raises(IrcError, match=r"ndivisible|could not compile the plan"):
         mine(*odd)
     more = train(mine, theirs, whole[2:])
-    return {name: max(value, more[name]) for name, value in found.items()}
+    return {name: max(value, more[name]) for name, value in largest.items()}
 
 
 def hooked(run: Run) -> dict[str, Any]:
@@ -301,38 +301,38 @@ def hooked(run: Run) -> dict[str, Any]:
         module.up.weight.register_hook(lambda g: g * 2)
         module.down.weight.register_post_accumulate_grad_hook(lambda p: seen.append(p))
     averages = [torch.optim.swa_utils.AveragedModel(m) for m in (mine, theirs)]
-    found = train(mine, theirs, batches(3, dtype=run.dtype))
+    largest = train(mine, theirs, batches(3, dtype=run.dtype))
     for average, module in zip(averages, (mine, theirs), strict=True):
         average.update_parameters(module)
     assert len(seen) == 6, seen
     assert sorted(called) == [(False, 0.5)] * 3 + [(True, 0.5)] * 3, called
     x, _ = batches(1, dtype=run.dtype)[0]
     with torch.no_grad():
-        found["averaged"] = far(averages[0].eval()(x), averages[1].eval()(x))
+        largest["averaged"] = far(averages[0].eval()(x), averages[1].eval()(x))
     for module in (mine, theirs):
         module.up.weight.data.mul_(2.0)
     refresh(mine)
-    found["refreshed"] = far(mine(x).detach(), theirs(x).detach())
+    largest["refreshed"] = far(mine(x).detach(), theirs(x).detach())
     assert statistics(mine).compilations == 2  # with targets, and without
-    return found
+    return largest
 
 
 def saved(run: Run) -> dict[str, Any]:
     """A state goes out and in, as DTensors, whole, and through torch's distributed checkpoint."""
     dcp: Any = importlib.import_module("torch.distributed.checkpoint")
 
-    given = batches(4, dtype=run.dtype)
+    dataset = batches(4, dtype=run.dtype)
     mine, theirs = both(Regression, run)
-    found = train(mine, theirs, given)
+    largest = train(mine, theirs, dataset)
     state = {name: value.clone() for name, value in mine.state_dict().items()}
     # Where every rank has all of them, they stay what they were.
     assert all(hasattr(v, "full_tensor") is (run.layout != "ddp") for v in state.values())
     dcp.save({"model": state}, checkpoint_id=sys.argv[3])
     errors = []
-    x, _ = given[0]
+    x, _ = dataset[0]
     for source in ("parts", "whole", "checkpoint"):
         other, _ = both(Regression, run)
-        other(*given[1]).backward()
+        other(*dataset[1]).backward()
         other.zero_grad()
         if source == "parts":
             other.load_state_dict(state)
@@ -348,8 +348,8 @@ def saved(run: Run) -> dict[str, Any]:
         assert type(plain) is Regression
         with torch.no_grad():
             errors.append(far(plain(x), theirs(x)))
-    found["loaded"] = max(errors)
-    return found
+    largest["loaded"] = max(errors)
+    return largest
 
 
 class Dropping(nn.Module):

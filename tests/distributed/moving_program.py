@@ -36,12 +36,12 @@ def run(seed: int, rank: int) -> bool:
     before, after = channel.before, channel.after
     place = before.positions.get(rank)
     own = None if place is None else shard(whole, before.placement, before.mesh)[place]
-    found = move(channel, rank, own)
+    moved = move(channel, rank, own)
     place = after.positions.get(rank)
     if place is None:
-        return found is None
+        return moved is None
     wanted = whole[slices(shape, after.placement, after.mesh, place)]
-    return found is not None and bool((found.float() == wanted.float()).all())
+    return moved is not None and bool((moved.float() == wanted.float()).all())
 
 
 def main() -> None:

@@ -212,32 +212,32 @@ def states(optimizer: str, layout: str, mesh: str, folder: str) -> dict[str, Any
     """Save after two steps of four; go on by each of the ways there are."""
     step, own, _ = make(optimizer, mesh, layout)
     schedule = torch.optim.lr_scheduler.ExponentialLR(own, 0.9)
-    given = batches(4)
+    dataset = batches(4)
     losses: list[float] = []
-    for batch in given[:2]:
+    for batch in dataset[:2]:
         losses.append(float(step(*batch)))
         schedule.step()
     whole = step.state_dict()
     place = f"{folder}/{optimizer}-{layout}"
     step.save(place, more={"schedule": schedule})
-    found: dict[str, Any] = {}
+    differences: dict[str, Any] = {}
     want = eagerly(optimizer, 4)
     for how in ("checkpoint", "whole", "checkpoint, prepared"):
         again, other, _ = make(optimizer, mesh, layout)
         later = torch.optim.lr_scheduler.ExponentialLR(other, 0.9)
         if "prepared" in how:
-            again.prepare(*given[0])
+            again.prepare(*dataset[0])
         if how == "whole":
             again.load_state_dict(whole)
             later.load_state_dict(schedule.state_dict())
         else:
             again.load(place, more={"schedule": later})
         more: list[float] = []
-        for batch in given[2:]:
+        for batch in dataset[2:]:
             more.append(float(again(*batch)))
             later.step()
-        found[how] = apart([*losses, *more], again.state_dict(), want)
-    return found
+        differences[how] = apart([*losses, *more], again.state_dict(), want)
+    return differences
 
 
 def failing(layout: str, mesh: str) -> str:

@@ -27,7 +27,7 @@ PINS = {
 
 def main(mesh: str, *cases: str) -> None:
     """Train each case, and print how far its numbers are from eager training on one process."""
-    found: dict[str, dict[str, float | bool]] = {}
+    figures: dict[str, dict[str, float | bool]] = {}
     for words in cases:
         what, schedule, *pins = words.split(",")
         name, *sizes = what.split(":")
@@ -52,12 +52,12 @@ def main(mesh: str, *cases: str) -> None:
             after = one.state_dict()["model"]
         else:
             expected, after = eager_on(name, uneven) if uneven else eager(name, STEPS)
-        found[words] = {
+        figures[words] = {
             "losses": max(abs(a - b) for a, b in zip(losses, expected, strict=True)),
             "parameters": furthest(state, after),
             "on_meta": all(p.is_meta for p in model.parameters()),
         }
-    print(json.dumps(found))
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

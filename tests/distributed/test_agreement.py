@@ -46,12 +46,12 @@ def weight(name: str) -> str:
 
 
 def test_batches_and_weights_of_a_step(tmp_path: Path) -> None:
-    found = run(tmp_path, "batches", "unchecked", "weights", "after_a_step")
-    assert found["batches"] == [INPUTS, "", INPUTS, INPUTS, INPUTS, INPUTS, ""]
-    assert found["unchecked"] == [INPUTS, "", ""]
+    messages = run(tmp_path, "batches", "unchecked", "weights", "after_a_step")
+    assert messages["batches"] == [INPUTS, "", INPUTS, INPUTS, INPUTS, INPUTS, ""]
+    assert messages["unchecked"] == [INPUTS, "", ""]
     states = [weight("0.bias"), weight("0.bias"), weight("optimizer.exp_avg.2.bias")]
-    assert found["weights"] == states
-    *gone, again = found["after_a_step"]
+    assert messages["weights"] == states
+    *gone, again = messages["after_a_step"]
     assert [text.partition(":")[0] for text in gone] == ["weights-apart", "weights-apart"]
     assert again == ""
 
@@ -96,10 +96,10 @@ def test_all_ranks_that_are_given_another_batch_are_named(tmp_path: Path, mesh: 
 
 
 def test_plain_forward_passes(tmp_path: Path) -> None:
-    found = run(tmp_path, "forward", "entries")
+    messages = run(tmp_path, "forward", "entries")
     changed = weight("0.weight")
-    assert found["forward"] == [
+    assert messages["forward"] == [
         *(weight("0.bias"), "", INPUTS, INPUTS),
         *(changed, "", changed, ""),
     ]
-    assert found["entries"] == [weight("0.bias"), "", INPUTS, ""]
+    assert messages["entries"] == [weight("0.bias"), "", INPUTS, ""]

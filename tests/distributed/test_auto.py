@@ -49,8 +49,8 @@ def test_both_ranks_run_one_searched_plan(tmp_path: Path) -> None:
     ]
     said = [process.communicate(timeout=250) for process in ranks]
     assert [process.returncode for process in ranks] == [0] * 2, [err for _, err in said]
-    found = [json.loads(out.splitlines()[-1]) for out, _ in said]
-    assert found[0] == found[1]
-    assert Mesh.parse(found[0]["mesh"]).num_ranks == 2
-    assert found[0]["losses"] == pytest.approx(eager(), rel=1e-5)
-    assert found[0]["shape"] == [8, 64]
+    reports = [json.loads(out.splitlines()[-1]) for out, _ in said]
+    assert reports[0] == reports[1]
+    assert Mesh.parse(reports[0]["mesh"]).num_ranks == 2
+    assert reports[0]["losses"] == pytest.approx(eager(), rel=1e-5)
+    assert reports[0]["shape"] == [8, 64]

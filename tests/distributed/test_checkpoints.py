@@ -46,17 +46,17 @@ def run(folder: Path, mesh: str, world: int, *cases: str) -> dict[str, Any]:
     """Run cases; all ranks have to say the same, which is returned."""
     said = start(folder, mesh, world, *cases)
     assert [status for status, _, _ in said] == [0] * world, [err for _, _, err in said]
-    found = [json.loads(out) for _, out, _ in said]
-    assert all(each == found[0] for each in found)
-    return found[0]
+    reports = [json.loads(out) for _, out, _ in said]
+    assert all(each == reports[0] for each in reports)
+    return reports[0]
 
 
-def check(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+def check(figures: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Hold what comes of steps 3 and 4 against an uninterrupted run's."""
-    assert found["losses"] == pytest.approx(wanted["losses"], abs=2e-6)
+    assert figures["losses"] == pytest.approx(wanted["losses"], abs=2e-6)
     for key in ("sums", "states"):
-        assert found[key] == pytest.approx(wanted[key], rel=CLOSE, abs=CLOSE)
-    assert found["step"] == 4
+        assert figures[key] == pytest.approx(wanted[key], rel=CLOSE, abs=CLOSE)
+    assert figures["step"] == 4
 
 
 @pytest.mark.slow
@@ -78,14 +78,14 @@ def test_saved_on_one_axis_loads_on_two_and_in_stages(tmp_path: Path) -> None:
     wanted = run(tmp_path, "data=4", 4, "still_saving")["still_saving"]
     for mesh in ("data=2,tensor=2", "pipe=2,data=2"):
         check(run(tmp_path, mesh, 4, "still_loading")["still_loading"], wanted)
-    found = plain(str(tmp_path / "run" / "step-2"))
+    restored = plain(str(tmp_path / "run" / "step-2"))
     folder = tmp_path / "stages"
     again = run(folder, "pipe=2,tensor=2", 4, "still_saving")["still_saving"]
     check(again, wanted)
     check(run(folder, "data=2", 2, "still_loading")["still_loading"], wanted)
     by_torch = plain(str(folder / "run" / "step-2"))
     for key in ("sums", "states", "steps"):
-        assert by_torch[key] == pytest.approx(found[key], rel=CLOSE, abs=CLOSE)
+        assert by_torch[key] == pytest.approx(restored[key], rel=CLOSE, abs=CLOSE)
 
 
 @pytest.mark.slow
@@ -101,8 +101,8 @@ def test_by_the_functions_of_torch(tmp_path: Path, mesh: str, world: int) -> Non
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
     said = run(tmp_path, "data=2,tensor=2", 4, "saving_async")["saving_async"]
     assert said["left"] == ["step-4"]
-    found = run(tmp_path / "at-once", "data=2,tensor=2", 4, "saving")["saving"]
-    check(said, found)
+    at_once = run(tmp_path / "at-once", "data=2,tensor=2", 4, "saving")["saving"]
+    check(said, at_once)
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -119,7 +119,7 @@ def test_a_rank_that_is_killed_while_it_writes(tmp_path: Path, rank: int) -> Non
 @pytest.mark.parametrize(("mesh", "world"), [("data=2,tensor=2", 4), ("pipe=2", 2)])
 def test_weights_in_files_of_hugging_face(tmp_path: Path, mesh: str, world: int) -> None:
     said = run(tmp_path, mesh, world, "files")["files"]
-    assert said["found"] == pytest.approx(said["wanted"], rel=1e-5)
+    assert said["sums"] == pytest.approx(said["wanted"], rel=1e-5)
     assert said["refused"] == "checkpoint-failed"
     assert said["files"][-1] == "model.safetensors.index.json"
     assert len(said["files"]) > 2

@@ -22,16 +22,22 @@ DEFAULTS = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Ta
 
 
 def case(
-    kind: str, hidden: int, batch: int, direction: str, *, steps: int = 5, given: bool = True
+    kind: str,
+    hidden: int,
+    batch: int,
+    direction: str,
+    *,
+    steps: int = 5,
+    with_optional: bool = True,
 ) -> tuple[list[Any], dict[str, Any]]:
     """Return operands and options."""
     kind, _, before = kind.partition(" ")
     torch.manual_seed(hidden + batch)
     count, gates = 2 if direction == "bidirectional" else 1, GATES[kind]
     w, r = torch.randn(count, gates * hidden, 3), torch.randn(count, gates * hidden, hidden)
-    state = torch.randn(count, batch, hidden) if given else None
-    cell = torch.randn(count, batch, hidden) if given and kind == "LSTM" else None
-    bias = torch.randn(count, 2 * gates * hidden) if given else None
+    state = torch.randn(count, batch, hidden) if with_optional else None
+    cell = torch.randn(count, batch, hidden) if with_optional and kind == "LSTM" else None
+    bias = torch.randn(count, 2 * gates * hidden) if with_optional else None
     operands = [torch.randn(steps, batch, 3), w, r / hidden**0.5, bias, None, state, cell, None]
     options = {
         "hidden": hidden, "direction": direction, "layout": 0, "clip": None, "input_forget": 0,
@@ -56,13 +62,13 @@ def wanted(kind: str, operands: list[Any], options: dict[str, Any]) -> list[torc
 @pytest.mark.parametrize(("hidden", "batch"), [(1, 1), (7, 3), (16, 1), (33, 8)])
 @pytest.mark.parametrize("name", ["RNN", "GRU", "GRU before", "LSTM"])
 def test_all_sizes_and_directions(name: str, hidden: int, batch: int, direction: str) -> None:
-    for given in (True, False):
-        operands, options = case(name, hidden, batch, direction, given=given)
+    for with_optional in (True, False):
+        operands, options = case(name, hidden, batch, direction, with_optional=with_optional)
         kind = name.partition(" ")[0]
         before = [None if value is None else value.clone() for value in operands]
         assert recurrent_sweep.fits(kind, operands, options)
-        found = recurrent.CELLS[kind](operands, options)
-        for mine, want in zip(found, wanted(kind, operands, options), strict=True):
+        outputs = recurrent.CELLS[kind](operands, options)
+        for mine, want in zip(outputs, wanted(kind, operands, options), strict=True):
             assert mine.is_contiguous()
             torch.testing.assert_close(mine.double(), want, rtol=1e-5, atol=1e-5)
         for was, now in zip(before, operands, strict=True):
@@ -76,8 +82,8 @@ def test_sequences_end_at_their_lengths(name: str, lengths: list[int]) -> None:
     operands[4] = torch.tensor(lengths, dtype=torch.int32)
     kind = name.partition(" ")[0]
     assert recurrent_sweep.fits(kind, operands, options)
-    found = recurrent.CELLS[kind](operands, options)
-    for mine, want in zip(found, wanted(kind, operands, options), strict=True):
+    outputs = recurrent.CELLS[kind](operands, options)
+    for mine, want in zip(outputs, wanted(kind, operands, options), strict=True):
         torch.testing.assert_close(mine.double(), want, rtol=1e-5, atol=1e-5)
 
 
@@ -104,8 +110,8 @@ def test_threads_share_rows_and_directions(
     operands[4] = None if lengths is None else torch.tensor(lengths, dtype=torch.int32)
     kind = name.partition(" ")[0]
     for _ in range(5):
-        found = recurrent.CELLS[kind](operands, options)
-        for mine, want in zip(found, wanted(kind, operands, options), strict=True):
+        outputs = recurrent.CELLS[kind](operands, options)
+        for mine, want in zip(outputs, wanted(kind, operands, options), strict=True):
             torch.testing.assert_close(mine.double(), want, rtol=1e-5, atol=1e-5)
 
 
@@ -128,7 +134,7 @@ def test_other_activations() -> None:
     ],
 )
 def test_what_the_loop_does_not_do_is_left_to_torch(index: int, value: torch.Tensor) -> None:
-    operands, options = case("LSTM", 4, 2, "forward", given=False)
+    operands, options = case("LSTM", 4, 2, "forward", with_optional=False)
     operands[index] = value
     assert not recurrent_sweep.fits("LSTM", operands, options)
 
@@ -147,9 +153,9 @@ def test_weights_are_packed_once_and_again_after_a_write(monkeypatch: pytest.Mon
     kept, packs = recurrent.Kept("GRU", options), list[int]()
     pack = recurrent_sweep.packed
 
-    def counted(*given: Any) -> Any:
+    def counted(*arguments: Any) -> Any:
         packs.append(1)
-        return pack(*given)
+        return pack(*arguments)
 
     monkeypatch.setattr(recurrent_sweep, "packed", counted)
     first = kept(operands)[0]
@@ -183,10 +189,10 @@ def test_weights_that_a_model_computes_are_packed_each_time(computed: bool) -> N
     onnx.checker.check_model(model)
     session = irc_onnx.InferenceSession(model.SerializeToString())
     x = rng.standard_normal((12, 2, 4)).astype(np.float32)
-    operands, options = case("LSTM", 4, 2, "forward", given=False)
+    operands, options = case("LSTM", 4, 2, "forward", with_optional=False)
     for scale in (1.0, 3.0, 0.5):
-        (found,) = session.run(None, {"x": x, "scale": np.full(1, scale, np.float32)})
+        (output,) = session.run(None, {"x": x, "scale": np.full(1, scale, np.float32)})
         factor = scale if computed else 1.0
         operands[:3] = torch.from_numpy(x), torch.from_numpy(w) * factor, torch.from_numpy(r)
         want = wanted("LSTM", operands, options)[0]
-        np.testing.assert_allclose(found, want.numpy(), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(output, want.numpy(), rtol=1e-5, atol=1e-5)
