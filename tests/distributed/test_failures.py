@@ -40,13 +40,13 @@ def run(folder: Path, mesh: str, way: str, case: str) -> list[tuple[int, str, fl
         assert last.stdout is not None
         assert last.stdout.readline() == "step 3\n", last.communicate()[1]
         begun = time.monotonic()
-        found = []
+        endings = []
         for rank in ranks[:-1]:
             _, said = rank.communicate(timeout=2 * SOON_S)
-            found.append((rank.returncode, said, time.monotonic() - begun))
+            endings.append((rank.returncode, said, time.monotonic() - begun))
         if case == "diverges":
-            found.append((last.wait(timeout=SOON_S), last.communicate()[1], 0.0))
-        return found
+            endings.append((last.wait(timeout=SOON_S), last.communicate()[1], 0.0))
+        return endings
     finally:
         for rank in ranks:
             rank.kill()
@@ -55,14 +55,14 @@ def run(folder: Path, mesh: str, way: str, case: str) -> list[tuple[int, str, fl
 
 def check(folder: Path, mesh: str, way: str, case: str) -> None:
     """Every other rank ends soon; the first that says why names the rank and the user's line."""
-    found = run(folder, mesh, way, case)
+    endings = run(folder, mesh, way, case)
     last = Mesh.parse(mesh).num_ranks - 1
-    for status, said, seconds in found:
+    for status, said, seconds in endings:
         assert status == 1, said
         assert seconds < SOON_S, said
-    every = "\n".join(said for _, said, _ in found)
+    every = "\n".join(said for _, said, _ in endings)
     if case == "diverges":
-        for _, said, _ in found:
+        for _, said, _ in endings:
             assert "error[ranks-diverged]" in said, said
             assert f"rank{'s' * (last > 1)} 0" in said
             assert f"rank {last}: " in said

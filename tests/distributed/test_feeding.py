@@ -22,14 +22,14 @@ def run(folder: Path, mesh: str, *cases: str) -> list[dict[str, Any]]:
     return run_ranks(folder, world, "tests.distributed.feeding_program", mesh, *cases)
 
 
-def check(found: dict[str, float]) -> None:
-    for name, error in found.items():
+def check(errors: dict[str, float]) -> None:
+    for name, error in errors.items():
         assert error < (2e-6 if name == "losses" else 1e-5), (name, error)
 
 
 def test_ranks_are_given_parts_of_the_samples(tmp_path: Path) -> None:
-    for found in run(tmp_path, "data=2", "local", "named", "loader", "loop", "called", "paced"):
-        for errors in found.values():
+    for report in run(tmp_path, "data=2", "local", "named", "loader", "loop", "called", "paced"):
+        for errors in report.values():
             check(errors)
 
 
@@ -37,15 +37,15 @@ def test_ranks_are_given_parts_of_the_samples(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mesh", ["data=2,tensor=2", "data=4", "data=2,pipe=2"])
 def test_parts_of_the_samples_on_four_ranks(tmp_path: Path, mesh: str) -> None:
     loop = () if "pipe" in mesh else ("loop",)
-    for found in run(tmp_path, mesh, "local", "named", "loader", "called", *loop):
-        for errors in found.values():
+    for report in run(tmp_path, mesh, "local", "named", "loader", "called", *loop):
+        for errors in report.values():
             check(errors)
 
 
 @pytest.mark.slow
 def test_a_module_in_stages_is_called_after_steps(tmp_path: Path) -> None:
-    for found in run(tmp_path, "pipe=2", "called"):
-        check(found["called"])
+    for report in run(tmp_path, "pipe=2", "called"):
+        check(report["called"])
 
 
 @pytest.mark.slow

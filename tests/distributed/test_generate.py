@@ -41,10 +41,10 @@ def run(program: str, world: int, store: Path, *words: str) -> list[Any]:
 
 
 def generate(tmp_path: Path, mesh: str, world: int, **case: Any) -> list[dict[str, Any]]:
-    given = {"mesh": mesh, "layers": 2, **case}
-    found = run("generating_program", world, tmp_path / "store", json.dumps(given))
-    print(json.dumps(found, indent=1))
-    cases = [case for rank in found for case in rank["cases"]]
+    options = {"mesh": mesh, "layers": 2, **case}
+    reports = run("generating_program", world, tmp_path / "store", json.dumps(options))
+    print(json.dumps(reports, indent=1))
+    cases = [case for rank in reports for case in rank["cases"]]
     for each in cases:
         assert each["equal"] == [True, True]
         assert each["compilations"] == [2, 2]
@@ -83,16 +83,16 @@ def test_batch_and_heads_split(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_ranks_hold_and_what_is_everybodys(tmp_path: Path) -> None:
-    for found in run("holding_program", 2, tmp_path / "store"):
-        print(json.dumps(found, indent=1))
-        assert found["plain"] == dict.fromkeys(("close", "memory", "seen", "split"), True)
-        caches = found["caches"]
+    for report in run("holding_program", 2, tmp_path / "store"):
+        print(json.dumps(report, indent=1))
+        assert report["plain"] == dict.fromkeys(("close", "memory", "seen", "split"), True)
+        caches = report["caches"]
         assert caches["close"] and caches["same"] and caches["stays"] and caches["gathered"]
         assert caches["split"] == "DTensor"
         assert caches["eager"]
         assert caches["statistics"] == [2, 2]
         assert caches["told"] == 1
-        entries = found["entries"]
+        entries = report["entries"]
         assert "'memory.rows' is whole" in entries["refused"]
         assert "entries.hold('memory', ..)" in entries["refused"]
         assert entries["close"] == [True, True]

@@ -47,9 +47,9 @@ def run_ranks(folder: Path, world: int, *words: str) -> list[dict[str, Any]]:
     return [json.loads(out.splitlines()[-1]) for out, _ in said]
 
 
-def check(found: dict[str, float], dtype: str) -> None:
-    assert found.pop("losses", 0.0) < CLOSE[dtype]
-    for name, error in found.items():
+def check(errors: dict[str, float], dtype: str) -> None:
+    assert errors.pop("losses", 0.0) < CLOSE[dtype]
+    for name, error in errors.items():
         assert error < 5 * CLOSE[dtype], name
 
 

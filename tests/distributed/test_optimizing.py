@@ -39,9 +39,9 @@ def run(folder: Path, mesh: str, *cases: str, world: int = 2) -> list[dict[str, 
     return [json.loads(out) for out, _ in said]
 
 
-def check(found: dict[str, Any]) -> None:
+def check(errors: dict[str, Any]) -> None:
     """Hold losses, parameters and states against those of one process."""
-    for name, each in found.items():
+    for name, each in errors.items():
         for one in each.values() if name.startswith("states") else [each]:
             assert max(one[key] for key in ("losses", "model", "states")) < CLOSE, name
 

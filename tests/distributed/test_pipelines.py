@@ -44,8 +44,8 @@ def programs(folder: Path, processes: int, *words: str) -> list[dict[str, Any]]:
     return [json.loads(out) for out, _ in said]
 
 
-def check(found: list[dict[str, Any]]) -> None:
-    for each in found:
+def check(reports: list[dict[str, Any]]) -> None:
+    for each in reports:
         for case, numbers in each.items():
             assert numbers["losses"] < 1e-11, case
             assert numbers["parameters"] < 1e-11, case

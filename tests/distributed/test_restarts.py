@@ -17,10 +17,10 @@ def run(folder: Path, mesh: str, killed_at: int, world: int, *more: str) -> list
     """Return numbers and losses of the steps that were made."""
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"]
     program = ["--nproc-per-node", f"{world}", "-m", "tests.distributed.restarting_program"]
-    given = [mesh, f"{folder}", f"{killed_at}", *more]
+    arguments = [mesh, f"{folder}", f"{killed_at}", *more]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "IRC_CACHE_DIR": f"{folder.parent}/cache"}
     done = subprocess.run(
-        [*words, *program, *given],
+        [*words, *program, *arguments],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -36,16 +36,16 @@ def run(folder: Path, mesh: str, killed_at: int, world: int, *more: str) -> list
 @pytest.mark.parametrize(("mesh", "world"), [("data=2", 2)])
 def test_a_run_that_is_started_again(tmp_path: Path, mesh: str, world: int) -> None:
     wanted = run(tmp_path / "whole", mesh, 0, world)
-    made = run(tmp_path / "broken", mesh, 7, world)
+    steps = run(tmp_path / "broken", mesh, 7, world)
     # Killed behind step 7, and gone on from the checkpoint of step 6.
-    assert [number for number, _ in made] == [*range(1, 8), *range(7, 12)]
-    assert dict(made) == dict(wanted)
-    assert dict(made[:7]) == dict(wanted[:7])
+    assert [number for number, _ in steps] == [*range(1, 8), *range(7, 12)]
+    assert dict(steps) == dict(wanted)
+    assert dict(steps[:7]) == dict(wanted[:7])
 
 
 def test_what_ranks_kept_in_memory(tmp_path: Path) -> None:
     wanted = run(tmp_path / "whole", "data=2", 0, 2)
-    made = run(tmp_path / "broken", "data=2", 7, 2, "keep")
-    assert made == wanted  # each step once, the eighth behind the seventh
+    steps = run(tmp_path / "broken", "data=2", 7, 2, "keep")
+    assert steps == wanted  # each step once, the eighth behind the seventh
     left = Path("/dev/shm") / f"irc-{os.getuid()}"
     assert not left.exists() or not [*left.glob("*/*/*-*.data")]

@@ -32,8 +32,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return what each position makes of those before it."""
-        made = [f(x).unflatten(-1, (3, 8)).transpose(1, 2) for f in (self.q, self.k, self.v)]
-        y = F.scaled_dot_product_attention(*made, is_causal=True)
+        projections = [f(x).unflatten(-1, (3, 8)).transpose(1, 2) for f in (self.q, self.k, self.v)]
+        y = F.scaled_dot_product_attention(*projections, is_causal=True)
         return self.o(y.transpose(1, 2).flatten(2))
 
 

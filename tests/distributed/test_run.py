@@ -102,10 +102,10 @@ def test_inputs_from_a_file_and_outputs_to_one(folder: Path, tmp_path: Path) -> 
     texts = [process.communicate(timeout=60) for process in ranks]
     assert [process.returncode for process in ranks] == [0] * 4, texts
     assert texts[0][0].endswith("OK\n")
-    found = load_file(out)
+    outputs = load_file(out)
     expected = sharded_eager(torch.from_numpy(x), *weights().values())
     for name, value in zip(("y0", "y1", "y2"), expected, strict=True):
-        torch.testing.assert_close(found[name], value)
+        torch.testing.assert_close(outputs[name], value)
     trace = read_trace(tmp_path / "trace.json")
     check_form(trace)
     assert trace.notes["clocks"] == "one machine, one clock"
@@ -201,7 +201,7 @@ def test_workers_end_when_their_launcher_is_killed(folder: Path) -> None:
 
 def processes_of(folder: Path) -> list[int]:
     """Processes whose command names the plan, but for this one."""
-    found = []
+    processes = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
@@ -209,8 +209,8 @@ def processes_of(folder: Path) -> list[int]:
             except OSError:
                 continue
             if str(folder).encode() in words:
-                found.append(int(entry.name))
-    return found
+                processes.append(int(entry.name))
+    return processes
 
 
 def until(condition, seconds: float = 40) -> None:
@@ -251,7 +251,7 @@ def test_a_plan_that_rank_0_cannot_make_fails_everywhere(tmp_path: Path) -> None
 
 def test_an_error_of_one_rank_ends_those_that_wait_for_it(tmp_path: Path) -> None:
     """It does not wait for collectives that will not come, nor do they for it."""
-    found = joining(tmp_path, "late")
-    assert [status for status, _, _ in found] == [1] * 4, found
-    assert "ValueError: an error of the program's own" in found[2][2]
-    assert found[2][1].splitlines() == ['{"close": true}', '{"left": false}']
+    endings = joining(tmp_path, "late")
+    assert [status for status, _, _ in endings] == [1] * 4, endings
+    assert "ValueError: an error of the program's own" in endings[2][2]
+    assert endings[2][1].splitlines() == ['{"close": true}', '{"left": false}']

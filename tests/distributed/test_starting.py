@@ -32,10 +32,10 @@ def test_each_of_four_ranks_holds_a_quarter(tmp_path: Path) -> None:
     ]
     said = [process.communicate(timeout=500) for process in ranks]
     assert [process.returncode for process in ranks] == [0] * 4, [err for _, err in said]
-    found = [json.loads(out) for out, _ in said]
-    for each in found:
+    reports = [json.loads(out) for out, _ in said]
+    for each in reports:
         quarter = each["whole"] / 4
         assert each["held"] < 1.1 * quarter
         assert each["most"] < 1.1 * quarter + 2 * LARGEST
         assert each["after"] < 1.15 * (quarter + each["said"]["arena"])
-    assert len({each["loss"] for each in found}) == 1
+    assert len({each["loss"] for each in reports}) == 1

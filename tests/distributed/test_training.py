@@ -41,10 +41,10 @@ def run(folder: Path, mesh: str, *cases: str) -> list[dict[str, Any]]:
     return [json.loads(out) for out, _ in said]
 
 
-def check(found: dict[str, Any]) -> None:
-    assert found["losses"] < 1e-5
-    assert found["parameters"] < CLOSE
-    assert found["states"] < CLOSE
+def check(report: dict[str, Any]) -> None:
+    assert report["losses"] < 1e-5
+    assert report["parameters"] < CLOSE
+    assert report["states"] < CLOSE
 
 
 def test_a_step_under_torchrun(tmp_path: Path) -> None:
@@ -55,12 +55,12 @@ def test_a_step_under_torchrun(tmp_path: Path) -> None:
     for each in run(tmp_path, "data=2,tensor=2", "mlp", "half"):
         check(each["mlp"])
         assert each["mlp"]["on_meta"]
-        found = each["half"]
-        assert found["split"]
-        assert found["kept"]
-        assert found["dtype"] == "torch.bfloat16"
-        assert found["losses"] < 5e-3
-        assert max(found["parameters"], found["states"]) < 3e-2
+        report = each["half"]
+        assert report["split"]
+        assert report["kept"]
+        assert report["dtype"] == "torch.bfloat16"
+        assert report["losses"] < 5e-3
+        assert max(report["parameters"], report["states"]) < 3e-2
 
 
 @pytest.mark.slow
@@ -77,13 +77,13 @@ def test_models_on_meshes(tmp_path: Path, mesh: str) -> None:
 @pytest.mark.parametrize("mesh", ["data=2,tensor=2", "pipe=2,data=2"])
 def test_a_rank_that_overflows_skips_the_step_on_all(tmp_path: Path, mesh: str) -> None:
     for each in run(tmp_path, mesh, "scaled"):
-        found = each["scaled"]
-        mine, alone = found["scales"]
+        report = each["scaled"]
+        mine, alone = report["scales"]
         assert mine == alone
         assert mine[8] == mine[7] / 2
-        assert found["steps"][0] == found["steps"][1] == len(mine) - len(set(mine))
-        assert found["losses"] < 5e-3
-        assert found["parameters"] < 3e-2
+        assert report["steps"][0] == report["steps"][1] == len(mine) - len(set(mine))
+        assert report["losses"] < 5e-3
+        assert report["parameters"] < 3e-2
 
 
 @pytest.mark.slow
@@ -91,13 +91,13 @@ def test_adapters_of_peft(tmp_path: Path) -> None:
     """Frozen weights have no states, and what is saved loads in plain PEFT."""
     peft = pytest.importorskip("peft")
     for each in run(tmp_path, "data=2,tensor=2", "peft"):
-        found = each["peft"]
-        check(found)
-        assert found["states bytes"] < 0.2 * found["whole"]
+        report = each["peft"]
+        check(report)
+        assert report["states bytes"] < 0.2 * report["whole"]
     plain = peft.PeftModel.from_pretrained(llama(2), tmp_path / "adapter").eval()
     tokens = torch.randint(0, 131, (4, 16), generator=torch.Generator().manual_seed(5))
     logits = plain(input_ids=tokens).logits.detach().double()
-    assert float(logits.square().sum()) == pytest.approx(found["logits"], rel=1e-4)
+    assert float(logits.square().sum()) == pytest.approx(report["logits"], rel=1e-4)
 
 
 @pytest.mark.slow

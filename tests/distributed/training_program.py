@@ -48,15 +48,15 @@ def compare(
     theirs: nn.Module,
     step: Any,
     loss: Callable[..., Tensor],
-    given: list[tuple[Any, ...]],
+    inputs: list[tuple[Any, ...]],
     optimizer: Any = ADAMW,
 ) -> dict[str, Any]:
     """Train both, and return the largest errors."""
     recipe = recipe_of(optimizer)
     moved = {n: p for n, p in theirs.named_parameters() if p.requires_grad}
     eager = torch_optimizer(recipe, moved)
-    found: dict[str, Any] = {"losses": 0.0}
-    for batch in given:
+    report: dict[str, Any] = {"losses": 0.0}
+    for batch in inputs:
         value = step(*batch)
         eager.zero_grad()
         want = loss(theirs, *batch)
@@ -64,21 +64,21 @@ def compare(
         if clip := recipe.numbers.get("clip_norm"):
             nn.utils.clip_grad_norm_(moved.values(), clip)
         eager.step()
-        found["losses"] = max(found["losses"], abs(float(value) - float(want.detach())))
+        report["losses"] = max(report["losses"], abs(float(value) - float(want.detach())))
     state = step.state_dict()
     wanted = theirs.state_dict()
     assert list(state["model"]) == list(wanted)
-    found["parameters"] = max(far(state["model"][n], wanted[n]) for n in wanted)
+    report["parameters"] = max(far(state["model"][n], wanted[n]) for n in wanted)
     own = {n: eager.state[p] for n, p in moved.items()}
     assert set(state["optimizer"]["state"]) == {n for n, s in own.items() if s}
-    found["states"] = max(
+    report["states"] = max(
         (far(value, own[n][key]) for n, s in state["optimizer"]["state"].items()
          for key, value in s.items()), default=0.0,
     )  # fmt: skip
-    found["bytes"] = step.memory_bytes()
-    found["whole"] = sum(p.numel() * p.element_size() for p in theirs.parameters())
-    found["on_meta"] = all(p.is_meta for p in mine.parameters())
-    return found
+    report["bytes"] = step.memory_bytes()
+    report["whole"] = sum(p.numel() * p.element_size() for p in theirs.parameters())
+    report["on_meta"] = all(p.is_meta for p in mine.parameters())
+    return report
 
 
 def far(a: Tensor, b: Tensor) -> float:
@@ -97,9 +97,9 @@ def mlp(mesh: str) -> dict[str, Any]:
     step = irc.compile_step(
         mine, loss=nn.CrossEntropyLoss(), optimizer=ADAMW, mesh=mesh, cluster=CLUSTER
     )
-    given: list[tuple[Any, ...]] = [*batches(3)]
-    given.append(tuple(t[:4] for t in given[0]))
-    return compare(mine, theirs, step, cross_entropy, given)
+    inputs: list[tuple[Any, ...]] = [*batches(3)]
+    inputs.append(tuple(t[:4] for t in inputs[0]))
+    return compare(mine, theirs, step, cross_entropy, inputs)
 
 
 def gpt(mesh: str) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class Dropping(nn.Module):
 
 def dropout(mesh: str) -> dict[str, Any]:
     """The same numbers as on one device, which are others in each step."""
-    found = []
+    parameters = []
     losses: list[list[float]] = []
     for where in (mesh, ""):
         module = Dropping().train()
@@ -184,11 +184,11 @@ def dropout(mesh: str) -> dict[str, Any]:
         x, y = batches(1)[0]
         losses.append([float(step(x, y, lr=0.0)) for _ in range(2)])
         losses[-1] += [float(step(*batch)) for batch in batches(2)]
-        found.append(step.state_dict()["model"])
+        parameters.append(step.state_dict()["model"])
     assert losses[0][0] != losses[0][1]
     return {
         "losses": max(abs(a - b) for a, b in zip(*losses, strict=True)),
-        "parameters": max(far(found[0][n], found[1][n]) for n in found[1]),
+        "parameters": max(far(parameters[0][n], parameters[1][n]) for n in parameters[1]),
         "states": 0.0,
     }
 
@@ -204,21 +204,21 @@ def micro_batches(mesh: str) -> dict[str, Any]:
 
 def half(mesh: str) -> dict[str, Any]:
     """Parameters in bfloat16 with masters, split over the ranks: the numbers of one device."""
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "loss": F.cross_entropy,
         "optimizer": ADAMW,
         "precision": irc.Precision(parameters="bfloat16", masters="float32"),
     }
     mine, alone = net(), net()
     pins = '"*.weight" = [data = S(0), tensor = B]'
-    step = irc.compile_step(mine, **given, mesh=mesh, cluster=CLUSTER, pins=pins)
-    other = irc.compile_step(alone, **given)
+    step = irc.compile_step(mine, **options, mesh=mesh, cluster=CLUSTER, pins=pins)
+    other = irc.compile_step(alone, **options)
     losses = max(abs(float(step(*batch)) - float(other(*batch))) for batch in batches(3))
     held, wanted = step.state_dict(), other.state_dict()
-    states, found = (s["optimizer"]["state"]["0.weight"] for s in (held, wanted))
+    states, wanted_states = (s["optimizer"]["state"]["0.weight"] for s in (held, wanted))
     pairs = [(held["model"][name], value) for name, value in wanted["model"].items()]
     sums = [w["model"]["0.weight"].float() + s["remainder"] for w, s in
-            ((held, states), (wanted, found))]  # fmt: skip
+            ((held, states), (wanted, wanted_states))]  # fmt: skip
     step.load_state_dict(held)
     again = step.state_dict()["optimizer"]["state"]["0.weight"]["remainder"]
     return {
@@ -245,14 +245,14 @@ def scaled(mesh: str) -> dict[str, Any]:
             nn.Linear(24, 64, bias=False), nn.GELU(), nn.Linear(64, 12, bias=False)
         )
 
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "loss": F.cross_entropy,
         "optimizer": ADAMW,
         "precision": irc.Precision(compute="float16", scaler={"init_scale": 2.0**22}),
     }
     mine, alone = small(), small()
-    step = irc.compile_step(mine, **given, mesh=mesh, cluster=CLUSTER, batch="local")
-    other = irc.compile_step(alone, **given)
+    step = irc.compile_step(mine, **options, mesh=mesh, cluster=CLUSTER, batch="local")
+    other = irc.compile_step(alone, **options)
     assert step.scaler is not None
     assert other.scaler is not None
     all_batches = [(x * 0.1, y) for x, y in batches(10)]
@@ -296,13 +296,13 @@ def peft(mesh: str) -> dict[str, Any]:
     step = irc.compile_step(mine, loss="loss", optimizer=ADAMW, mesh=mesh, cluster=CLUSTER)
     called = partial(step, **named)
     called.state_dict, called.memory_bytes = step.state_dict, step.memory_bytes  # type: ignore[attr-defined]
-    found = compare(mine, theirs, called, lambda m: m(**named).loss, [()] * 3)
-    found["states bytes"] = step.memory_bytes()["states"]
+    report = compare(mine, theirs, called, lambda m: m(**named).loss, [()] * 3)
+    report["states bytes"] = step.memory_bytes()["states"]
     step.materialize()
     if os.environ["RANK"] == "0":
         mine.save_pretrained(Path(sys.argv[2]).with_name("adapter"))
-    found["logits"] = float(theirs.eval()(input_ids=tokens).logits.double().square().sum())
-    return found
+    report["logits"] = float(theirs.eval()(input_ids=tokens).logits.double().square().sum())
+    return report
 
 
 def saving(mesh: str) -> dict[str, Any]:

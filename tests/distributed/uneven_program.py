@@ -83,18 +83,18 @@ def step(run: Run, pins: str = '"*.weight" = [{axis} = S(0)]; "*.bias" = [{axis}
         eager.step()
         losses.append(abs(float(mine(*batch)) - float(loss.detach())))
 
-    given = batches(8, dtype=run.dtype)
-    for batch in given[:4]:
+    inputs = batches(8, dtype=run.dtype)
+    for batch in inputs[:4]:
         one(first, batch)
     parts = first.state_dict(parts=True)["model"]
     rows = {name: len(each.to_local()) for name, each in parts.items()}
     first.save(sys.argv[3])
     with torch.no_grad():
-        evaluated = far(first.evaluate(given[0][0]), theirs.eval()(given[0][0]))
+        evaluated = far(first.evaluate(inputs[0][0]), theirs.eval()(inputs[0][0]))
     theirs.train()
     second = irc.compile_step(Regression().to(run.dtype).train(), **options)
     second.load(sys.argv[3])
-    for batch in given[4:]:
+    for batch in inputs[4:]:
         one(second, batch)
     second.save(sys.argv[3])
     state, wanted = second.state_dict(), theirs.state_dict()

@@ -21,20 +21,20 @@ STEPS = 3
 
 def main(mesh: str, *cases: str) -> None:
     """Print how far the numbers of each case are from eager's."""
-    found: dict[str, dict[str, float]] = {}
+    errors: dict[str, dict[str, float]] = {}
     for words in cases:
         name, schedule, *dtype = words.split(",")
         kind = torch.float32 if dtype else torch.float64
         model, batch = head_and_batch(name, kind)
         losses, state = eager(model, batch, 2 * STEPS)
-        given: dict[str, Any] = {
+        options: dict[str, Any] = {
             "optimizer": OPTIMIZER, "mesh": mesh, "micro_batches": MICRO_BATCHES
         }  # fmt: skip
-        step = irc.compile_step(model, schedule=schedule, **given)
+        step = irc.compile_step(model, schedule=schedule, **options)
         own = [step(*batch).item() for _ in range(STEPS)]
         saved = step.state_dict(everywhere=True)
         other, _ = head_and_batch(name, kind)
-        plain = irc.compile_step(other, schedule="1f1b", **given)
+        plain = irc.compile_step(other, schedule="1f1b", **options)
         plain(*batch)
         plain.load_state_dict(saved)
         own += [plain(*batch).item() for _ in range(STEPS - 1)]
@@ -42,11 +42,11 @@ def main(mesh: str, *cases: str) -> None:
         step.load_state_dict(plain.state_dict(everywhere=True))
         own.append(step(*batch).item())
         after: Mapping[str, torch.Tensor] = step.state_dict(everywhere=True)["model"]
-        found[words] = {
+        errors[words] = {
             "losses": max(abs(a - b) for a, b in zip(own, losses, strict=True)),
             "parameters": max(float((after[n] - t).abs().max()) for n, t in state.items()),
         }
-    print(json.dumps(found))
+    print(json.dumps(errors))
 
 
 if __name__ == "__main__":

@@ -97,6 +97,6 @@ def compared(name: str) -> dict[str, float]:
 
 if __name__ == "__main__":
     start_processes(*place_of(os.environ))
-    found = {name: compared(name) for name in sys.argv[1:]}
-    print(json.dumps(found))
+    reports = {name: compared(name) for name in sys.argv[1:]}
+    print(json.dumps(reports))
     dist.destroy_process_group()

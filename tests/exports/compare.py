@@ -26,9 +26,9 @@ def difference(path: Path, feeds: Mapping[str, np.ndarray]) -> float:
     options.log_severity_level = 3
     reference = onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
     wanted = reference.run(None, dict(feeds))
-    found = irc.onnx.InferenceSession(str(path)).run(None, dict(feeds))
+    outputs = irc.onnx.InferenceSession(str(path)).run(None, dict(feeds))
     worst = 0.0
-    for mine, theirs in zip(map(np.asarray, found), map(np.asarray, wanted), strict=True):
+    for mine, theirs in zip(map(np.asarray, outputs), map(np.asarray, wanted), strict=True):
         assert mine.shape == theirs.shape and mine.dtype == theirs.dtype
         scale = float(np.abs(theirs).max(initial=1e-30))
         worst = max(worst, float(np.abs(mine - theirs).max(initial=0)) / scale)

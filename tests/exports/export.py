@@ -29,9 +29,9 @@ class First(nn.Module):
         super().__init__()
         self.module, self.names, self.fixed = module, names, dict(fixed)
 
-    def forward(self, *given: Tensor) -> Tensor:
+    def forward(self, *inputs: Tensor) -> Tensor:
         """Call the model."""
-        return self.module(**dict(zip(self.names, given, strict=True)), **self.fixed)[0]
+        return self.module(**dict(zip(self.names, inputs, strict=True)), **self.fixed)[0]
 
 
 def export(model: Model, path: Path, *, named: bool = False) -> dict[str, np.ndarray]:
@@ -49,12 +49,12 @@ def export(model: Model, path: Path, *, named: bool = False) -> dict[str, np.nda
         fixed["use_cache"] = False
     first = First(module, tuple(tensors), fixed).eval()
     dims: dict[int, Any] = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
-    given = tuple({d: dims[d] for d in range(min(t.ndim, 2))} for t in tensors.values())
+    open_dims = tuple({d: dims[d] for d in range(min(t.ndim, 2))} for t in tensors.values())
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             first, tuple(tensors.values()), dynamo=True, verbose=False,
-            dynamic_shapes=(given,) if named else None,
+            dynamic_shapes=(open_dims,) if named else None,
         )  # fmt: skip
     assert program is not None
     program.save(str(path))

@@ -41,18 +41,18 @@ class Published:
         spec = importlib.util.find_spec(self.package)
         if spec is None or not spec.submodule_search_locations:
             return None
-        found = Path(spec.submodule_search_locations[0]) / self.file
-        return found if found.exists() else None
+        path = Path(spec.submodule_search_locations[0]) / self.file
+        return path if path.exists() else None
 
     def feeds(self, seed: int = 0) -> dict[str, np.ndarray]:
         """Return random inputs."""
         rng = np.random.default_rng(seed)
-        found: dict[str, np.ndarray] = {
+        feeds: dict[str, np.ndarray] = {
             name: (self.scale * rng.standard_normal(shape)).astype(np.float32)
             for name, shape in self.shapes.items()
         }
-        found |= {name: np.array(number) for name, number in self.whole.items()}
-        return found | {
+        feeds |= {name: np.array(number) for name, number in self.whole.items()}
+        return feeds | {
             name: rng.integers(0, 256, shape, np.int32) for name, shape in self.bytes.items()
         }
 

@@ -32,7 +32,7 @@ def test_types_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [each for each in sys.modules if each.partition(".")[0] == "magika"]:
         monkeypatch.delitem(sys.modules, name)
     magika = pytest.importorskip("magika")
-    found = magika.Magika()
+    detector = magika.Magika()
     texts = [b"import os\nprint(os.sep)\n" * 20, b"<html><body><p>a</p></body></html>" * 20]
-    labels = [str(found.identify_bytes(text).output.label) for text in texts]
+    labels = [str(detector.identify_bytes(text).output.label) for text in texts]
     assert labels == ["python", "html"]

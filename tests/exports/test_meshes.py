@@ -49,5 +49,5 @@ def test_a_mesh_gives_what_one_device_gives(
     assert main(["run", str(plan), *files]) == 0, capsys.readouterr().out
     session = irc.onnx.InferenceSession(str(model))
     (wanted,) = session.run(None, feeds)
-    (found,) = load_file(tmp_path / "y.safetensors").values()
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=CLOSE * float(np.abs(wanted).max()))
+    (output,) = load_file(tmp_path / "y.safetensors").values()
+    np.testing.assert_allclose(output, wanted, rtol=0, atol=CLOSE * float(np.abs(wanted).max()))

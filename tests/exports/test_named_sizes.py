@@ -69,22 +69,22 @@ def path_of(file: str) -> Path:
     return Path(spec.submodule_search_locations[0]) / rest
 
 
-def feeds(given: Any, sizes: dict[str, int]) -> dict[str, np.ndarray]:
+def feeds(inputs: Any, sizes: dict[str, int]) -> dict[str, np.ndarray]:
     """Return inputs of a call: the first named dim is B, the next one N, of an image also M."""
-    rng, found = np.random.default_rng(0), {}
-    for each in given:
+    rng, arrays = np.random.default_rng(0), {}
+    for each in inputs:
         named = [i for i, dim in enumerate(each.shape) if not isinstance(dim, int)]
         letters = {i: "BNM"[position] for position, i in enumerate(named)}
         shape = [sizes[letters[i]] if i in letters else dim for i, dim in enumerate(each.shape)]
         if each.type == "tensor(float)":
-            found[each.name] = (0.1 * rng.standard_normal(shape)).astype(np.float32)
+            arrays[each.name] = (0.1 * rng.standard_normal(shape)).astype(np.float32)
         elif each.name == "sr":
-            found[each.name] = np.array(16000)
+            arrays[each.name] = np.array(16000)
         elif each.name == "waveforms_lens":
-            found[each.name] = np.arange(sizes["N"], sizes["N"] - sizes["B"], -1)
+            arrays[each.name] = np.arange(sizes["N"], sizes["N"] - sizes["B"], -1)
         else:
-            found[each.name] = rng.integers(0, 256, shape, np.int32)
-    return found
+            arrays[each.name] = rng.integers(0, 256, shape, np.int32)
+    return arrays
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def test_a_file_with_named_sizes_compiles_at_the_first_try(name: str, tmp_path: 
     run = irc.load(str(tmp_path / "plan"))
     for sizes in CASES[name].calls:
         call = feeds(theirs.get_inputs(), sizes)
-        found = run(*(torch.from_numpy(np.asarray(value)) for value in call.values()))
+        outputs = run(*(torch.from_numpy(np.asarray(value)) for value in call.values()))
         wanted = theirs.run(None, call)
-        results = found if isinstance(found, tuple | list) else (found,)
+        results = outputs if isinstance(outputs, tuple | list) else (outputs,)
         for mine, other in zip(results, wanted, strict=True):
             assert tuple(mine.shape) == other.shape
             np.testing.assert_allclose(

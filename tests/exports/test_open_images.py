@@ -72,10 +72,10 @@ def test_height_and_width_stay_open(name: str, tmp_path: Path) -> None:
     run = irc.load(tmp_path / "plan")
     for n, height, width in calls:
         x = np.random.default_rng(1).standard_normal((n, 3, height, width)).astype(np.float32)
-        found = run(torch.from_numpy(x))
+        outputs = run(torch.from_numpy(x))
         (wanted,) = reference(model, {"x": x})
-        made = found[0] if isinstance(found, tuple | list) else found
-        np.testing.assert_allclose(made.numpy(), wanted, rtol=1e-4, atol=1e-5)
+        output = outputs[0] if isinstance(outputs, tuple | list) else outputs
+        np.testing.assert_allclose(output.numpy(), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_the_help_of_a_file_that_cannot_stay_open_works_as_it_is_typed(

@@ -41,14 +41,14 @@ def compare(path: Path, published: Published) -> irc.onnx.InferenceSession:
         results = [
             s.run(None, feeds | state) for s, state in zip((mine, theirs), states, strict=True)
         ]
-        for name, found, wanted in zip(names, *results, strict=True):
-            assert found.shape == wanted.shape and found.dtype == wanted.dtype
-            np.testing.assert_allclose(found, wanted, rtol=0, atol=CLOSE * abs(wanted).max(),
+        for name, output, wanted in zip(names, *results, strict=True):
+            assert output.shape == wanted.shape and output.dtype == wanted.dtype
+            np.testing.assert_allclose(output, wanted, rtol=0, atol=CLOSE * abs(wanted).max(),
                                        err_msg=f"{name} of call {call}")  # fmt: skip
-        for state, found in zip(states, results, strict=True):
+        for state, outputs in zip(states, results, strict=True):
             state |= {
                 published.states[n]: value
-                for n, value in zip(names, found, strict=True)
+                for n, value in zip(names, outputs, strict=True)
                 if n in published.states
             }
     return mine

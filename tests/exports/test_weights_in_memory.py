@@ -68,11 +68,11 @@ def write_model(folder: Path, layers: int, width: int = WIDTH) -> Path:
             helper.make_node("Relu", [f"t{i}"], [f"x{i + 1}"]),
         )
     ]
-    given, made = (
+    graph_input, graph_output = (
         helper.make_tensor_value_info(name, TensorProto.FLOAT, [8, width])
         for name in ("x0", f"x{layers}")
     )
-    graph = helper.make_graph(nodes, "layers", [given], [made], weights)
+    graph = helper.make_graph(nodes, "layers", [graph_input], [graph_output], weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     path = folder / "model.onnx"
     onnx.save(model, str(path))
@@ -81,13 +81,13 @@ def write_model(folder: Path, layers: int, width: int = WIDTH) -> Path:
 
 def peak_bytes(model: Path, plan: Path, *options: str) -> tuple[int, int]:
     """Compile in a process of its own; return the most memory without a file behind it, and all."""
-    found = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", COMPILE, str(model), "-o", str(plan), *options],
         capture_output=True, text=True, check=False,
         env={**os.environ, "IRC_CACHE": "off"},
     )  # fmt: skip
-    assert found.returncode == 0, found.stderr
-    anonymous, whole = found.stdout.split("PEAK ")[1].split()
+    assert ended.returncode == 0, ended.stderr
+    anonymous, whole = ended.stdout.split("PEAK ")[1].split()
     return int(anonymous), int(whole)
 
 

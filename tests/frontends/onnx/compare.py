@@ -71,9 +71,9 @@ def check(
     """Compare all outputs with onnxruntime, and the program with its own text."""
     feeds = example_inputs(model, sizes=sizes) if feeds is None else feeds
     program = load_onnx(model, sizes)
-    wanted, found = reference(model, feeds), run(program, feeds)
-    assert len(wanted) == len(found)
-    for a, b in zip(wanted, found, strict=True):
+    wanted, outputs = reference(model, feeds), run(program, feeds)
+    assert len(wanted) == len(outputs)
+    for a, b in zip(wanted, outputs, strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         np.testing.assert_allclose(
             b, a, rtol=relative, atol=absolute * max(1, abs(a).max(initial=0))

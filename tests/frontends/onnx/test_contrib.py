@@ -46,24 +46,24 @@ def check(
     **attributes: object,
 ) -> None:
     """Run one op here and in ONNX Runtime; ``steps`` is what quantised results may differ by."""
-    given = {f"x{i}": value for i, value in enumerate(operands) if value is not None}
+    inputs = {f"x{i}": value for i, value in enumerate(operands) if value is not None}
     model = model_with(
-        kind, given, len(operands), outputs, [f"x{i}" for i in stored], domain, **attributes
+        kind, inputs, len(operands), outputs, [f"x{i}" for i in stored], domain, **attributes
     )
-    feeds = {name: value for name, value in given.items() if name not in {f"x{i}" for i in stored}}
+    feeds = {name: value for name, value in inputs.items() if name not in {f"x{i}" for i in stored}}
     compare(model, feeds, relative=relative, steps=steps)
 
 
 def model_with(
     kind: str,
-    given: Mapping[str, np.ndarray],
+    inputs: Mapping[str, np.ndarray],
     count: int = 0,
     outputs: int = 1,
     stored: Sequence[str] = (),
     domain: str = "com.microsoft",
     **attributes: object,
 ) -> onnx.ModelProto:
-    names = [f"x{i}" if f"x{i}" in given else "" for i in range(count or len(given))]
+    names = [f"x{i}" if f"x{i}" in inputs else "" for i in range(count or len(inputs))]
     results = [f"y{i}" for i in range(outputs)]
     node = helper.make_node(kind, names, results, domain=domain, **attributes)
     graph = helper.make_graph(
@@ -71,11 +71,11 @@ def model_with(
         "g",
         [
             helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
-            for n, v in given.items()
+            for n, v in inputs.items()
             if n not in stored
         ],
         [helper.make_empty_tensor_value_info(name) for name in results],
-        [onnx.numpy_helper.from_array(given[n], n) for n in stored],
+        [onnx.numpy_helper.from_array(inputs[n], n) for n in stored],
     )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
@@ -91,10 +91,10 @@ def compare(
     options = exact_options()
     wanted = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, dict(feeds))
     session = InferenceSession(model)
-    found = session.run(None, feeds)
+    outputs = session.run(None, feeds)
     assert session.versions[-1].compiled
-    assert len(found) == len(wanted)
-    for a, b in zip(wanted, found, strict=True):
+    assert len(outputs) == len(wanted)
+    for a, b in zip(wanted, outputs, strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         if a.dtype.kind in "iu":
             assert np.abs(a.astype(int) - b.astype(int)).max() <= steps
@@ -115,9 +115,9 @@ def test_softmax_with_a_bias() -> None:
     """ONNX Runtime has this one on GPUs only."""
     x, bias = floats(2, 3, 4, 5), floats(2, 1, 1, 5)
     model = model_with("BiasSoftmax", {"x0": x, "x1": bias}, axis=3, is_inner_broadcast=1)
-    (found,) = InferenceSession(model).run(None, {"x0": x, "x1": bias})
+    (output,) = InferenceSession(model).run(None, {"x0": x, "x1": bias})
     powers = np.exp(x + bias)
-    np.testing.assert_allclose(found, powers / powers.sum(-1, keepdims=True), rtol=1e-5)
+    np.testing.assert_allclose(output, powers / powers.sum(-1, keepdims=True), rtol=1e-5)
 
 
 def test_norms() -> None:
@@ -190,11 +190,16 @@ def test_matmul_of_few_bits(depth: int) -> None:
     blocks = -(-depth // block)
     weights, scales = bytes_of(rows, blocks, block // 2), floats(rows, blocks, scale=0.1)
     packed = bytes_of(rows, -(-blocks // 2))
-    given = {"K": depth, "N": rows, "bits": 4, "block_size": block}
+    attributes = {"K": depth, "N": rows, "bits": 4, "block_size": block}
     for zeros in (None, packed):
         operands = [floats(2, 3, depth), weights, scales.reshape(-1), None]
         operands[3] = None if zeros is None else zeros.reshape(-1)
-        check("MatMulNBits", operands, stored=[1, 2, *([3] if zeros is not None else [])], **given)
+        check(
+            "MatMulNBits",
+            operands,
+            stored=[1, 2, *([3] if zeros is not None else [])],
+            **attributes,
+        )
 
 
 def test_quantised_elementwise() -> None:
@@ -243,13 +248,13 @@ def test_rotary_embedding() -> None:
 
 
 def test_what_is_not_known_is_said() -> None:
-    given = {"x0": floats(2, 3, 4), "x1": floats(3, 4, 5)}
+    inputs = {"x0": floats(2, 3, 4), "x1": floats(3, 4, 5)}
     with pytest.raises(IrcError, match="a transposed batch dim in FusedMatMul") as caught:
-        InferenceSession(model_with("FusedMatMul", given, transBatchA=1))
+        InferenceSession(model_with("FusedMatMul", inputs, transBatchA=1))
     assert caught.value.exit_code == 3
-    given = {"x0": floats(1, 16), "x1": bytes_of(3, 1, 4), "x2": floats(3)}
+    inputs = {"x0": floats(1, 16), "x1": bytes_of(3, 1, 4), "x2": floats(3)}
     with pytest.raises(IrcError, match="weights of 3 bits"):
-        InferenceSession(model_with("MatMulNBits", given, K=16, N=3, bits=3, block_size=16))
+        InferenceSession(model_with("MatMulNBits", inputs, K=16, N=3, bits=3, block_size=16))
 
 
 def test_a_graph_that_the_optimiser_of_onnxruntime_wrote(tmp_path: Path) -> None:

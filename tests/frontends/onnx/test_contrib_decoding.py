@@ -95,11 +95,11 @@ def test_a_length_that_is_an_input() -> None:
     """The session compiles the model for each length; a plan needs the number."""
     operands = [floats(1, 1, n * SIZE) for n in (HEADS, GROUPS, GROUPS)]
     operands += [floats(1, GROUPS, 4, SIZE)] * 2 + [np.array([4], np.int32), np.array(5, np.int32)]
-    given = {f"x{i}": x for i, x in enumerate(operands)}
+    inputs = {f"x{i}": x for i, x in enumerate(operands)}
     model = model_with(
-        "GroupQueryAttention", given, outputs=3, num_heads=HEADS, kv_num_heads=GROUPS
+        "GroupQueryAttention", inputs, outputs=3, num_heads=HEADS, kv_num_heads=GROUPS
     )
-    compare(model, given)
+    compare(model, inputs)
     with pytest.raises(IrcError, match="must be constant"):
         load_onnx(model)
 
@@ -118,12 +118,12 @@ def test_rotary_embedding(interleaved: int) -> None:
 
 
 def test_rotary_embedding_is_no_library_op() -> None:
-    given = {"x0": floats(1, 3, 16), "x1": np.array([0], np.int64)}
-    given |= {f"x{i + 2}": table for i, table in enumerate(tables())}
-    model = model_with("RotaryEmbedding", given)
-    compare(model, given)
+    inputs = {"x0": floats(1, 3, 16), "x1": np.array([0], np.int64)}
+    inputs |= {f"x{i + 2}": table for i, table in enumerate(tables())}
+    model = model_with("RotaryEmbedding", inputs)
+    compare(model, inputs)
     session = InferenceSession(model)
-    session.run(None, given)
+    session.run(None, inputs)
     assert [version.library_nodes for version in session.versions] == [0]
 
 
@@ -134,15 +134,15 @@ def test_multi_head_attention_of_packed_operands() -> None:
     pairs = np.stack([k.reshape(2, 5, 2, 3), v.reshape(2, 5, 2, 3)], 3)
     both = {"x0": q, "x1": k, "x2": v}, {"x0": q, "x1": pairs}
     results = [
-        InferenceSession(model_with("MultiHeadAttention", given, num_heads=2)).run(None, given)[0]
-        for given in both
+        InferenceSession(model_with("MultiHeadAttention", inputs, num_heads=2)).run(None, inputs)[0]
+        for inputs in both
     ]
     np.testing.assert_array_equal(*results)
     three = np.stack([x.reshape(2, 5, 2, 3) for x in (k, k, v)], 3)
     both = {"x0": k, "x1": k, "x2": v}, {"x0": three}
     results = [
-        InferenceSession(model_with("MultiHeadAttention", given, num_heads=2)).run(None, given)[0]
-        for given in both
+        InferenceSession(model_with("MultiHeadAttention", inputs, num_heads=2)).run(None, inputs)[0]
+        for inputs in both
     ]
     np.testing.assert_array_equal(*results)
 

@@ -14,15 +14,15 @@ from tests.frontends.onnx.test_contrib import bytes_of, check, floats, model_wit
 
 def run(kind: str, *operands: np.ndarray | None, outputs: int = 1, **attributes: Any) -> Any:
     """Run one op here alone."""
-    given = {f"x{i}": x for i, x in enumerate(operands) if x is not None}
-    model = model_with(kind, given, len(operands), outputs, **attributes)
-    found = InferenceSession(model).run(None, given)
-    return found if outputs > 1 else found[0]
+    inputs = {f"x{i}": x for i, x in enumerate(operands) if x is not None}
+    model = model_with(kind, inputs, len(operands), outputs, **attributes)
+    results = InferenceSession(model).run(None, inputs)
+    return results if outputs > 1 else results[0]
 
 
-def close(found: np.ndarray, wanted: np.ndarray) -> None:
-    assert found.shape == wanted.shape
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+def close(output: np.ndarray, wanted: np.ndarray) -> None:
+    assert output.shape == wanted.shape
+    np.testing.assert_allclose(output, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_sums() -> None:
@@ -70,19 +70,19 @@ def test_group_norms(activation: int) -> None:
     def then(y: np.ndarray) -> np.ndarray:
         return y / (1 + np.exp(-y)) if activation else y
 
-    given = {"groups": 3, "activation": activation, "channels_last": 1}
-    close(run("GroupNorm", x, gamma, beta, **given), then(normed(x, gamma, beta, 3)))
+    attributes = {"groups": 3, "activation": activation, "channels_last": 1}
+    close(run("GroupNorm", x, gamma, beta, **attributes), then(normed(x, gamma, beta, 3)))
     total = x + skip[:, None, None, :] + bias
-    y, added = run("SkipGroupNorm", x, gamma, beta, skip, bias, outputs=2, **given)
+    y, added = run("SkipGroupNorm", x, gamma, beta, skip, bias, outputs=2, **attributes)
     close(added, total)
     close(y, then(normed(total, gamma, beta, 3)))
 
 
 def test_products_with_more_in_them() -> None:
     a, b, bias = floats(3, 4), floats(4, 5), floats(5)
-    found = run("GemmFastGelu", a, b, bias)
+    output = run("GemmFastGelu", a, b, bias)
     tanh = np.tanh(0.7978845608 * (a @ b + bias + 0.044715 * (a @ b + bias) ** 3))
-    close(found, 0.5 * (a @ b + bias) * (1 + tanh))
+    close(output, 0.5 * (a @ b + bias) * (1 + tanh))
     relu = run("FusedMatMulActivation", a, b, alpha=0.5, activation="Relu")
     close(relu, np.maximum(0.5 * a @ b, 0))
 
@@ -102,11 +102,11 @@ def test_products_with_few_bits(bits: int) -> None:
     rows, depth, block = 5, 48, 16
     weights = bytes_of(rows, depth // block, block * bits // 8)
     zeros = bytes_of(rows, -(-(depth // block) * bits // 8))
-    given = {"K": depth, "N": rows, "bits": bits, "block_size": block}
+    attributes = {"K": depth, "N": rows, "bits": bits, "block_size": block}
     scales, bias = floats(rows, depth // block, scale=0.1), floats(rows)
-    check("MatMulNBits", [floats(3, depth), weights, scales], stored=[1, 2], **given)
+    check("MatMulNBits", [floats(3, depth), weights, scales], stored=[1, 2], **attributes)
     operands = [floats(2, 3, depth), weights, scales, zeros, None, bias]
-    check("MatMulNBits", operands, stored=[1, 2, 3, 5], **given)
+    check("MatMulNBits", operands, stored=[1, 2, 3, 5], **attributes)
 
 
 def test_columns_in_another_order() -> None:
@@ -136,26 +136,28 @@ def test_rows_of_a_quantised_table(bits: int, zeros: bool) -> None:
 def test_quantised_means() -> None:
     x = bytes_of(2, 3, 4)
     mean = ((x.astype(np.float32) - 128) * 0.05).mean((1, 2), keepdims=True)
-    found = run("QLinearReduceMean", x, one(0.05), zero(), one(0.04), zero(100), axes=[1, 2])
-    assert np.abs(found - np.clip(np.round(mean / 0.04) + 100, 0, 255)).max() <= 1
+    output = run("QLinearReduceMean", x, one(0.05), zero(), one(0.04), zero(100), axes=[1, 2])
+    assert np.abs(output - np.clip(np.round(mean / 0.04) + 100, 0, 255)).max() <= 1
 
 
 def test_exact_integers() -> None:
     a, b = bytes_of(3, 4), bytes_of(3, 4)
     wanted = (a.astype(np.int32) - 7) * (b.astype(np.int32) - 9)
     assert (run("MulInteger", a, zero(7), b, zero(9)) == wanted).all()
-    found = run("ReduceSumInteger", a, axes=[1], keepdims=0)
-    assert (found == a.astype(np.int32).sum(1)).all()
+    sums = run("ReduceSumInteger", a, axes=[1], keepdims=0)
+    assert (sums == a.astype(np.int32).sum(1)).all()
 
 
 def test_channels_last() -> None:
     x, w, bias = floats(1, 7, 7, 3), floats(4, 3, 3, 3), floats(4)
-    given = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 2]}
+    attributes = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "strides": [2, 2]}
     plain = np.moveaxis(x, -1, 1).copy()
-    model = model_with("FusedConv", {"x0": plain, "x1": w, "x2": bias}, activation="Relu", **given)
+    model = model_with(
+        "FusedConv", {"x0": plain, "x1": w, "x2": bias}, activation="Relu", **attributes
+    )
     (wanted,) = InferenceSession(model).run(None, {"x0": plain, "x1": w, "x2": bias})
-    found = run("NhwcFusedConv", x, w, bias, activation="Relu", **given)
-    close(found, np.moveaxis(wanted, 1, -1))
+    output = run("NhwcFusedConv", x, w, bias, activation="Relu", **attributes)
+    close(output, np.moveaxis(wanted, 1, -1))
     check("NhwcMaxPool", [bytes_of(1, 6, 6, 3)], kernel_shape=[2, 2], strides=[2, 2])
     sides = [bytes_of(1, 6, 6, 3), one(0.05), zero(), bytes_of(4, 3, 3, 3), one(0.03), zero(100)]
     check(

@@ -42,25 +42,25 @@ STORED = (1, 2, 8, 9, 10, 11)
 @pytest.mark.parametrize(("columns", "batch"), [(False, 1), (True, 1)])
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 def test_lstm_of_8_bit_weights(direction: str, columns: bool, batch: int, signed: bool) -> None:
-    given = operands(2 if direction == "bidirectional" else 1, batch, columns=columns,
-                     signed=signed)  # fmt: skip
-    check("DynamicQuantizeLSTM", given, outputs=3, stored=STORED, relative=2e-5,
+    inputs = operands(2 if direction == "bidirectional" else 1, batch, columns=columns,
+                      signed=signed)  # fmt: skip
+    check("DynamicQuantizeLSTM", inputs, outputs=3, stored=STORED, relative=2e-5,
           hidden_size=5, direction=direction)  # fmt: skip
 
 
 @pytest.fixture
 def in_torch(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts the weights that the library prepares: none where the cell is a kernel."""
-    made, make = list[int](), QuantizedProduct.of
+    prepared, make = list[int](), QuantizedProduct.of
     monkeypatch.setattr(
-        QuantizedProduct, "of", staticmethod(lambda *a: (made.append(1), make(*a))[1])
+        QuantizedProduct, "of", staticmethod(lambda *a: (prepared.append(1), make(*a))[1])
     )
-    return made
+    return prepared
 
 
-def session(given: list[np.ndarray | None], **options: object) -> tuple[InferenceSession, Feeds]:
+def session(inputs: list[np.ndarray | None], **options: object) -> tuple[InferenceSession, Feeds]:
     """Return a session of one op, and its inputs; weights and biases are stored."""
-    named = {f"x{i}": value for i, value in enumerate(given) if value is not None}
+    named = {f"x{i}": value for i, value in enumerate(inputs) if value is not None}
     stored = [f"x{i}" for i in (*STORED, 3)]
     model = model_with("DynamicQuantizeLSTM", named, 12, 3, stored, **options)
     return InferenceSession(model), {n: v for n, v in named.items() if n not in stored}
@@ -71,22 +71,22 @@ def session(given: list[np.ndarray | None], **options: object) -> tuple[Inferenc
 def test_it_is_a_kernel_exact_where_bytes_are(
     steps: int, width: int, hidden: int, columns: bool, in_torch: list[int]
 ) -> None:
-    given = operands(2, 1, steps=steps, width=width, hidden=hidden, columns=columns)
-    check("DynamicQuantizeLSTM", given, outputs=3, stored=(*STORED, 3), relative=1e-5,
+    inputs = operands(2, 1, steps=steps, width=width, hidden=hidden, columns=columns)
+    check("DynamicQuantizeLSTM", inputs, outputs=3, stored=(*STORED, 3), relative=1e-5,
           hidden_size=hidden, direction="bidirectional")  # fmt: skip
     assert not in_torch
 
 
 def test_a_row_of_a_batch_is_what_onnx_runtime_gives_for_it_alone() -> None:
-    given = operands(1, 7, steps=20, width=18, hidden=20, signed=False)
-    x, h, c = given[0], given[5], given[6]
+    inputs = operands(1, 7, steps=20, width=18, hidden=20, signed=False)
+    x, h, c = inputs[0], inputs[5], inputs[6]
     assert x is not None and h is not None and c is not None
     x[0, :, 0], x[0, :, 1] = 5.0, -5.0  # all rows have one range
-    mine, feeds = session(given, hidden_size=20)
+    mine, feeds = session(inputs, hidden_size=20)
     every = [np.asarray(value) for value in mine.run(None, feeds)]
     for row in range(7):
         alone = slice(row, row + 1)
-        named = {f"x{i}": value for i, value in enumerate(given) if value is not None}
+        named = {f"x{i}": value for i, value in enumerate(inputs) if value is not None}
         cut = {n: v[:, alone] if n in feeds else v for n, v in named.items()}
         stored = [n for n in named if n not in feeds]
         model = model_with("DynamicQuantizeLSTM", cut, 12, 3, stored, hidden_size=20)
@@ -97,9 +97,9 @@ def test_a_row_of_a_batch_is_what_onnx_runtime_gives_for_it_alone() -> None:
 
 
 def test_lengths_are_those_of_onnx_runtime(in_torch: list[int]) -> None:
-    given = operands(2, 1, steps=9, hidden=20)
-    given[4] = np.array([6], np.int32)
-    check("DynamicQuantizeLSTM", given, outputs=3, stored=(*STORED, 3), relative=2e-5,
+    inputs = operands(2, 1, steps=9, hidden=20)
+    inputs[4] = np.array([6], np.int32)
+    check("DynamicQuantizeLSTM", inputs, outputs=3, stored=(*STORED, 3), relative=2e-5,
           hidden_size=20, direction="bidirectional")  # fmt: skip
     assert not in_torch
 
@@ -108,8 +108,8 @@ def test_lengths_are_those_of_onnx_runtime(in_torch: list[int]) -> None:
 def test_nan_in_an_input_or_a_state_is_nan_after_it(
     steps: int, width: int, hidden: int, in_torch: list[int]
 ) -> None:
-    given = operands(1, 2, steps=steps, width=width, hidden=hidden)
-    mine, feeds = session(given, hidden_size=hidden)
+    inputs = operands(1, 2, steps=steps, width=width, hidden=hidden)
+    mine, feeds = session(inputs, hidden_size=hidden)
     feeds["x0"][-1, 1, -1] = np.nan  # all inputs have one range
     assert all(np.isnan(value).all() for value in mine.run(None, feeds))
     feeds["x0"][-1, 1, -1] = 0.0
@@ -121,9 +121,9 @@ def test_nan_in_an_input_or_a_state_is_nan_after_it(
 
 
 def test_peepholes_are_left_to_the_library(in_torch: list[int]) -> None:
-    given = operands(1, 1, hidden=20)
-    given[7] = floats(1, 60)
-    check("DynamicQuantizeLSTM", given, outputs=3, stored=(*STORED, 3), relative=2e-5,
+    inputs = operands(1, 1, hidden=20)
+    inputs[7] = floats(1, 60)
+    check("DynamicQuantizeLSTM", inputs, outputs=3, stored=(*STORED, 3), relative=2e-5,
           hidden_size=20)  # fmt: skip
     assert in_torch
 
@@ -136,8 +136,8 @@ def test_an_empty_batch_gives_nothing() -> None:
 
 
 def test_a_missing_scale_is_said() -> None:
-    given = operands(1, 1)[:8]
-    named = {f"x{i}": value for i, value in enumerate(given) if value is not None}
+    inputs = operands(1, 1)[:8]
+    named = {f"x{i}": value for i, value in enumerate(inputs) if value is not None}
     model = model_with("DynamicQuantizeLSTM", named, 8, 3, [], hidden_size=5)
     with pytest.raises(IrcError, match="operand 8 is missing"):
         InferenceSession(model)
@@ -167,19 +167,19 @@ def test_weights_are_prepared_once_and_again_after_a_write(monkeypatch: pytest.M
         "hidden": 5, "direction": "forward", "layout": 0, "clip": None, "input_forget": 0,
         "activations": ["Sigmoid", "Tanh", "Tanh"], "alpha": [], "beta": [],
     }  # fmt: skip
-    given = [None if v is None else torch.from_numpy(v) for v in operands(1, 2)]
-    kept, made = recurrent.KeptQuantized(options), list[int]()
+    tensors = [None if v is None else torch.from_numpy(v) for v in operands(1, 2)]
+    kept, prepared = recurrent.KeptQuantized(options), list[int]()
     make = QuantizedProduct.of
     monkeypatch.setattr(
-        QuantizedProduct, "of", staticmethod(lambda *a: (made.append(1), make(*a))[1])
+        QuantizedProduct, "of", staticmethod(lambda *a: (prepared.append(1), make(*a))[1])
     )
-    first = kept(given)[0]
-    assert torch.equal(kept(given)[0], first)
-    assert len(made) == 2
-    scale = given[8]
+    first = kept(tensors)[0]
+    assert torch.equal(kept(tensors)[0], first)
+    assert len(prepared) == 2
+    scale = tensors[8]
     assert scale is not None
     scale.mul_(2)
-    again = kept(given)[0]
-    assert len(made) == 4
-    assert torch.equal(again, recurrent.quantized_lstm(given, options)[0])
+    again = kept(tensors)[0]
+    assert len(prepared) == 4
+    assert torch.equal(again, recurrent.quantized_lstm(tensors, options)[0])
     assert not torch.equal(again, first)

@@ -22,19 +22,19 @@ LOOP = (
 
 def run(model: onnx.ModelProto, *values: object) -> list[object]:
     session = InferenceSession(model)
-    names = [given.name for given in session.get_inputs()]
-    found = session.run(None, dict(zip(names, values, strict=True)))
+    names = [argument.name for argument in session.get_inputs()]
+    outputs = session.run(None, dict(zip(names, values, strict=True)))
     last = session.versions[-1]
     assert last.regions or not last.compiled
-    return found
+    return outputs
 
 
 def check(body: str, inputs: str, outputs: str, *values: np.ndarray, stored: str = "") -> None:
     """Compare with ONNX Runtime, and the program with its own text."""
     model = model_of(body, inputs, declare(outputs.split()), opset=18, stored=stored)
-    names = [given.name for given in model.graph.input]
-    found = run(model, *values)
-    for a, b in zip(reference(model, dict(zip(names, values, strict=True))), found, strict=True):
+    names = [argument.name for argument in model.graph.input]
+    results = run(model, *values)
+    for a, b in zip(reference(model, dict(zip(names, values, strict=True))), results, strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-5)
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
     module = load_onnx(model, dynamic=True).module
@@ -106,8 +106,8 @@ def test_sequences_and_strings() -> None:
     node = helper.make_node("StringConcat", ["a", "b"], ["y"])
     text = [helper.make_tensor_value_info(n, TensorProto.STRING, [2]) for n in ("a", "b", "y")]
     model = helper.make_model(helper.make_graph([node], "g", text[:2], text[2:]))
-    (found,) = run(model, np.array(["x", "y"]), np.array(["1", "\u00e4"]))
-    assert found.tolist() == ["x1", "y\u00e4"]
+    (output,) = run(model, np.array(["x", "y"]), np.array(["1", "\u00e4"]))
+    assert output.tolist() == ["x1", "y\u00e4"]
 
 
 @pytest.mark.parametrize("element", [TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64])
@@ -118,9 +118,9 @@ def test_element_types_that_flow_lacks(element: int) -> None:
     graph = helper.make_graph(
         [helper.make_node("Add", ["x", "one"], ["y"])], "g", typed[:1], typed[1:], [one]
     )
-    (found,) = run(helper.make_model(graph), x)
-    assert found.dtype == x.dtype
-    assert (found == x + 1).all()
+    (output,) = run(helper.make_model(graph), x)
+    assert output.dtype == x.dtype
+    assert (output == x + 1).all()
 
 
 def test_packed_weights_of_four_bits() -> None:
@@ -137,8 +137,8 @@ def test_packed_weights_of_four_bits() -> None:
         model = helper.make_model(
             helper.make_graph(nodes, "g", typed[:1], typed[1:], [weights, scale])
         )
-        (found,) = run(model, np.ones(count, np.float32))
-        np.testing.assert_array_equal(found, 1 + values * np.float32(0.5))
+        (output,) = run(model, np.ones(count, np.float32))
+        np.testing.assert_array_equal(output, 1 + values * np.float32(0.5))
 
 
 def test_names_in_bodies_are_data() -> None:
@@ -182,8 +182,8 @@ def test_old_broadcasting_aligns_by_an_axis() -> None:
     body = "y = Add <axis = 0, broadcast = 1> (x, b)"
     model = model_of(body, "float[2,3] x, float[2] b", "float[2,3] y", opset=6)
     x, b = np.zeros((2, 3), np.float32), np.array([1, 2], np.float32)
-    (found,) = InferenceSession(model).run(None, {"x": x, "b": b})
-    np.testing.assert_array_equal(found, [[1, 1, 1], [2, 2, 2]])
+    (output,) = InferenceSession(model).run(None, {"x": x, "b": b})
+    np.testing.assert_array_equal(output, [[1, 1, 1], [2, 2, 2]])
 
 
 def test_sparse_initializers() -> None:
@@ -194,8 +194,8 @@ def test_sparse_initializers() -> None:
     )
     del model.graph.initializer[:]
     model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, places, [2, 3]))
-    (found,) = InferenceSession(model).run(None, {"x": np.ones((2, 3), np.float32)})
-    assert found.tolist() == [[1, 6, 1], [1, 1, 8]]
+    (output,) = InferenceSession(model).run(None, {"x": np.ones((2, 3), np.float32)})
+    assert output.tolist() == [[1, 6, 1], [1, 1, 8]]
     model.graph.sparse_initializer[0].indices.CopyFrom(
         onnx.numpy_helper.from_array(np.array([1, 6], np.int64), "")
     )

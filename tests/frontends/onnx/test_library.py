@@ -14,8 +14,8 @@ from irc.runtime import onnx_library
 def test_a_result_that_is_not_as_stated_is_refused() -> None:
     x = torch.tensor([0.0, 1.0, 2.0])
     arguments = json.loads('[[{"operand": 0}], {}]')
-    (found,) = onnx_library.run("onnx::NonZero", arguments, [x], [((1, 2), "i64")])
-    assert found.tolist() == [[1, 2]]
+    (output,) = onnx_library.run("onnx::NonZero", arguments, [x], [((1, 2), "i64")])
+    assert output.tolist() == [[1, 2]]
     with pytest.raises(IrcError, match="the program says"):
         onnx_library.run("onnx::NonZero", arguments, [x], [((1, 3), "i64")])
 
@@ -39,6 +39,6 @@ def test_lstm_agrees_with_torch() -> None:
     }  # fmt: skip
     positions = [{"operand": i} for i in range(4)]
     results = [((7, 1, 2, 5), "f32"), ((1, 2, 5), "f32"), ((1, 2, 5), "f32")]
-    found = onnx_library.run("onnx::LSTM", [positions, options], operands, results)
-    for a, b in zip(found, (wanted.unsqueeze(1), h, c), strict=True):
+    outputs = onnx_library.run("onnx::LSTM", [positions, options], operands, results)
+    for a, b in zip(outputs, (wanted.unsqueeze(1), h, c), strict=True):
         torch.testing.assert_close(a, b)

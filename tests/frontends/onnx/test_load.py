@@ -131,10 +131,10 @@ def test_paths_and_bytes_give_the_same_program(tmp_path) -> None:
     model = mlp()
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
     wanted = load_onnx(model)
-    for given in (tmp_path / "m.onnx", str(tmp_path / "m.onnx"), model.SerializeToString()):
-        program = load_onnx(given)
+    for source in (tmp_path / "m.onnx", str(tmp_path / "m.onnx"), model.SerializeToString()):
+        program = load_onnx(source)
         assert program.tensors.keys() == wanted.tensors.keys()
-        assert program.module.is_structurally_equivalent(wanted.module) or given != model
+        assert program.module.is_structurally_equivalent(wanted.module) or source != model
 
 
 def test_named_sizes_become_values_where_the_graph_computes_with_them() -> None:

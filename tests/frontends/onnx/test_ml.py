@@ -36,14 +36,14 @@ def model_of(
 ) -> onnx.ModelProto:
     names = [out.name for out in outputs]
     node = helper.make_node(kind, list(feeds), names, domain="ai.onnx.ml", **attributes)
-    given = [
+    inputs = [
         helper.make_tensor_value_info(
             name, WORDS if x.dtype == object else helper.np_dtype_to_tensor_dtype(x.dtype), x.shape
         )
         for name, x in feeds.items()
     ]
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", version)]
-    graph = helper.make_graph([node], "g", given, list(outputs))
+    graph = helper.make_graph([node], "g", inputs, list(outputs))
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
@@ -66,14 +66,14 @@ def check(
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     wanted = onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, {"x": x})
-    found = InferenceSession(model).run(None, {"x": x})
-    for a, b in zip(wanted[first:], found[first:], strict=True):
+    results = InferenceSession(model).run(None, {"x": x})
+    for a, b in zip(wanted[first:], results[first:], strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         if a.dtype.kind == "f":
             np.testing.assert_allclose(b, a, rtol=relative, atol=relative)
         else:
             assert a.tolist() == b.tolist()
-    return found
+    return results
 
 
 def stumps(classes: Sequence[int], weights: Sequence[float], *, stem: str) -> dict[str, Any]:
@@ -103,13 +103,13 @@ def test_trees_that_give_numbers(rows: int, how: str) -> None:
     x = floats(rows, 4)
     x[: rows // 3, 1] = np.nan
     weights = [1, -2, 3, 0.5, 2, 1, 5, -1]
-    given = {"n_targets": 3, "aggregate_function": how}
+    attributes = {"n_targets": 3, "aggregate_function": how}
     forest = stumps([0, 1, 1, 0, 2, 2, 0, 2], weights, stem="target")
-    check("TreeEnsembleRegressor", x, [FLOATS], **given, **forest)
+    check("TreeEnsembleRegressor", x, [FLOATS], **attributes, **forest)
     # Where no tree votes for a target, ONNX Runtime leaves its base value out, too: here all do.
     forest = stumps([0, 0, 1, 1, 2, 2, 0, 0], weights, stem="target")
     base = {} if how in ("MIN", "MAX") else {"base_values": [0.5, -0.5, 1.0]}
-    check("TreeEnsembleRegressor", x, [FLOATS], **given, **forest, **base)
+    check("TreeEnsembleRegressor", x, [FLOATS], **attributes, **forest, **base)
 
 
 @pytest.mark.parametrize("how", TRANSFORMS)
@@ -159,14 +159,14 @@ def test_linear_classes(classes: int, how: str) -> None:
 @pytest.mark.parametrize("how", ["NONE", "LOGISTIC"])
 def test_linear_numbers(how: str) -> None:
     weights = {"coefficients": floats(12).tolist(), "intercepts": floats(3).tolist()}
-    found = InferenceSession(
+    output = InferenceSession(
         model_of("LinearRegressor", {"x": np.ones((2, 4), np.float32)}, [tensor("y", FLOATS)],
                  targets=3, post_transform=how, **weights)
     ).run(None, {"x": np.ones((2, 4), np.float32)})[0]  # fmt: skip
     plain = np.reshape(weights["coefficients"], (3, 4)).sum(1) + weights["intercepts"]
     # ONNX Runtime's own leaves the transform of a regressor out.
     expected = plain if how == "NONE" else 1 / (1 + np.exp(-plain))
-    np.testing.assert_allclose(found, np.stack([expected] * 2), rtol=1e-5)
+    np.testing.assert_allclose(output, np.stack([expected] * 2), rtol=1e-5)
 
 
 KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
@@ -231,24 +231,24 @@ def test_rows_as_maps() -> None:
 
 
 def map_input(key: int, value: int, shape: bool = False) -> onnx.ValueInfoProto:
-    found = onnx.ValueInfoProto(name="x")
-    found.type.map_type.key_type = key
-    found.type.map_type.value_type.tensor_type.elem_type = value
+    info = onnx.ValueInfoProto(name="x")
+    info.type.map_type.key_type = key
+    info.type.map_type.value_type.tensor_type.elem_type = value
     if shape:
-        found.type.map_type.value_type.tensor_type.shape.SetInParent()
-    return found
+        info.type.map_type.value_type.tensor_type.shape.SetInParent()
+    return info
 
 
-def run_on_map(kind: str, given: Any, value: onnx.ValueInfoProto, out: int, **attributes: Any):
+def run_on_map(kind: str, mapping: Any, value: onnx.ValueInfoProto, out: int, **attributes: Any):
     node = helper.make_node(kind, ["x"], ["y"], domain="ai.onnx.ml", **attributes)
     graph = helper.make_graph([node], "g", [value], [tensor("y", out)])
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": given})
-    found = InferenceSession(model).run(None, {"x": given})
-    assert [a.tolist() for a in wanted] == [b.tolist() for b in found]
-    assert [a.dtype for a in wanted] == [b.dtype for b in found]
-    assert [a.shape for a in wanted] == [b.shape for b in found]
+    wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": mapping})
+    outputs = InferenceSession(model).run(None, {"x": mapping})
+    assert [a.tolist() for a in wanted] == [b.tolist() for b in outputs]
+    assert [a.dtype for a in wanted] == [b.dtype for b in outputs]
+    assert [a.shape for a in wanted] == [b.shape for b in outputs]
 
 
 def test_maps_as_rows() -> None:
@@ -262,10 +262,10 @@ def test_maps_as_rows() -> None:
         int64_vocabulary=numbers,
     )  # fmt: skip
     for cast, out in (("TO_FLOAT", FLOATS), ("TO_INT64", INTS)):
-        given = {3: 1.5, 0: 2.5}
+        mapping = {3: 1.5, 0: 2.5}
         value = map_input(INTS, FLOATS)
-        run_on_map("CastMap", given, value, out, cast_to=cast)
-        run_on_map("CastMap", given, value, out, cast_to=cast, map_form="SPARSE", max_map=6)
+        run_on_map("CastMap", mapping, value, out, cast_to=cast)
+        run_on_map("CastMap", mapping, value, out, cast_to=cast, map_form="SPARSE", max_map=6)
 
 
 @pytest.mark.parametrize("shape", [(4,), (5, 4), (2, 3, 4)])
@@ -294,12 +294,12 @@ def test_what_a_search_finds_takes_its_shape() -> None:
         helper.make_node("Shape", ["at"], ["s"]),
         helper.make_node("Reshape", ["at", "two"], ["y"]),
     ]
-    given = [helper.make_tensor_value_info("x", FLOATS, ["n", 4])]
+    inputs = [helper.make_tensor_value_info("x", FLOATS, ["n", 4])]
     stored = [
         onnx.numpy_helper.from_array(np.array([3]), "k"),
         onnx.numpy_helper.from_array(np.array([6, 2]), "two"),
     ]
-    graph = helper.make_graph(lines, "g", given, [tensor("y", INTS)], stored)
+    graph = helper.make_graph(lines, "g", inputs, [tensor("y", INTS)], stored)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     x = {"x": floats(2, 4)}
     wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, x)[0]

@@ -84,9 +84,9 @@ def test_sizes_are_parsed(text: str, size: str) -> None:
 def test_other_text_is_a_fresh_name(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         Parser(text, symbol).parse()
-    found = SizeTable().dim(text, "x_0")
-    assert isinstance(found, Size)
-    (name,) = found.names()
+    dim = SizeTable().dim(text, "x_0")
+    assert isinstance(dim, Size)
+    (name,) = dim.names()
     assert name.isascii() and name.isidentifier() and len(name) < 60
 
 
@@ -101,5 +101,5 @@ def test_names_that_collide_after_replacement_stay_apart() -> None:
 @given(st.text(max_size=60))
 @settings(max_examples=200, deadline=None)
 def test_no_text_raises(text: str) -> None:
-    found = SizeTable().dim(text, "place_0")
-    assert isinstance(found, int | Size)
+    dim = SizeTable().dim(text, "place_0")
+    assert isinstance(dim, int | Size)

@@ -486,8 +486,10 @@ def test_one_scale_needs_no_axis() -> None:
     # Biases, as quantize_static of ONNX Runtime writes them: one dim, and the default axis 1.
     body = "y = DequantizeLinear (q, s, z)"
     stored = "int32[4] q = {1,-20,300,7}, float[1] s = {0.5}, int32 z = {0}"
-    found = check_text(body, "float x", "y:1", stored=stored, feeds={"x": np.zeros((), np.float32)})
-    assert not any(name.startswith("onnx::") for name in op_counts(found))
+    program = check_text(
+        body, "float x", "y:1", stored=stored, feeds={"x": np.zeros((), np.float32)}
+    )
+    assert not any(name.startswith("onnx::") for name in op_counts(program))
 
 
 def test_functions_without_converter_expand() -> None:

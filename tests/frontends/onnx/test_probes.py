@@ -19,10 +19,10 @@ def find(package: str, path: str) -> Path:
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         pytest.skip(f"package {package} is not installed (tests/models.txt)")
-    found = Path(spec.submodule_search_locations[0]) / path
-    if not found.exists():
+    file = Path(spec.submodule_search_locations[0]) / path
+    if not file.exists():
         pytest.skip(f"{package} has no file {path} in this version")
-    return found
+    return file
 
 
 def compare(path: Path, feeds: dict[str, np.ndarray], sizes: dict[str, int], **more: object):
@@ -30,8 +30,8 @@ def compare(path: Path, feeds: dict[str, np.ndarray], sizes: dict[str, int], **m
 
     program = load_onnx(path, sizes, **more)  # type: ignore[arg-type]
     wanted = reference(onnx.load(path), feeds)
-    found = run(program, {name: feeds[name] for name in program.input_names})
-    for a, b in zip(wanted, found, strict=True):
+    outputs = run(program, {name: feeds[name] for name in program.input_names})
+    for a, b in zip(wanted, outputs, strict=True):
         assert a.shape == b.shape
         assert abs(a - b).max() <= 1e-4 * abs(a).max()
     return program

@@ -42,9 +42,9 @@ class Net:
 
     def conv(self, x: str, ins: int, outs: int, taps: int, stride: int = 1, group: int = 1) -> str:
         """Add a convolution with bias and padding."""
-        given = [x, self.weight(outs, ins // group, taps, taps), self.weight(outs)]
+        operands = [x, self.weight(outs, ins // group, taps, taps), self.weight(outs)]
         pads = [taps // 2] * 4
-        return self.op("Conv", *given, strides=[stride] * 2, pads=pads, group=group)
+        return self.op("Conv", *operands, strides=[stride] * 2, pads=pads, group=group)
 
     def model(self, y: str) -> onnx.ModelProto:
         """Close the graph."""
@@ -113,8 +113,8 @@ def test_equals_onnx_runtime(make: Any, form: str, per_channel: bool, tmp_path: 
     assert ("QLinearConv" in kinds) == (form == "QOperator")
     x = RNG.standard_normal(IMAGE).astype(np.float32)
     (wanted,) = ort.InferenceSession(str(target), exact_options()).run(None, {"x": x})
-    (found,) = irc.onnx.InferenceSession(str(target)).run(None, {"x": x})
+    (output,) = irc.onnx.InferenceSession(str(target)).run(None, {"x": x})
     last = model.graph.node[-1]
     scales = {v.name: numpy_helper.to_array(v) for v in model.graph.initializer}
     quantum = float(scales[last.input[1]].max()) if last.op_type == "DequantizeLinear" else 0.05
-    assert np.abs(found - wanted).max() <= 1.001 * quantum
+    assert np.abs(output - wanted).max() <= 1.001 * quantum

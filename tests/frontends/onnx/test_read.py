@@ -22,9 +22,9 @@ from tests.models.onnx_models import mlp, resnet
 MODEL = mlp().SerializeToString()
 
 
-def refusal(given: object) -> IrcError:
+def refusal(source: object) -> IrcError:
     with pytest.raises(IrcError) as caught:
-        load_onnx(given)  # type: ignore[arg-type]
+        load_onnx(source)  # type: ignore[arg-type]
     assert len(str(caught.value).splitlines()) < 15
     return caught.value
 
@@ -203,8 +203,8 @@ def test_nodes_in_any_order_are_sorted() -> None:
     body.node.extend([second, first])
     before = model.SerializeToString()
     x = np.array([0.5, -1, 2], np.float32)
-    found = run(load_onnx(model), {"x": x})
-    np.testing.assert_allclose(found[0], -np.exp(x), rtol=1e-6)
+    outputs = run(load_onnx(model), {"x": x})
+    np.testing.assert_allclose(outputs[0], -np.exp(x), rtol=1e-6)
     assert model.SerializeToString() == before
 
 

@@ -38,12 +38,12 @@ def run(
     if states:
         feeds |= {name: normal(d, BATCH, HIDDEN) for name in names}
         kinds += [f"float[{d},{BATCH},{HIDDEN}] {name}" for name in names]
-    given = ", ".join(
+    operands = ", ".join(
         ["x", "w", "r", "b" if bias else "", "", *(names if states else [""] * len(names))]
     )
     last = ", last" if kind == "LSTM" else ""
     flags = f'hidden_size = {HIDDEN}, direction = "{direction}"{more}'
-    body = f"y, z{last} = {kind} <{flags}> ({given.rstrip(', ')})"
+    body = f"y, z{last} = {kind} <{flags}> ({operands.rstrip(', ')})"
     outputs = "y:4 z:3" + (" last:3" if last else "")
     return op_counts(
         check_text(body, ", ".join(kinds), outputs, opset=14, feeds=feeds, absolute=1e-5)
@@ -112,10 +112,10 @@ def test_batches_that_come_first(kind: str, steps: int) -> None:
     wide, names = GATES[kind] * HIDDEN, ["h", "c"] if kind == "LSTM" else ["h"]
     weights = {"w": normal(2, wide, WIDTH), "r": normal(2, wide, HIDDEN)}
     feeds = {"x": normal(BATCH, steps, WIDTH)} | {n: normal(BATCH, 2, HIDDEN) for n in names}
-    found: list[list[np.ndarray]] = []
+    results: list[list[np.ndarray]] = []
     for layout in (0, 1):
-        given = {n: v if layout else v.swapaxes(0, 1) for n, v in feeds.items()} | weights
-        inputs = [f"float[{','.join(map(str, v.shape))}] {n}" for n, v in given.items()]
+        operands = {n: v if layout else v.swapaxes(0, 1) for n, v in feeds.items()} | weights
+        inputs = [f"float[{','.join(map(str, v.shape))}] {n}" for n, v in operands.items()]
         flags = f'hidden_size = {HIDDEN}, direction = "bidirectional", layout = {layout}'
         last = ", last" if kind == "LSTM" else ""
         body = f"y, z{last} = {kind} <{flags}> (x, w, r, , , {', '.join(names)})"
@@ -123,8 +123,8 @@ def test_batches_that_come_first(kind: str, steps: int) -> None:
         outputs = [each.replace(" c", " last") if each.endswith(" c") else each for each in outputs]
         model = model_of(body, ", ".join(inputs), ", ".join(outputs))
         session = InferenceSession(model.SerializeToString())
-        found.append([np.asarray(each) for each in session.run(None, given)])
-    (y, *last_states), (turned, *turned_states) = found
+        results.append([np.asarray(each) for each in session.run(None, operands)])
+    (y, *last_states), (turned, *turned_states) = results
     np.testing.assert_array_equal(turned, y.transpose(2, 0, 1, 3))
     for mine, want in zip(turned_states, last_states, strict=True):
         np.testing.assert_array_equal(mine, want.swapaxes(0, 1))

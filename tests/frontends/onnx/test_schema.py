@@ -35,9 +35,9 @@ def model(*nodes: NodeProto, opset: int = 18, imports: Mapping[str, int] = {}) -
         [numpy_helper.from_array(np.array(v, np.int64), name) for name, v in NUMBERS.items()],
     )  # fmt: skip
     opsets = [helper.make_opsetid(d, v) for d, v in {"": opset, **imports}.items()]
-    found = helper.make_model(graph, opset_imports=opsets)
-    found.ir_version = 9
-    return found
+    proto = helper.make_model(graph, opset_imports=opsets)
+    proto.ir_version = 9
+    return proto
 
 
 CASES: Mapping[str, tuple[NodeProto, int]] = {
@@ -168,11 +168,11 @@ def test_an_initializer_that_is_listed_as_an_input_has_no_open_sizes(
     version: int, tmp_path: Path
 ) -> None:
     """Older files list all; the host of a program reads sizes from what calls give."""
-    found = of(node("NonZero", "z"), {"x": ["n", "m"], "w": ["k"]}, result=TensorProto.INT64)
-    found.graph.node.insert(0, helper.make_node("Add", ["x", "w"], ["z"]))
-    found.graph.initializer.append(numpy_helper.from_array(np.ones(1, np.float32), "w"))
-    found.ir_version = version
-    assert "open sizes  n, m" in compiled(found, tmp_path)
+    proto = of(node("NonZero", "z"), {"x": ["n", "m"], "w": ["k"]}, result=TensorProto.INT64)
+    proto.graph.node.insert(0, helper.make_node("Add", ["x", "w"], ["z"]))
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones(1, np.float32), "w"))
+    proto.ir_version = version
+    assert "open sizes  n, m" in compiled(proto, tmp_path)
 
 
 @pytest.mark.parametrize(("fault", "code"), [(ValueError, "onnx-invalid"), (AssertionError, "")])
@@ -186,10 +186,10 @@ def test_a_model_that_a_late_step_fails_on_is_judged(
         raise fault("planted")
 
     monkeypatch.setattr("irc.from_files._compile_source", fails)
-    found = of(node("MatMul", "x", "w"), {"x": [2, 3], "w": [3, 5] if fits else [4, 5]})
-    found.graph.output[0].type.tensor_type.shape.dim.add().dim_value = 77
+    proto = of(node("MatMul", "x", "w"), {"x": [2, 3], "w": [3, 5] if fits else [4, 5]})
+    proto.graph.output[0].type.tensor_type.shape.dim.add().dim_value = 77
     with pytest.raises((IrcError, fault)) as refused:
-        compiled(found, tmp_path)
+        compiled(proto, tmp_path)
     assert getattr(refused.value, "code", "") == ("" if fits else code)
 
 
@@ -203,13 +203,13 @@ def of(wanted: NodeProto, shapes: Shapes, *, opset: int = 18, result: int = 1) -
     ]
     outputs = [helper.make_tensor_value_info("y", result, None)]
     graph = helper.make_graph([wanted], "g", inputs, outputs)
-    found = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
-    found.ir_version = 9
-    return found
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    proto.ir_version = 9
+    return proto
 
 
-def compiled(found: onnx.ModelProto, folder: Path) -> str:
-    (folder / "model.onnx").write_bytes(found.SerializeToString())
+def compiled(proto: onnx.ModelProto, folder: Path) -> str:
+    (folder / "model.onnx").write_bytes(proto.SerializeToString())
     return compile_file(str(folder / "model.onnx"), str(folder / "out"))
 
 

@@ -40,11 +40,11 @@ def test_frames_agree_with_numpy(
         stored=f"int64 s = {{{step}}}, int64 n = {{{length}}}",
     )  # fmt: skip
     assert not any(name.startswith("onnx::") for name in op_counts(program))
-    (found,) = run(program, {"x": x[:, :, None], "w": window})
+    (spectrum,) = run(program, {"x": x[:, :, None], "w": window})
     transform = np.fft.fft if onesided == 0 else np.fft.rfft
     wanted = transform(frames(x, window, length, step))
-    np.testing.assert_allclose(found[..., 0], wanted.real, atol=2e-5)
-    np.testing.assert_allclose(found[..., 1], wanted.imag, atol=2e-5)
+    np.testing.assert_allclose(spectrum[..., 0], wanted.real, atol=2e-5)
+    np.testing.assert_allclose(spectrum[..., 1], wanted.imag, atol=2e-5)
 
 
 def test_a_stored_window_is_part_of_the_filters() -> None:
@@ -54,11 +54,11 @@ def test_a_stored_window_is_part_of_the_filters() -> None:
         stored="int64 s = {4}, float[6] w = {0.1,0.5,1,1,0.5,0.1}",
     )  # fmt: skip
     x = RNG.standard_normal((1, 20)).astype(np.float32)
-    (found,) = run(program, {"x": x})
+    (spectrum,) = run(program, {"x": x})
     window = np.array([0.1, 0.5, 1, 1, 0.5, 0.1], np.float32)
     wanted = np.fft.rfft(frames(x, window, 6, 4))
-    assert found.shape == (1, 4, 4, 2)
-    np.testing.assert_allclose(found[..., 0] + 1j * found[..., 1], wanted, atol=1e-5)
+    assert spectrum.shape == (1, 4, 4, 2)
+    np.testing.assert_allclose(spectrum[..., 0] + 1j * spectrum[..., 1], wanted, atol=1e-5)
     assert set(op_counts(program)) == {
         "flow.constant", "flow.reshape", "flow.convolution", "flow.transpose"
     }  # fmt: skip
@@ -71,9 +71,9 @@ def test_complex_signals_run_in_the_library_with_their_shape() -> None:
     assert any(name.startswith("onnx") for name in op_counts(program))
     x = RNG.standard_normal((1, 20, 2)).astype(np.float32)
     window = RNG.random(8).astype(np.float32)
-    (found,) = run(program, {"x": x, "w": window})
+    (spectrum,) = run(program, {"x": x, "w": window})
     wanted = np.fft.fft(frames(x[..., 0] + 1j * x[..., 1], window, 8, 4))
-    np.testing.assert_allclose(found[..., 0] + 1j * found[..., 1], wanted, atol=1e-5)
+    np.testing.assert_allclose(spectrum[..., 0] + 1j * spectrum[..., 1], wanted, atol=1e-5)
 
 
 def test_the_library_knows_that_one_side_is_the_default() -> None:
@@ -83,6 +83,6 @@ def test_the_library_knows_that_one_side_is_the_default() -> None:
                      stored="int64 s = {1000}")  # fmt: skip
     program = load_onnx(model)
     x = RNG.standard_normal((1, 6000)).astype(np.float32)
-    (found,) = run(program, {"x": x, "w": np.ones(3000, np.float32)})
+    (spectrum,) = run(program, {"x": x, "w": np.ones(3000, np.float32)})
     wanted = np.fft.rfft(frames(x, np.ones(3000, np.float32), 3000, 1000))
-    np.testing.assert_allclose(found[..., 0], wanted.real, atol=2e-3)
+    np.testing.assert_allclose(spectrum[..., 0], wanted.real, atol=2e-3)

@@ -22,16 +22,16 @@ def traced(model: onnx.ModelProto, **hints: int) -> OpenProgram:
     return trace(prepare(read_model(model)), hints)
 
 
-def agrees(model: onnx.ModelProto, found: OpenProgram, values: Mapping[str, int]) -> None:
+def agrees(model: onnx.ModelProto, open_program: OpenProgram, values: Mapping[str, int]) -> None:
     """Run the one import at some sizes, and ONNX Runtime."""
     rng = np.random.default_rng(0)
-    full = found.extended(values)
+    full = open_program.extended(values)
     feeds = {
         name: rng.standard_normal([d if isinstance(d, int) else full[str(d)] for d in shape])
         .astype(np.float32)
-        for name, shape in found.shapes.items()
+        for name, shape in open_program.shapes.items()
     }  # fmt: skip
-    program = Program(bound_module(found.program.module, full), found.program.tensors)
+    program = Program(bound_module(open_program.program.module, full), open_program.program.tensors)
     program.module.verify()
     for mine, theirs in zip(run(program, feeds), reference(model, feeds), strict=True):
         assert mine.shape == theirs.shape
@@ -49,17 +49,22 @@ STRIDED = model_of(
 
 
 def test_windows_with_strides_make_quotients() -> None:
-    found = traced(STRIDED, N=2, H=32, W=40)
-    assert set(found.places) == {"N", "H", "W"} and not found.fixed
-    assert found.extended({"N": 2, "H": 32, "W": 40})[min(found.quotients)] in (15, 16, 19, 20)
+    open_program = traced(STRIDED, N=2, H=32, W=40)
+    assert set(open_program.places) == {"N", "H", "W"} and not open_program.fixed
+    assert open_program.extended({"N": 2, "H": 32, "W": 40})[min(open_program.quotients)] in (
+        15,
+        16,
+        19,
+        20,
+    )
     for values in (
         {"N": 1, "H": 17, "W": 23},
         {"N": 3, "H": 9, "W": 64},
         {"N": 2, "H": 33, "W": 8},
     ):
-        if found.admits(values):
-            agrees(STRIDED, found, values)
-    assert found.admits({"N": 1, "H": 36, "W": 44})
+        if open_program.admits(values):
+            agrees(STRIDED, open_program, values)
+    assert open_program.admits({"N": 1, "H": 36, "W": 44})
 
 
 PYRAMID = model_of(
@@ -74,9 +79,9 @@ PYRAMID = model_of(
 
 
 def test_sizes_that_have_to_be_equal_are_a_condition() -> None:
-    found = traced(PYRAMID, H=8, W=12)
-    agrees(PYRAMID, found, {"H": 6, "W": 10})
-    refused = found.refused({"H": 7, "W": 10})
+    open_program = traced(PYRAMID, H=8, W=12)
+    agrees(PYRAMID, open_program, {"H": 6, "W": 10})
+    refused = open_program.refused({"H": 7, "W": 10})
     assert refused is not None and "floor((H)/2)" in refused
 
 
@@ -92,9 +97,9 @@ SLICED = model_of(
 
 @pytest.mark.parametrize(("hint", "good", "bad"), [(20, 10, 9), (4, 9, 10)])
 def test_where_a_slice_ends_is_a_condition(hint: int, good: int, bad: int) -> None:
-    found = traced(SLICED, S=hint)
-    agrees(SLICED, found, {"S": good})
-    assert found.refused({"S": bad}) is not None
+    open_program = traced(SLICED, S=hint)
+    agrees(SLICED, open_program, {"S": good})
+    assert open_program.refused({"S": bad}) is not None
 
 
 def test_a_size_that_is_needed_is_fixed_and_says_by_whom() -> None:
@@ -102,10 +107,10 @@ def test_a_size_that_is_needed_is_fixed_and_says_by_whom() -> None:
         'u = Resize <mode = "linear"> (x, , s)\ny = Relu (u)',
         "float[B,2,H] x", "float[B,2,K] y", stored="float[3] s = {1, 1, 1.5}",
     )  # fmt: skip
-    found = traced(model, B=2, H=8)
-    assert set(found.places) == {"B"}
-    assert found.fixed["H"].number == 8 and "Resize" in found.fixed["H"].reason
-    agrees(model, found, {"B": 5})
+    open_program = traced(model, B=2, H=8)
+    assert set(open_program.places) == {"B"}
+    assert open_program.fixed["H"].number == 8 and "Resize" in open_program.fixed["H"].reason
+    agrees(model, open_program, {"B": 5})
 
 
 def test_shape_arithmetic_stays_polynomial() -> None:
@@ -127,11 +132,11 @@ def test_shape_arithmetic_stays_polynomial() -> None:
         y = Reshape (c, t)""",
         "float[B,S] x", "float[B,T] y", stored="int64[1] one = {1}",
     )  # fmt: skip
-    found = traced(model, B=3, S=9)
+    open_program = traced(model, B=3, S=9)
     for values in ({"B": 1, "S": 17}, {"B": 3, "S": 2}, {"B": 17, "S": 127}):
-        if found.admits(values):
-            agrees(model, found, values)
-    assert found.admits({"B": 17, "S": 127})
+        if open_program.admits(values):
+            agrees(model, open_program, values)
+    assert open_program.admits({"B": 17, "S": 127})
 
 
 def test_a_dim_of_any_size_is_turned_around() -> None:
@@ -139,9 +144,9 @@ def test_a_dim_of_any_size_is_turned_around() -> None:
         "y = Slice (x, s, e, a, s)", "float[B,S] x", "float[B,S] y",
         stored="int64[1] s = {-1}, int64[1] e = {-9223372036854775807}, int64[1] a = {1}",
     )  # fmt: skip
-    found = traced(model, B=3, S=9)
-    assert not found.fixed
-    agrees(model, found, {"B": 2, "S": 17})
+    open_program = traced(model, B=3, S=9)
+    assert not open_program.fixed
+    agrees(model, open_program, {"B": 2, "S": 17})
 
 
 def test_what_no_size_allows_is_an_error() -> None:
@@ -155,10 +160,10 @@ def test_what_no_size_allows_is_an_error() -> None:
 def test_pads_of_an_open_dim_with_its_own_elements(mode: str) -> None:
     text = f'p = Constant <value_ints = [0, 3, 0, 2]> ()\ny = Pad <mode = "{mode}"> (x, p)'
     model = model_of(text, "float[B,N] x", "float[B,M] y", opset=19)
-    found = traced(model, B=2, N=8)
-    assert not found.fixed
+    open_program = traced(model, B=2, N=8)
+    assert not open_program.fixed
     for n in (4, 5, 9):
-        agrees(model, found, {"B": 3, "N": n})
+        agrees(model, open_program, {"B": 3, "N": n})
 
 
 def test_pads_up_to_a_length() -> None:
@@ -167,10 +172,10 @@ def test_pads_up_to_a_length() -> None:
         "y = Pad (x, p)",
         "float[B,N] x", "float[B,12] y", stored="int64[1] all = {12}, int64[3] none = {0, 0, 0}",
     )  # fmt: skip
-    found = traced(model, B=2, N=8)
-    assert not found.fixed
+    open_program = traced(model, B=2, N=8)
+    assert not open_program.fixed
     for n in (3, 12):
-        agrees(model, found, {"B": 3, "N": n})
+        agrees(model, open_program, {"B": 3, "N": n})
 
 
 @pytest.mark.parametrize(
@@ -183,10 +188,10 @@ def test_slices_of_an_open_dim_by_steps(bounds: tuple[int, int, int]) -> None:
         stored=f"int64[1] s = {{{start}}}, int64[1] e = {{{stop}}}, int64[1] a = {{1}},"
         f" int64[1] t = {{{step}}}",
     )  # fmt: skip
-    found = traced(model, B=2, N=8)
-    assert not found.fixed
+    open_program = traced(model, B=2, N=8)
+    assert not open_program.fixed
     for n in (6, 7, 13):
-        agrees(model, found, {"B": 3, "N": n})
+        agrees(model, open_program, {"B": 3, "N": n})
 
 
 def test_a_range_of_floats_up_to_an_open_size() -> None:
@@ -195,6 +200,6 @@ def test_a_range_of_floats_up_to_an_open_size() -> None:
         "r = Range (zero, s, one)\ny = Add (x, r)",
         "float[B,N] x", "float[B,N] y", stored="float zero = {0}, float one = {1}",
     )  # fmt: skip
-    found = traced(model, B=2, N=8)
-    assert not found.fixed
-    agrees(model, found, {"B": 3, "N": 5})
+    open_program = traced(model, B=2, N=8)
+    assert not open_program.fixed
+    agrees(model, open_program, {"B": 3, "N": 5})

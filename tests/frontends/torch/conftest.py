@@ -17,11 +17,13 @@ from irc.interpret.flow import run_function
 def run(captured: Captured, args: Any, kwargs: Any = None) -> tuple[Any, dict[str, torch.Tensor]]:
     """Return what the module would return, and the new states."""
     program = captured.program
-    given = dict(zip(program.input_names, captured.flatten(args, kwargs), strict=True))
+    inputs = dict(zip(program.input_names, captured.flatten(args, kwargs), strict=True))
     with torch.no_grad():
-        found = run_function(program.module, program.bind(given))
+        outputs = run_function(program.module, program.bind(inputs))
     count = len(program.output_names)
-    return captured.unflatten(found[:count]), dict(zip(captured.states, found[count:], strict=True))
+    return captured.unflatten(outputs[:count]), dict(
+        zip(captured.states, outputs[count:], strict=True)
+    )
 
 
 @pytest.fixture
@@ -38,11 +40,11 @@ def check() -> Callable[..., Captured]:
         assert dump(captured.program.module) == text
         assert "unknown" not in text
         assert sum(captured.externs.values()) == externs, captured.externs
-        found, _ = run(captured, args, kwargs)
+        outputs, _ = run(captured, args, kwargs)
         with torch.no_grad():
             wanted = module(*args, **kwargs)
         leaves, spec = pytree.tree_flatten(wanted)
-        mine, mine_spec = pytree.tree_flatten(found)
+        mine, mine_spec = pytree.tree_flatten(outputs)
         assert mine_spec == spec
         for got, want in zip(mine, leaves, strict=True):
             if isinstance(want, torch.Tensor):

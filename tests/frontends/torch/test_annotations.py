@@ -59,8 +59,8 @@ def test_values_and_parameters_are_placed_as_asked() -> None:
     assert placed(held["out.weight"]) == Split(0)
     run_passes(program.module, parse_passes("lower-boxing"))
     mesh = Mesh.parse("tensor=2")
-    (found,) = run_spmd(program.module, [*program.tensors.values(), x], mesh)
-    torch.testing.assert_close(found, module(x))
+    (output,) = run_spmd(program.module, [*program.tensors.values(), x], mesh)
+    torch.testing.assert_close(output, module(x))
 
 
 def test_without_the_wish_the_plan_is_another() -> None:
@@ -88,8 +88,8 @@ def test_on_one_device_and_in_eager_it_does_nothing() -> None:
 def test_gradients_pass_through() -> None:
     module, x = Annotated(), torch.randn(3, 6, requires_grad=True)
     want = torch.autograd.grad(module(x).square().sum(), x)[0]
-    found = torch.autograd.grad(irc.compile(module)(x).square().sum(), x)[0]
-    torch.testing.assert_close(found, want)
+    gradient = torch.autograd.grad(irc.compile(module)(x).square().sum(), x)[0]
+    torch.testing.assert_close(gradient, want)
 
 
 def test_a_wish_that_cannot_be_is_refused() -> None:

@@ -101,9 +101,9 @@ def test_flex_attention_is_captured_and_right(kind: str) -> None:
     with torch.no_grad():
         expected = model(*inputs)
     program = capture(model, inputs).program
-    found = run_function(program.module, bound(program, *inputs))
+    outputs = run_function(program.module, bound(program, *inputs))
     wanted = expected if isinstance(expected, tuple) else (expected,)
-    for value, reference in zip(found, wanted, strict=True):
+    for value, reference in zip(outputs, wanted, strict=True):
         torch.testing.assert_close(value, reference, rtol=1e-5, atol=1e-5)
     assert not ops(program.module, "flow.extern"), "nothing falls back"
     assert len(ops(program.module, "flow.attention")) == (kind in WHOLE)
@@ -177,8 +177,8 @@ def test_flex_attention_is_split_and_right_on_virtual_ranks(mesh: str) -> None:
     assert placement is not None
     assert not any(isinstance(placed, Broadcast) for placed in placement), str(placement)
     LowerBoxingPass(cluster="demo-gpus").apply(context(), program.module)
-    (found,) = run_spmd(program.module, bound(program, *inputs), Mesh.parse(mesh))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    (output,) = run_spmd(program.module, bound(program, *inputs), Mesh.parse(mesh))
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
 
 
 class Packed(nn.Module):
@@ -230,8 +230,8 @@ def test_packed_sequences_do_not_see_each_other(
     q, k, v = torch.randn(16, 4, 8), *torch.randn(2, count, groups, 8)
     inputs = (q, k, v, STARTS, starts)
     program = capture(Packed(window), inputs).program
-    (found,) = run_function(program.module, bound(program, *inputs))
-    torch.testing.assert_close(found, sequence_by_sequence(*inputs, window), rtol=1e-5, atol=1e-5)
+    (output,) = run_function(program.module, bound(program, *inputs))
+    torch.testing.assert_close(output, sequence_by_sequence(*inputs, window), rtol=1e-5, atol=1e-5)
     assert not ops(program.module, "flow.extern")
 
 
@@ -244,5 +244,5 @@ def test_packed_sequences_are_split_and_right_on_virtual_ranks() -> None:
     assert placement is not None
     assert not any(isinstance(placed, Broadcast) for placed in placement), str(placement)
     LowerBoxingPass(cluster="demo-gpus").apply(context(), program.module)
-    (found,) = run_spmd(program.module, bound(program, *inputs), Mesh.parse("data=2,tensor=2"))
-    torch.testing.assert_close(found, sequence_by_sequence(*inputs, (-1, 0)), rtol=1e-4, atol=1e-5)
+    (output,) = run_spmd(program.module, bound(program, *inputs), Mesh.parse("data=2,tensor=2"))
+    torch.testing.assert_close(output, sequence_by_sequence(*inputs, (-1, 0)), rtol=1e-4, atol=1e-5)

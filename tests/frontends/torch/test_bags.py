@@ -69,9 +69,9 @@ def bag(**options: Any) -> nn.Module:
 def test_numbers_are_torchs(module: nn.Module, args: tuple[Tensor, ...]) -> None:
     program = program_of(module, *args)
     assert not any(isinstance(op, ExternOp) for op in program.module.walk())
-    given = program.bind(dict(zip(program.input_names, args, strict=True)))
-    (found,) = run_function(program.module, given)
-    torch.testing.assert_close(found, module(*args))
+    values = program.bind(dict(zip(program.input_names, args, strict=True)))
+    (output,) = run_function(program.module, values)
+    torch.testing.assert_close(output, module(*args))
 
 
 def test_gradients_are_torchs() -> None:
@@ -85,11 +85,11 @@ def test_gradients_are_torchs() -> None:
 
     module = Loss()
     program = training_program(program_of(module, WORDS), optimizer=None)
-    found = gradients(run(program, WORDS))
+    grads = gradients(run(program, WORDS))
     module(WORDS).backward()
     weight = module.bag.weight.grad
     assert weight is not None
-    torch.testing.assert_close(found["bag.weight"].float(), weight)
+    torch.testing.assert_close(grads["bag.weight"].float(), weight)
 
 
 @pytest.mark.parametrize("rows", [(8, 16), (128,)])

@@ -26,8 +26,8 @@ X, Y = torch.randn(3, 5), torch.randn(5)
 
 def run(captured: Captured, *args: Any, **kwargs: Any) -> Any:
     program = captured.program
-    given = dict(zip(program.input_names, captured.flatten(args, kwargs), strict=True))
-    return run_function(program.module, program.bind(given))
+    inputs = dict(zip(program.input_names, captured.flatten(args, kwargs), strict=True))
+    return run_function(program.module, program.bind(inputs))
 
 
 @dataclass
@@ -229,9 +229,9 @@ def test_lines_are_the_users() -> None:
 def test_random_numbers_come_from_the_seed() -> None:
     captured = capture(nn.Dropout(0.25).train(), (torch.ones(4000),))
     assert [role for role, _, _ in arguments(entry(captured.program.module))] == ["input", "seed"]
-    (found,) = run(captured, torch.ones(4000))
-    assert found.unique().tolist() == [0, pytest.approx(4 / 3)]
-    assert found.mean() == pytest.approx(1, abs=0.05)
+    (output,) = run(captured, torch.ones(4000))
+    assert output.unique().tolist() == [0, pytest.approx(4 / 3)]
+    assert output.mean() == pytest.approx(1, abs=0.05)
 
 
 def test_control_flow_on_values_is_explained(

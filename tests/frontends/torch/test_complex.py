@@ -101,17 +101,17 @@ def _results(functions: dict[str, Any], way: str, *operands: torch.Tensor) -> No
     """Compile functions as one, and hold each one's results against eager's."""
     together = _together(functions)
     with torch.no_grad():
-        found = _through(way, together)(*operands)
-        for name, got, want in zip(functions, found, together(*operands), strict=True):
+        results = _through(way, together)(*operands)
+        for name, got, want in zip(functions, results, together(*operands), strict=True):
             _equal(name, got, want)
 
 
 def _gradients(functions: dict[str, Any], way: str, *operands: torch.Tensor) -> None:
     """Compile functions as one, and hold results and gradients against eager's."""
     together = _together(functions)
-    found = _with_gradients(_through(way, together), *operands)
+    results = _with_gradients(_through(way, together), *operands)
     wanted = _with_gradients(together, *operands)
-    for index, (got, want) in enumerate(zip(found, wanted, strict=True)):
+    for index, (got, want) in enumerate(zip(results, wanted, strict=True)):
         _equal(f"result or gradient {index}", got, want)
 
 

@@ -32,10 +32,10 @@ class Attention(nn.Module):
 
     def forward(self, mask: Tensor) -> Tensor:
         """Return one number."""
-        found = F.scaled_dot_product_attention(
+        output = F.scaled_dot_product_attention(
             self.q, self.k, self.v, None if self.causal else mask, P, self.causal, enable_gqa=True
         )
-        return (found**2).sum()
+        return (output**2).sum()
 
     def dropped(self, mask: Tensor, kept: Tensor) -> Tensor:
         """Do the same with a mask of what is kept."""
@@ -63,15 +63,15 @@ def test_gradients_are_those_of_the_mask_that_was_drawn(groups: int, causal: boo
         if isinstance(op, RandomOp):
             drawn.append(value.reshape(2, 4, 5, 5) >= P)
 
-    given = program.bind(dict.fromkeys(program.input_names, mask))
-    found = run_function(program.module, given, dtype=torch.float64, trace=keep)
+    values = program.bind(dict.fromkeys(program.input_names, mask))
+    outputs = run_function(program.module, values, dtype=torch.float64, trace=keep)
     (kept,) = drawn
     loss = module.dropped(mask, kept)
     loss.backward()
-    torch.testing.assert_close(found[0], loss.detach())
+    torch.testing.assert_close(outputs[0], loss.detach())
     for name, value in module.named_parameters():
         position = results(functions(program.module)["forward"]).index(("gradient", name))
-        torch.testing.assert_close(found[position], value.grad, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(outputs[position], value.grad, rtol=1e-9, atol=1e-9)
 
 
 def test_layers_that_drop_are_one_function_with_a_seed_for_each_call() -> None:
@@ -98,7 +98,7 @@ def test_layers_that_drop_are_one_function_with_a_seed_for_each_call() -> None:
     for seed in (0, 1):
         tensors = {**program.tensors, "seed": torch.tensor(seed)}
         inputs = {program.input_names[0]: torch.randn(2, 5, 6)}
-        given = Program(program.module, tensors).bind(inputs)
-        run_function(program.module, given, trace=trace)
+        values = Program(program.module, tensors).bind(inputs)
+        run_function(program.module, values, trace=trace)
     assert len(drawn) == 6
     assert all(not torch.equal(a, b) for i, a in enumerate(drawn) for b in drawn[:i])

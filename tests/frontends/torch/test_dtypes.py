@@ -30,8 +30,8 @@ def _bits(value: Any) -> Any:
 
 def _same(function: Callable[..., Any], *operands: torch.Tensor) -> None:
     with torch.no_grad():
-        found = irc.compile(function)(*operands)
-        for got, want in zip(found, function(*operands), strict=True):
+        results = irc.compile(function)(*operands)
+        for got, want in zip(results, function(*operands), strict=True):
             assert got.dtype is want.dtype
             torch.testing.assert_close(_bits(got), _bits(want))
 
@@ -177,9 +177,9 @@ def test_results_have_eagers_dtype_where_fakes_have_another(name: str, grad: boo
     wanted = run(a, b)
     torch._dynamo.reset()
     for compiled in (irc.compile(run), torch.compile(run, backend="irc")):
-        found = compiled(a, b)
-        assert found.dtype is torch.bfloat16
-        torch.testing.assert_close(found, wanted)
+        result = compiled(a, b)
+        assert result.dtype is torch.bfloat16
+        torch.testing.assert_close(result, wanted)
 
 
 def test_a_transposed_convolution_of_two_dtypes_is_refused() -> None:

@@ -58,8 +58,8 @@ def test_what_is_no_sequence_is_refused() -> None:
 def test_arguments_are_bound_by_name() -> None:
     def forward(x: int, *more: int, scale: int = 1, **named: int) -> None: ...
 
-    found = bound(forward, (1, 2, 3), {"scale": 2, "other": 4}).arguments
-    assert found == {"x": 1, "more": (2, 3), "scale": 2, "named": {"other": 4}}
+    arguments = bound(forward, (1, 2, 3), {"scale": 2, "other": 4}).arguments
+    assert arguments == {"x": 1, "more": (2, 3), "scale": 2, "named": {"other": 4}}
 
 
 def test_the_command_line_names_the_option_for_targets(

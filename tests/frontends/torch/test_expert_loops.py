@@ -155,10 +155,10 @@ def slot_by_slot(m: Loop, x: Tensor, w: Tensor, i: Tensor) -> Tensor:
 
 def of_copies(m: Loop, x: Tensor, w: Tensor, i: Tensor) -> Tensor:
     flat, copies = i.view(-1), x.repeat_interleave(CHOICES, dim=0)
-    made = torch.empty_like(copies)
+    outputs = torch.empty_like(copies)
     for e, expert in enumerate(m.mlps):
-        made[flat == e] = expert(copies[flat == e])
-    return (made.view(*w.shape, -1) * w.unsqueeze(-1)).sum(1)
+        outputs[flat == e] = expert(copies[flat == e])
+    return (outputs.view(*w.shape, -1) * w.unsqueeze(-1)).sum(1)
 
 
 LOOPS = (

@@ -48,9 +48,9 @@ def mixtral(implementation: str | None = None, **changed: Any) -> nn.Module:
 
 def values(captured: Captured) -> list[torch.Tensor]:
     """All arguments of the program, in order."""
-    given, program = iter(captured.flatten((), CALL)), captured.program
+    inputs, program = iter(captured.flatten((), CALL)), captured.program
     names = [name for _, name, _ in arguments(entry(program.module))]
-    return [program.tensors[n] if n in program.tensors else next(given) for n in names]
+    return [program.tensors[n] if n in program.tensors else next(inputs) for n in names]
 
 
 def layers(module: ModuleOp) -> list[ExternOp]:
@@ -60,13 +60,13 @@ def layers(module: ModuleOp) -> list[ExternOp]:
 
 def split_experts(layer: ExternOp) -> list[str]:
     """The axes over which a layer's experts are split, so that its result is partial."""
-    gate_up, down, made = (tensor(v).placement for v in (*layer.inputs[3:], layer.outputs[0]))
+    gate_up, down, result = (tensor(v).placement for v in (*layer.inputs[3:], layer.outputs[0]))
     assert gate_up is not None
     assert down is not None
-    assert made is not None
+    assert result is not None
     axes = list(down.split_axes(0))
     assert axes == list(gate_up.split_axes(0))
-    assert all(made[axis] == Partial("sum") for axis in axes)
+    assert all(result[axis] == Partial("sum") for axis in axes)
     return axes
 
 
@@ -75,10 +75,10 @@ def test_an_unmodified_model_is_captured(implementation: str | None) -> None:
     model = mixtral(implementation)
     captured = capture(model, (), CALL)
     assert set(captured.externs) == {"irc::experts"}
-    found = captured.unflatten(run_function(captured.program.module, values(captured)))
+    outputs = captured.unflatten(run_function(captured.program.module, values(captured)))
     expected = model(**CALL)
-    torch.testing.assert_close(found["logits"], expected["logits"])
-    torch.testing.assert_close(found["loss"], expected["loss"])
+    torch.testing.assert_close(outputs["logits"], expected["logits"])
+    torch.testing.assert_close(outputs["loss"], expected["loss"])
 
 
 def with_own_gate(model: nn.Module) -> nn.Module:
@@ -92,9 +92,9 @@ def with_own_gate(model: nn.Module) -> nn.Module:
 def test_a_layer_with_a_gate_of_its_own_keeps_its_form() -> None:
     captured = capture(with_own_gate(mixtral("eager")), (), CALL)
     assert "irc::experts" not in captured.externs
-    found = captured.unflatten(run_function(captured.program.module, values(captured)))
+    outputs = captured.unflatten(run_function(captured.program.module, values(captured)))
     expected = with_own_gate(mixtral("grouped_mm"))(**CALL)
-    torch.testing.assert_close(found["logits"], expected["logits"])
+    torch.testing.assert_close(outputs["logits"], expected["logits"])
 
 
 def _gate(self: Any, both: torch.Tensor) -> torch.Tensor:
@@ -112,10 +112,10 @@ def test_experts_are_split_over_ranks(mesh: str) -> None:
     for layer in layers(module):
         assert split_experts(layer)
     LowerBoxingPass().apply(context(), module)
-    found = captured.unflatten(run_spmd(module, inputs, Mesh.parse(mesh)))
+    outputs = captured.unflatten(run_spmd(module, inputs, Mesh.parse(mesh)))
     expected = model(**CALL)
-    torch.testing.assert_close(found["logits"], expected["logits"])
-    torch.testing.assert_close(found["loss"], expected["loss"])
+    torch.testing.assert_close(outputs["logits"], expected["logits"])
+    torch.testing.assert_close(outputs["loss"], expected["loss"])
 
 
 def test_split_experts_get_their_gradients() -> None:
@@ -128,11 +128,11 @@ def test_split_experts_get_their_gradients() -> None:
     AutoShardPass(mesh=str(mesh), cluster="demo-gpus").apply(context(), module)
     assert all(map(split_experts, layers(module)))
     LowerBoxingPass().apply(context(), module)
-    found = run_spmd(module, inputs, mesh)[-len(names) :]
+    gradients = run_spmd(module, inputs, mesh)[-len(names) :]
     model(**CALL)["loss"].backward()
     known = dict(model.named_parameters())
     assert len(names) == len(known)
-    for name, value in zip(names, found, strict=True):
+    for name, value in zip(names, gradients, strict=True):
         torch.testing.assert_close(value, known[name].grad, rtol=1e-4, atol=1e-6, msg=name)
 
 

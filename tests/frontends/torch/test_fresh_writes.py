@@ -113,8 +113,8 @@ def test_results_are_eagers(function: Callable[..., Any]) -> None:
     x = torch.randn(3, 5)
     mine, theirs = x.clone(), x.clone()
     with torch.no_grad():
-        found = irc.compile(function)(mine)
-        torch.testing.assert_close(found, function(theirs))
+        results = irc.compile(function)(mine)
+        torch.testing.assert_close(results, function(theirs))
     torch.testing.assert_close(mine, theirs)
 
 
@@ -142,13 +142,13 @@ def test_under_dynamo_results_lie_as_eagers(function: Callable[..., Any]) -> Non
     mine, theirs = x.clone(), x.clone()
     torch.compiler.reset()
     with torch.no_grad():
-        found = torch.compile(function, backend="irc")(mine)
+        results = torch.compile(function, backend="irc")(mine)
         wanted = function(theirs)
     torch.testing.assert_close(mine, theirs)
-    torch.testing.assert_close(found, wanted, check_stride=True)
+    torch.testing.assert_close(results, wanted, check_stride=True)
     if function is _outputs_in_one_memory:
-        found[0].zero_()
-        assert found[1].abs().max() == 0
+        results[0].zero_()
+        assert results[1].abs().max() == 0
 
 
 @pytest.mark.parametrize("function", RENEWED, ids=lambda f: f.__name__[1:])

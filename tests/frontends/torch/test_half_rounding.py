@@ -111,39 +111,39 @@ def test_softshrink_of_each_number_of_a_half_type(
     torch.testing.assert_close(mine, eager, rtol=0, atol=0, equal_nan=True)
     numbers = ~eager.isnan()
     assert torch.equal(mine.signbit()[numbers], eager.signbit()[numbers])  # 0, where torch has -0
-    given, own = (a.clone().requires_grad_() for _ in range(2))
-    function(given).sum().backward()
+    theirs, own = (a.clone().requires_grad_() for _ in range(2))
+    function(theirs).sum().backward()
     WAYS[way](function)(own).sum().backward()
-    assert given.grad is not None and own.grad is not None
+    assert theirs.grad is not None and own.grad is not None
     # Backward, eager rounds lambd to the half type.
     is_told = a.abs() != torch.tensor(lambd, dtype=dtype)
-    assert torch.equal(own.grad[is_told], given.grad[is_told])
+    assert torch.equal(own.grad[is_told], theirs.grad[is_told])
 
 
 @pytest.mark.parametrize("dtype", ALIKE)
 @pytest.mark.parametrize("way", WAYS)
 def test_the_normal_distribution_is_rounded_at_each_step(way: str, dtype: torch.dtype) -> None:
     torch._dynamo.reset()
-    given, own = (every_number(dtype).requires_grad_() for _ in range(2))
-    eager, mine = torch.special.ndtr(given), WAYS[way](torch.special.ndtr)(own)
+    theirs, own = (every_number(dtype).requires_grad_() for _ in range(2))
+    eager, mine = torch.special.ndtr(theirs), WAYS[way](torch.special.ndtr)(own)
     torch.testing.assert_close(mine, eager, rtol=2 * ALIKE[dtype], atol=1e-6, equal_nan=True)
-    assert int(((mine != eager) & ~given.isnan()).sum()) < 10  # where erf lies between two numbers
+    assert int(((mine != eager) & ~theirs.isnan()).sum()) < 10  # where erf lies between two numbers
     eager.sum().backward()
     mine.sum().backward()
     # Of the gradient, eager rounds each step too.
     near = {"rtol": 4 * ALIKE[dtype], "atol": 1e-6}
-    torch.testing.assert_close(own.grad, given.grad, equal_nan=True, **near)
+    torch.testing.assert_close(own.grad, theirs.grad, equal_nan=True, **near)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_softshrink_refuses(way: str) -> None:
     torch._dynamo.reset()
     run = WAYS[way](torch.nn.functional.softshrink)
-    for given, lambd in ((torch.ones(3), -1.0), (torch.ones(3, dtype=torch.int64), 0.5)):
+    for operand, lambd in ((torch.ones(3), -1.0), (torch.ones(3, dtype=torch.int64), 0.5)):
         with pytest.raises(RuntimeError):
-            torch.nn.functional.softshrink(given, lambd)
+            torch.nn.functional.softshrink(operand, lambd)
         with pytest.raises(RuntimeError):
-            run(given, lambd)
+            run(operand, lambd)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -30,8 +30,8 @@ def test_lazy_views(name: str, gradients: bool, lay: Any) -> None:
     f = FUNCTIONS[name]
     x = lay(torch.randn(4, 4, dtype=torch.complex128)).detach().requires_grad_(gradients)
     with torch.set_grad_enabled(gradients):
-        found, wanted = irc.compile(f)(x), f(x)
-    for one, two in zip(found, wanted, strict=True):
+        results, wanted = irc.compile(f)(x), f(x)
+    for one, two in zip(results, wanted, strict=True):
         torch.testing.assert_close(
             one.resolve_conj().resolve_neg(), two.resolve_conj().resolve_neg()
         )

@@ -54,13 +54,13 @@ class Block(nn.Module):
         if self.scaled:
             weights = weights / weights.sum(-1, keepdim=True)
         weights = self.factor * weights.to(hidden_states.dtype)
-        made = torch.zeros_like(hidden_states)
+        output = torch.zeros_like(hidden_states)
         mask = F.one_hot(chosen, self.num_experts).permute(2, 1, 0)
         for number, expert in enumerate(self.experts):
             place, row = torch.where(mask[number])
             own = expert(hidden_states[None, row].reshape(-1, width)) * weights[row, place, None]
-            made.index_add_(0, row, own.to(hidden_states.dtype))
-        return made.reshape(batch, length, width), logits
+            output.index_add_(0, row, own.to(hidden_states.dtype))
+        return output.reshape(batch, length, width), logits
 
 
 class Unscaled(Block):
@@ -89,8 +89,8 @@ class Model(nn.Module):
 
 
 def experts(captured: Captured) -> list[ExternOp]:
-    found = [op for op in captured.program.module.walk() if isinstance(op, ExternOp)]
-    return [op for op in found if op.plain["target"] == "irc::experts"]
+    externs = [op for op in captured.program.module.walk() if isinstance(op, ExternOp)]
+    return [op for op in externs if op.plain["target"] == "irc::experts"]
 
 
 @pytest.mark.parametrize("kind", [Block, Unscaled])
@@ -141,9 +141,9 @@ def test_experts_that_differ_at_odd_numbers_or_in_gradients_are_not_taken(
 def test_a_router_that_drops_small_weights_is_not_taken() -> None:
     class Dropping(Block):
         def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-            made, logits = super().forward(hidden_states)
-            least = logits.softmax(-1).topk(2, -1)[0][:, 1].view(*made.shape[:2], 1)
-            return torch.where(least < 1e-3, made * 0.5, made), logits
+            output, logits = super().forward(hidden_states)
+            least = logits.softmax(-1).topk(2, -1)[0][:, 1].view(*output.shape[:2], 1)
+            return torch.where(least < 1e-3, output * 0.5, output), logits
 
     assert recognised(Dropping()) is None
 
@@ -182,10 +182,10 @@ def test_experts_in_a_list_are_split_over_ranks(mesh: str, layers: int) -> None:
         assert placement is not None
         assert placement["expert"] == Partial("sum")
     LowerBoxingPass().apply(context(), module)
-    found = run_spmd(module, inputs, Mesh.parse(mesh))
+    outputs = run_spmd(module, inputs, Mesh.parse(mesh))
     loss = model(x)
     loss.backward()
-    for (role, name), value in zip(results(entry(module)), found, strict=True):
+    for (role, name), value in zip(results(entry(module)), outputs, strict=True):
         wanted = model.get_parameter(name).grad if role == "gradient" else loss.detach()
         if wanted is None:
             assert not value.any()

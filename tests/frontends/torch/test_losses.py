@@ -25,8 +25,8 @@ class Loss(nn.Module):
 
     def forward(self, target: Tensor) -> Tensor:
         """Return one number, also where the loss is not reduced."""
-        found = self.function(self.logits, target, **self.options)
-        return (found * found).sum()
+        loss = self.function(self.logits, target, **self.options)
+        return (loss * loss).sum()
 
 
 def check(shape: tuple[int, ...], target: Tensor, options: dict[str, Any], function: Any) -> None:
@@ -35,8 +35,8 @@ def check(shape: tuple[int, ...], target: Tensor, options: dict[str, Any], funct
     captured = capture(module, (target,))
     assert not captured.externs
     run_passes(captured.program.module, [DifferentiatePass()])
-    given = captured.program.bind({"target": target})
-    loss, gradient = run_function(captured.program.module, given)
+    values = captured.program.bind({"target": target})
+    loss, gradient = run_function(captured.program.module, values)
     wanted = module(target)
     wanted.backward()
     torch.testing.assert_close(loss, wanted.detach(), rtol=1e-12, atol=1e-12)
@@ -48,10 +48,10 @@ SHAPES = [((5, 7), (5,)), ((2, 7, 3), (2, 3)), ((2, 7, 3, 2), (2, 3, 2)), ((7,),
 
 
 def classes(shape: tuple[int, ...]) -> Tensor:
-    found = torch.randint(0, 7, shape, generator=torch.Generator().manual_seed(2))
-    if found.ndim:
-        found.view(-1)[1] = -100
-    return found
+    labels = torch.randint(0, 7, shape, generator=torch.Generator().manual_seed(2))
+    if labels.ndim:
+        labels.view(-1)[1] = -100
+    return labels
 
 
 @pytest.mark.parametrize(("logits", "target"), SHAPES)
@@ -99,6 +99,6 @@ def test_of_half_precision_is_computed_in_float32() -> None:
     logits = torch.randn(5, 7).to(torch.bfloat16)
     target = classes((5,))
     captured = capture(lambda x, y: F.cross_entropy(x, y), (logits, target))
-    (found,) = run_function(captured.program.module, [logits, target])
+    (loss,) = run_function(captured.program.module, [logits, target])
     wanted = F.cross_entropy(logits.float(), target).to(torch.bfloat16)
-    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(loss, wanted)

@@ -56,10 +56,10 @@ def test_what_stands_behind_the_last_label_does_not_count(
 def test_gradients(way: str) -> None:
     torch._dynamo.reset()
     # Margins of exactly 0, too.
-    given, mine = (torch.ones(4, 4).triu().requires_grad_() for _ in range(2))
-    F.multilabel_margin_loss(given, LABELS).backward()
+    theirs, mine = (torch.ones(4, 4).triu().requires_grad_() for _ in range(2))
+    F.multilabel_margin_loss(theirs, LABELS).backward()
     WAYS[way](F.multilabel_margin_loss)(mine, LABELS).backward()
-    torch.testing.assert_close(mine.grad, given.grad)
+    torch.testing.assert_close(mine.grad, theirs.grad)
 
 
 @pytest.mark.parametrize("way", WAYS)

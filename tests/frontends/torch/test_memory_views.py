@@ -73,14 +73,14 @@ def test_with_gradients(name: str, entry: Any) -> None:
     torch._dynamo.reset()
     f, shapes = CASES[name]
     fast = entry(f)
-    given = [draw(*shape, seed=i) for i, shape in enumerate(shapes)]
+    operands = [draw(*shape, seed=i) for i, shape in enumerate(shapes)]
     results: list[list[Tensor]] = []
     for run in (f, fast):
-        leaves = [x.clone().requires_grad_() for x in given]
-        made = run(*leaves)
-        made = made if isinstance(made, tuple) else (made,)
-        total = torch.stack([(y * y).sum() for y in made]).sum()
-        results.append([*made, *torch.autograd.grad(total, leaves)])
+        leaves = [x.clone().requires_grad_() for x in operands]
+        outputs = run(*leaves)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        total = torch.stack([(y * y).sum() for y in outputs]).sum()
+        results.append([*outputs, *torch.autograd.grad(total, leaves)])
     torch.testing.assert_close(results[1], results[0])
 
 
@@ -89,12 +89,12 @@ def test_inputs_that_lie_otherwise(name: str) -> None:
     """One compiled function meets arguments in other strides, and tells them apart."""
     f, shapes = CASES[name]
     fast = irc.compile(f)
-    given = [draw(*shape, seed=i) for i, shape in enumerate(shapes)]
+    operands = [draw(*shape, seed=i) for i, shape in enumerate(shapes)]
     checked = 0
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         for how in ("plain", "transposed", "behind others", "plain"):
-            inputs = [laid(x, how) for x in given]
+            inputs = [laid(x, how) for x in operands]
             try:
                 wanted = f(*inputs)
             except RuntimeError:  # beyond its memory, in eager

@@ -60,11 +60,14 @@ def test_llama_with_a_cache_from_before() -> None:
             "past_key_values.0_keys",
             "past_key_values.0_values",
         ]
-        given = captured.flatten((token,), {"past_key_values": copy.deepcopy(past)})
-        found = run_function(
-            program.module, program.bind(dict(zip(program.input_names, given, strict=True)))
+        inputs = captured.flatten((token,), {"past_key_values": copy.deepcopy(past)})
+        outputs = run_function(
+            program.module, program.bind(dict(zip(program.input_names, inputs, strict=True)))
         )
-        mine, theirs = captured.unflatten(found), model(token, past_key_values=copy.deepcopy(past))
+        mine, theirs = (
+            captured.unflatten(outputs),
+            model(token, past_key_values=copy.deepcopy(past)),
+        )
     torch.testing.assert_close(mine.logits, theirs.logits, rtol=1e-5, atol=1e-5)
     assert mine.past_key_values.get_seq_length() == 10
     torch.testing.assert_close(

@@ -95,8 +95,8 @@ def compare(functions: dict[str, Function], x: torch.Tensor) -> None:
         return [function(x) for function in functions.values()]
 
     with torch.no_grad():
-        found = irc.compile(together)(x)
-        for name, got, want in zip(functions, found, together(x), strict=True):
+        results = irc.compile(together)(x)
+        for name, got, want in zip(functions, results, together(x), strict=True):
             _equal(name, got, want)
 
 

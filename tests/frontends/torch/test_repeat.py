@@ -138,8 +138,8 @@ def test_layers_under_autocast(traced: list[str], check: Callable[..., Captured]
     assert not captured.externs
     program = captured.program
     inputs = dict(zip(program.input_names, (X, X[:, :1]), strict=True))
-    (found,) = run_function(program.module, program.bind(inputs))
-    torch.testing.assert_close(found, wanted, atol=2e-2, rtol=2e-2)
+    (output,) = run_function(program.module, program.bind(inputs))
+    torch.testing.assert_close(output, wanted, atol=2e-2, rtol=2e-2)
 
 
 def test_stubs_leave_no_trace_on_the_module(check: Callable[..., Captured]) -> None:

@@ -63,12 +63,12 @@ def test_gradients_of_a_written_view() -> None:
         return (b * b).sum()
 
     torch._dynamo.reset()
-    found = []
+    results = []
     for call in (scaled, torch.compile(scaled, backend="irc")):
         call((torch.ones(3) + 0).clone(), torch.ones(3, requires_grad=True) * 2)
         x = torch.arange(4.0, requires_grad=True)
         y = x * 1
         call(y[:3].detach(), (x * 2)[:3])
         call(y[:2], y[1:])
-        found.append(y)
-    torch.testing.assert_close(*found)
+        results.append(y)
+    torch.testing.assert_close(*results)

@@ -32,10 +32,10 @@ def test_padded_outputs_of_transposed_convolutions(
 
     wanted = program(*operands)
     g = torch.randn_like(wanted)
-    found = torch.compile(program, backend=compile_fx)(*operands)
-    torch.testing.assert_close(found, wanted)
+    output = torch.compile(program, backend=compile_fx)(*operands)
+    torch.testing.assert_close(output, wanted)
     for mine, own in zip(
-        torch.autograd.grad(found, operands, g), torch.autograd.grad(wanted, operands, g),
+        torch.autograd.grad(output, operands, g), torch.autograd.grad(wanted, operands, g),
         strict=True,
     ):  # fmt: skip
         torch.testing.assert_close(mine, own, rtol=1e-4, atol=1e-4)
