@@ -77,12 +77,12 @@ def pattern(shown: str) -> str:
             lines.append(r"(?:.*\n)*?")
             continue
         text, place = "", 0
-        for found in NUMBER.finditer(line.rstrip()):
-            before, unit, behind = (bool(found[i]) for i in (1, 2, 3))
-            text += re.escape(line[place : found.start()])
+        for match in NUMBER.finditer(line.rstrip()):
+            before, unit, behind = (bool(match[i]) for i in (1, 2, 3))
+            text += re.escape(line[place : match.start()])
             text += " +" * before + r"-?[\d.,]+(?:e[-+]\d+)?" + " (?:ns|us|ms|s)" * unit
             text += " *" * behind
-            place = found.end()
+            place = match.end()
         lines.append(text + re.escape(line[place:].rstrip()) + r" *\n")
     return "".join(lines)
 

@@ -39,7 +39,7 @@ def overlapping(tensors: Sequence[Tensor | None]) -> set[tuple[int, int]]:
 
     A write to one of such a pair changes the other.
     """
-    found: set[tuple[int, int]] = set()
+    pairs: set[tuple[int, int]] = set()
     places: dict[int, set[int]] = {}
     memory = [_memory(x) for x in tensors]
     for j, here in enumerate(memory):
@@ -50,8 +50,8 @@ def overlapping(tensors: Sequence[Tensor | None]) -> set[tuple[int, int]]:
                 if k not in places:
                     places[k] = _bytes(tensors[k])
             if places[i] & places[j]:
-                found.add((i, j))
-    return found
+                pairs.add((i, j))
+    return pairs
 
 
 def _memory(x: Tensor | None) -> int | None:

@@ -53,8 +53,8 @@ def main(words: list[str] | None = None) -> int:
     session = Session(names, shrink=not options.no_shrink)
     for first in range(options.seed, options.seed + options.count, BATCH):
         last = min(first + BATCH, options.seed + options.count)
-        for found in session.run(range(first, last)):
-            print(found.text, flush=True)
+        for finding in session.run(range(first, last)):
+            print(finding.text, flush=True)
     seconds = time.process_time() - started
     _report(names, session.counts, seconds)
     failed = sum(n for (_, kind), n in session.counts.items() if kind != "ok")
@@ -106,7 +106,7 @@ def _write(path: str, options: argparse.Namespace, session: object, seconds: flo
         "targets": {
             name: {kind: session.counts[name, kind] for kind in KINDS} for name in session.names
         },
-        "failures": [vars(failure) for failure in session.found],
+        "failures": [vars(failure) for failure in session.findings],
     }
     Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 

@@ -105,10 +105,10 @@ def rounded(
 
 def certain(*values: Bounded) -> torch.Tensor:
     """Return where every operand is known, broadcast together."""
-    found = torch.tensor(True)
+    known = torch.tensor(True)
     for each in values:
-        found = found & ~each.unknown
-    return found
+        known = known & ~each.unknown
+    return known
 
 
 def settled(value: torch.Tensor, dtype: str, known: torch.Tensor) -> Bounded:
@@ -129,11 +129,11 @@ def summed(value: Bounded, dims: Sequence[int], keep: bool) -> Bounded:
     return rounded(total, error, value.dtype, known=known)
 
 
-def misses(found: torch.Tensor, wanted: Bounded, slack: float = 1.0) -> torch.Tensor:
+def misses(result: torch.Tensor, wanted: Bounded, slack: float = 1.0) -> torch.Tensor:
     """Return where a result lies outside its bound; NaN must meet NaN, infinity infinity."""
     if not wanted.is_float:
-        return (found != wanted.value) & ~wanted.unknown
-    wide = found.double()
+        return (result != wanted.value) & ~wanted.unknown
+    wide = result.double()
     finite = torch.isfinite(wanted.value)
     apart = (wide - wanted.value).abs()
     # The reference rounds as well, where it is no wider than what it judges.

@@ -42,7 +42,7 @@ def check_with(program: Program, run: Target) -> Failure | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            found = run(program, inputs)
+            results = run(program, inputs)
     except IrcError as error:
         return Failure("refused", f"{error}")
     except Exception as error:  # a crash of any kind is what is looked for
@@ -50,16 +50,16 @@ def check_with(program: Program, run: Target) -> Failure | None:
     for x, was, now in zip(program.inputs, before, inputs, strict=True):
         if not torch.equal(was.nan_to_num(), now.nan_to_num()):
             return Failure("input", f"{x.name} was changed")
-    return compared(program.outputs, found, wanted)
+    return compared(program.outputs, results, wanted)
 
 
 def compared(
-    names: Sequence[str], found: Sequence[torch.Tensor], wanted: Sequence[Bounded]
+    names: Sequence[str], results: Sequence[torch.Tensor], wanted: Sequence[Bounded]
 ) -> Failure | None:
     """Hold results against their bounds."""
-    if len(found) != len(wanted):
-        return Failure("type", f"{len(found)} results, not {len(wanted)}")
-    for name, one, other in zip(names, found, wanted, strict=True):
+    if len(results) != len(wanted):
+        return Failure("type", f"{len(results)} results, not {len(wanted)}")
+    for name, one, other in zip(names, results, wanted, strict=True):
         if (one.dtype, tuple(one.shape)) != (DTYPES[other.dtype], other.shape):
             shown = f"{one.dtype} {list(one.shape)}, not {other.dtype} {list(other.shape)}"
             return Failure("type", f"{name} is {shown}")

@@ -53,18 +53,18 @@ class Shim:
     def prepare(self, programs: Sequence[Program]) -> None:
         """Lower programs and compile all their kernels."""
         every: dict[str, KernelOp] = {}
-        found: dict[int, Lowered | IrcError] = {}
+        lowered: dict[int, Lowered | IrcError] = {}
         for program in programs:
             try:
-                found[id(program)] = self._lowered(program, every)
+                lowered[id(program)] = self._lowered(program, every)
             except IrcError as error:
-                found[id(program)] = error
+                lowered[id(program)] = error
         library = None
         if every:
             folder = tempfile.TemporaryDirectory(prefix="irc-fuzz-")
             with folder as place:
                 library = build(Path(place), every, self._change)
-        self._known |= {key: (one, library) for key, one in found.items()}
+        self._known |= {key: (one, library) for key, one in lowered.items()}
         self._kept += programs  # their ids must stay theirs
 
     def _lowered(self, program: Program, every: dict[str, KernelOp]) -> Lowered:
@@ -92,8 +92,10 @@ class Shim:
             assert library is not None
             kernel = lowered.kernels[op.kernel_name]
             flat = [x.contiguous().reshape(-1) for x in operands]
-            made = run_in_all_orders(library, kernel, flat)
-            return [x.reshape(out.shape) for x, out in zip(made, output_buffers(op), strict=True)]
+            results = run_in_all_orders(library, kernel, flat)
+            return [
+                x.reshape(out.shape) for x, out in zip(results, output_buffers(op), strict=True)
+            ]
 
         return run_spmd(lowered.module, inputs, mesh_of(lowered.module), launch=launch)
 

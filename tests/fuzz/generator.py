@@ -111,9 +111,9 @@ def reduce(w: Writer) -> None:
             w.emit("sum_all", x)
         case _:
             word = w.rng.choice(("sum", "mean", "amax", "amin"))
-            found = w.emit(word, x, dim=dim, keep=keep)
-            if found and keep and w.rng.random() < 0.7:
-                w.emit(w.rng.choice(("sub", "add", "mul")), x, found)
+            reduced = w.emit(word, x, dim=dim, keep=keep)
+            if reduced and keep and w.rng.random() < 0.7:
+                w.emit(w.rng.choice(("sub", "add", "mul")), x, reduced)
 
 
 def move(w: Writer) -> None:

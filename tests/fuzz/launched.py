@@ -11,10 +11,10 @@ from tests.fuzz.bounded import DTYPES
 
 def output_buffers(op: LaunchOp) -> list[torch.Tensor]:
     """Return the results of a launch, filled with what no kernel would store."""
-    found: list[torch.Tensor] = []
+    buffers: list[torch.Tensor] = []
     for value in op.outputs:
         kind = tensor(value)
         dtype = DTYPES[kind.dtype]
         fill = torch.nan if dtype.is_floating_point else 1
-        found.append(torch.full(kind.static_shape(), fill, dtype=dtype))
-    return found
+        buffers.append(torch.full(kind.static_shape(), fill, dtype=dtype))
+    return buffers

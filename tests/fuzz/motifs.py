@@ -43,21 +43,21 @@ def multiply(w: Writer) -> None:
         columns = 3
     if w.rng.random() < 0.5:
         weight, bias = w.input((columns, k), value.dtype), w.input((columns,), value.dtype)
-        found = w.emit("linear", x, weight, bias)
+        product = w.emit("linear", x, weight, bias)
     else:
         right = w.input((*lead[:-1], k, columns), value.dtype)
         if w.rng.random() < 0.3:
             turned = w.input((*lead[:-1], columns, k), value.dtype)
             right = w.emit("transpose", turned, a=len(lead) - 1, b=len(lead)) or right
-        found = w.emit("matmul", x, right)
-    if found is None:
+        product = w.emit("matmul", x, right)
+    if product is None:
         return
     if w.rng.random() < 0.5:
-        found = w.emit(w.rng.choice(ACTIVATIONS), found) or found
+        product = w.emit(w.rng.choice(ACTIVATIONS), product) or product
     if w.rng.random() < 0.5:
-        w.emit("add", found, w.partner(found))
+        w.emit("add", product, w.partner(product))
     if w.rng.random() < 0.15:
-        w.emit("cast", found, dtype=w.rng.choice(("f32", "bf16")))
+        w.emit("cast", product, dtype=w.rng.choice(("f32", "bf16")))
 
 
 def index(w: Writer) -> None:
@@ -130,10 +130,10 @@ def convolve(w: Writer) -> None:
     side = w.rng.choice((5, 7, 8, 12, 17))
     x = w.input((w.rng.choice((1, 2, 3)), inner, *[side] * dims))
     weight = w.input((outer, inner // groups, *[kernel] * dims))
-    found = w.emit(
+    convolved = w.emit(
         f"conv{dims}d", x, weight, w.input((outer,)), stride=w.rng.choice((1, 1, 2)),
         pad=w.rng.choice((0, 1)), dilation=dilation, groups=groups,
     )  # fmt: skip
-    if found and w.rng.random() < 0.6:
-        found = w.emit(w.rng.choice(ACTIVATIONS), found) or found
-        w.emit("add", found, w.partner(found))
+    if convolved and w.rng.random() < 0.6:
+        convolved = w.emit(w.rng.choice(ACTIVATIONS), convolved) or convolved
+        w.emit("add", convolved, w.partner(convolved))

@@ -41,9 +41,9 @@ class Applied:
         """Return a change of emitted text."""
 
         def change(text: str) -> str:
-            found, times = re.subn(pattern, new, text)
-            self.times += times if found != text else 0
-            return found
+            changed, times = re.subn(pattern, new, text)
+            self.times += times if changed != text else 0
+            return changed
 
         return change
 
@@ -156,8 +156,8 @@ def _no_offset(right: Any) -> Any:
     def wrong(self: Any, starts: Any, stops: Any, steps: Any) -> Any:
         from dataclasses import replace
 
-        found = right(self, starts, stops, steps)
-        return None if found is None else replace(found, offset=self.offset)
+        sliced = right(self, starts, stops, steps)
+        return None if sliced is None else replace(sliced, offset=self.offset)
 
     return wrong
 
@@ -217,11 +217,11 @@ def _in_place_too_early(applied: Applied) -> AbstractContextManager[Target]:
             return old.sum(0) * 2
 
         def run(program: Program, inputs: Sequence[Any]) -> Any:
-            given = torch.randn(5, 4), torch.tensor([[1, 2, 3, 0]]), torch.ones(1, 4)
-            wanted = written(given[0].clone(), *given[1:])
+            operands = torch.randn(5, 4), torch.tensor([[1, 2, 3, 0]]), torch.ones(1, 4)
+            wanted = written(operands[0].clone(), *operands[1:])
             with torch.no_grad():
-                found = irc.compile(written)(given[0].clone(), *given[1:])
-            torch.testing.assert_close(found, wanted)
+                result = irc.compile(written)(operands[0].clone(), *operands[1:])
+            torch.testing.assert_close(result, wanted)
             return program.function()(*inputs)
 
         def nobody(*_: Any) -> dict[Any, int]:
@@ -276,17 +276,17 @@ def in_threads(program: Program, inputs: Sequence[Any], rounds: int = 200) -> An
 
     fast = irc.compile(program.function())
     floats = [x.is_floating_point() for x in inputs]
-    given = [
+    own_inputs = [
         [x * (1 + i) if f else x for x, f in zip(inputs, floats, strict=True)] for i in range(4)
     ]
     with torch.no_grad():
-        alone = [[y.clone() for y in fast(*each)] for each in given]
+        alone = [[y.clone() for y in fast(*each)] for each in own_inputs]
     wrong: list[str] = []
 
     def work(i: int) -> None:
         with torch.no_grad():
             for _ in range(rounds):
-                for one, other in zip(fast(*given[i]), alone[i], strict=True):
+                for one, other in zip(fast(*own_inputs[i]), alone[i], strict=True):
                     if not torch.equal(one.nan_to_num(), other.nan_to_num()):
                         wrong.append(f"thread {i} differs from itself alone")
                         return
@@ -379,8 +379,8 @@ def trial(mutant: Mutant | SceneMutant) -> str:
     child = os.fork()
     if child == 0:
         try:
-            found = killed_by(mutant) if isinstance(mutant, Mutant) else mutant.killed_by()
-            os.write(write, found.encode())
+            verdict = killed_by(mutant) if isinstance(mutant, Mutant) else mutant.killed_by()
+            os.write(write, verdict.encode())
         except BaseException:
             os.write(write, f"broken: {traceback.format_exc(limit=-3)}".encode()[:2000])
         finally:

@@ -71,7 +71,7 @@ def observe(scene: Scene, way: Way, *, gradients: bool) -> Observed:
         else:
             function = scene.function()
             gate = nn.Tanh()
-            call = way(lambda *given: function(gate, *given))
+            call = way(lambda *arguments: function(gate, *arguments))
         seen = once(scene, call, gradients=gradients)
         seen.calls = list(calls)
         if gradients:
@@ -110,42 +110,42 @@ def once(
         kept: ``.grad`` of the arguments before the call.
         hands_out: the gradients are those of :func:`torch.autograd.grad`.
     """
-    given = scene.draw(gradients=gradients)
-    for x, grad in zip(given, kept, strict=False):
+    arguments = scene.draw(gradients=gradients)
+    for x, grad in zip(arguments, kept, strict=False):
         x.grad = grad
-    before = [(x._version, x.detach().clone()) for x in given]
+    before = [(x._version, x.detach().clone()) for x in arguments]
     if seed is not None:
         torch.manual_seed(seed)
     with torch.set_grad_enabled(gradients):
-        made = call(*given)
-    results = list(made)
+        returned = call(*arguments)
+    results = list(returned)
     written = [
         x._version != version and not torch.equal(x, held)
-        for x, (version, held) in zip(given, before, strict=True)
+        for x, (version, held) in zip(arguments, before, strict=True)
     ]
-    found: list[Tensor | None] = [None] * len(given)
-    handed: list[Tensor | None] = [None] * len(given)
-    seen = Observed(results, given, found, written, handed)
+    grads: list[Tensor | None] = [None] * len(arguments)
+    handed: list[Tensor | None] = [None] * len(arguments)
+    seen = Observed(results, arguments, grads, written, handed)
     outputs = [y for y in results if y.requires_grad]
-    leaves = [i for i, x in enumerate(given) if x.requires_grad and x.is_leaf]
+    leaves = [i for i, x in enumerate(arguments) if x.requires_grad and x.is_leaf]
     if gradients and outputs and leaves:
         weights = [_weight(y, i) for i, y in enumerate(outputs)]
         if hands_out:
-            made = torch.autograd.grad(
-                outputs, [given[i] for i in leaves], weights, allow_unused=True
+            derivatives = torch.autograd.grad(
+                outputs, [arguments[i] for i in leaves], weights, allow_unused=True
             )
-            for i, gradient in zip(leaves, made, strict=True):
+            for i, gradient in zip(leaves, derivatives, strict=True):
                 handed[i] = gradient
-            others = {"argument": given, "result": results, "gradient of result": weights}
+            others = {"argument": arguments, "result": results, "gradient of result": weights}
             seen.shared = _shared(others, "gradient of argument", handed)
         else:
             # Nobody holds a result's gradient, so that an argument's may keep its memory.
             losses = [(y * w).sum() for y, w in zip(outputs, weights, strict=True)]
             torch.autograd.backward([x.real if x.is_complex() else x for x in losses])
             for i in leaves:
-                found[i] = given[i].grad
-            others = {"argument": given, "result": results}
-            seen.shared = _shared(others, ".grad of argument", found)
+                grads[i] = arguments[i].grad
+            others = {"argument": arguments, "result": results}
+            seen.shared = _shared(others, ".grad of argument", grads)
     return seen
 
 
@@ -190,25 +190,25 @@ def differences(scene: Scene, seen: Observed, wanted: Observed, wide: Observed) 
         wanted: in eager.
         wide: in eager, in float64: where that has other whole numbers, rounding decides.
     """
-    found: list[str] = []
+    texts: list[str] = []
     for i, (name, one, two, three) in enumerate(
         zip(scene.results, seen.results, wanted.results, wide.results, strict=True)
     ):
         what = f"result {i} ({name})"
         if (one.dtype, one.shape) != (two.dtype, two.shape):
-            found.append(f"{what} is {one.dtype} {list(one.shape)}, "
+            texts.append(f"{what} is {one.dtype} {list(one.shape)}, "
                          f"not {two.dtype} {list(two.shape)}")  # fmt: skip
         elif layout(one)[0] != layout(two)[0]:
-            found.append(f"{what} has strides {one.stride()}, not {two.stride()}")
+            texts.append(f"{what} has strides {one.stride()}, not {two.stride()}")
         elif name not in scene.random:
-            found += _apart(scene, what, one, two, three)
+            texts += _apart(scene, what, one, two, three)
         if two.requires_grad and not one.requires_grad:
-            found.append(f"{what} records no gradient")
+            texts.append(f"{what} records no gradient")
     if (one := sharing(seen)) != (two := sharing(wanted)):
-        found.append(f"memory is shared by {one}, not by {two} (arguments, then results)")
+        texts.append(f"memory is shared by {one}, not by {two} (arguments, then results)")
     # That eager's lie together promises nothing; where they do not, nobody expects a write to both.
     if more := seen.shared - wanted.shared:
-        found.append(f"{TOGETHER}: {sorted(more)}")
+        texts.append(f"{TOGETHER}: {sorted(more)}")
     apart = bool(wanted.shared - seen.shared)
     kinds = (("argument", "arguments"), ("gradient of", "gradients"),
              ("gradient handed out of", "handed"))  # fmt: skip
@@ -222,20 +222,20 @@ def differences(scene: Scene, seen: Observed, wanted: Observed, wide: Observed) 
                 # Of what does not matter eager has None or zeros, by the ops on the way.
                 some = one if two is None else two
                 if some is not None and bool(some.any()):
-                    found.append(f"{kind} {x.name} is {'None' if one is None else 'not None'}")
+                    texts.append(f"{kind} {x.name} is {'None' if one is None else 'not None'}")
                 continue
             if part != "arguments" and not lies_alike(one, two, apart=apart):
-                found.append(f"{kind} {x.name} has strides and offset {layout(one)}, not "
+                texts.append(f"{kind} {x.name} has strides and offset {layout(one)}, not "
                              f"{layout(two)}")  # fmt: skip
             # Eager adds twice to gradients of two arguments that lie in each other.
             if not scene.random and not (apart and part == "gradients"):
-                found += _apart(scene, f"{kind} {x.name}", one, two, three)
+                texts += _apart(scene, f"{kind} {x.name}", one, two, three)
     for x, one, two in zip(scene.arguments, seen.written, wanted.written, strict=True):
         if one is not two:
-            found.append(f"argument {x.name} is {'' if one else 'not '}counted as written")
+            texts.append(f"argument {x.name} is {'' if one else 'not '}counted as written")
     if seen.calls != wanted.calls:
-        found.append(f"hooks ran: {seen.calls}, not {wanted.calls}")
-    return found + _repeats(scene, seen, wanted)
+        texts.append(f"hooks ran: {seen.calls}, not {wanted.calls}")
+    return texts + _repeats(scene, seen, wanted)
 
 
 CERTAIN = 10
@@ -244,7 +244,7 @@ CERTAIN = 10
 
 def _repeats(scene: Scene, seen: Observed, wanted: Observed) -> list[str]:
     """Say where a seed does not repeat what it repeats in eager, or repeats what it does not."""
-    found: list[str] = []
+    texts: list[str] = []
     for number, words in ((0, "after the same seed"), (1, "without a seed")):
         if not scene.random:
             break
@@ -260,8 +260,8 @@ def _repeats(scene: Scene, seen: Observed, wanted: Observed) -> list[str]:
                 wrong = here and int((one != two).sum()) >= CERTAIN
             if wrong:
                 says = "repeats" if here else "does not repeat"
-                found.append(f"result {i} ({name}) {says} {words}")
-    return found
+                texts.append(f"result {i} ({name}) {says} {words}")
+    return texts
 
 
 def _plain(x: Tensor) -> Tensor:

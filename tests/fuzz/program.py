@@ -108,9 +108,9 @@ class Program:
         """The program as a torch function."""
         names = ", ".join(x.name for x in self.inputs)
         lines = [f"    {line}" for node in self.nodes for line in node.text.splitlines()]
-        given = "".join(f"    # {x.name}: {describe(x)}\n" for x in self.inputs)
+        comments = "".join(f"    # {x.name}: {describe(x)}\n" for x in self.inputs)
         body = "\n".join(lines)
-        return f"def program({names}):\n{given}{body}\n    return ({', '.join(self.outputs)},)\n"
+        return f"def program({names}):\n{comments}{body}\n    return ({', '.join(self.outputs)},)\n"
 
     def function(self) -> Callable[..., tuple[torch.Tensor, ...]]:
         """Return the torch function."""
@@ -120,10 +120,10 @@ class Program:
 
     def draw(self) -> list[torch.Tensor]:
         """Return a tensor for each input; alike ones are one tensor."""
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for x in self.inputs:
-            found[x.name] = found[x.alike] if x.alike else x.draw(self.seed)
-        return list(found.values())
+            tensors[x.name] = tensors[x.alike] if x.alike else x.draw(self.seed)
+        return list(tensors.values())
 
     def walk(self, meaning: Meaning, values: dict[str, Any]) -> dict[str, Any]:
         """Give every statement its meaning."""
@@ -134,8 +134,8 @@ class Program:
 
     def reference(self, inputs: Sequence[torch.Tensor]) -> list[Bounded]:
         """Return what the results are, with bounds."""
-        given = {x.name: Bounded.exact(t) for x, t in zip(self.inputs, inputs, strict=True)}
-        values = self.walk(BoundMeaning(), given)
+        bounded = {x.name: Bounded.exact(t) for x, t in zip(self.inputs, inputs, strict=True)}
+        values = self.walk(BoundMeaning(), bounded)
         return [values[name] for name in self.outputs]
 
     @property

@@ -74,18 +74,18 @@ class BoundMeaning:
         if not xs[0].is_float or name.startswith("logical_"):
             known = torch.broadcast_to(certain(*xs), torch.broadcast_shapes(*[x.shape for x in xs]))
             values = [x.value for x in xs]
-            found = WHOLE[name](*values)
-            return settled(found, "i1" if name.startswith("logical_") else xs[0].dtype, known)
+            result = WHOLE[name](*values)
+            return settled(result, "i1" if name.startswith("logical_") else xs[0].dtype, known)
         if name in SAMPLED:
             function, ulps, slope = SAMPLED[name]
-            found = sampled(function, *xs, ulps=ulps, slope=slope)
+            result = sampled(function, *xs, ulps=ulps, slope=slope)
             if name not in ("gelu", "gelu_tanh", "silu"):
-                return found
+                return result
             # Far below zero 1 + tanh cancels, or a relative error of 4e-5 is stated.
-            vanishing = torch.where(xs[0].value < -2, 4e-5 * found.value.abs(), 0.0)
+            vanishing = torch.where(xs[0].value < -2, 4e-5 * result.value.abs(), 0.0)
             held = "f32" if xs[0].dtype in HALVES else xs[0].dtype
             vanishing = vanishing + 2 * unit(held) * xs[0].value.abs()
-            return Bounded(found.value, found.error + vanishing, found.dtype)
+            return Bounded(result.value, result.error + vanishing, result.dtype)
         return _binary(name, *xs)
 
     def cast(self, x: Bounded, dtype: str) -> Bounded:
@@ -124,12 +124,12 @@ class BoundMeaning:
         dims = tuple(dims)
         unknown = x.unknown.double().sum(dims, keepdim=keep) > 0
         if fn in ("any", "all"):
-            found = getattr(torch, fn)(x.value != 0, dim=dims, keepdim=keep)
-            return settled(found, "i1", ~unknown)
+            result = getattr(torch, fn)(x.value != 0, dim=dims, keepdim=keep)
+            return settled(result, "i1", ~unknown)
         if fn in ("max", "min"):
-            found = getattr(torch, f"a{fn}")(x.value, dims, keep)
+            result = getattr(torch, f"a{fn}")(x.value, dims, keep)
             error = torch.amax(x.error, dims, keep)
-            return Bounded(found, torch.where(torch.isfinite(error), error, inf), x.dtype)
+            return Bounded(result, torch.where(torch.isfinite(error), error, inf), x.dtype)
         assert fn == "sum", fn
         if not x.is_float:
             return settled(x.value.sum(dims, keepdim=keep, dtype=x.value.dtype), x.dtype, ~unknown)
@@ -141,18 +141,18 @@ class BoundMeaning:
         reach = torch.gather(x.error, dim, index)
         close = (value + x.error >= best - reach).sum(dim) > 1
         loose = torch.amax(x.error, dim) > 0
-        found = getattr(torch, f"arg{fn}")(x.value, dim)
-        return settled(found, "i64", ~(close & loose) & ~torch.isinf(torch.amax(x.error, dim)))
+        result = getattr(torch, f"arg{fn}")(x.value, dim)
+        return settled(result, "i64", ~(close & loose) & ~torch.isinf(torch.amax(x.error, dim)))
 
     def cumulative(self, fn: str, x: Bounded, dim: int) -> Bounded:
         assert fn == "sum", fn
-        found = torch.cumsum(x.value, dim, dtype=x.value.dtype)
+        result = torch.cumsum(x.value, dim, dtype=x.value.dtype)
         if not x.is_float:
-            return settled(found, x.dtype, torch.cumsum(x.unknown.double(), dim) == 0)
+            return settled(result, x.dtype, torch.cumsum(x.unknown.double(), dim) == 0)
         error, weight = torch.cumsum(x.error, dim), torch.cumsum(x.value.abs(), dim)
         # A running sum of a half type may be rounded at each step, as torch's is.
         error = error + growth(x.shape[dim]) * unit(x.dtype) * (weight + error)
-        return rounded(found, error, x.dtype, known=~torch.isinf(error))
+        return rounded(result, error, x.dtype, known=~torch.isinf(error))
 
     def contract(self, spec: str, a: Bounded, b: Bounded) -> Bounded:
         letters, result = spec.split("->")
@@ -184,8 +184,8 @@ class BoundMeaning:
         error = product(a.value.abs(), eb) + product(ea, b.value.abs()) + product(ea, eb)
         weight = product(a.value.abs(), b.value.abs())
         error = error + (growth(terms) + 1) * unit(accumulator) * (weight + error)
-        found = rounded(product(a.value, b.value), error, dtype, known=known)
-        return Bounded(found.value, torch.where(known, found.error, inf), dtype)
+        result = rounded(product(a.value, b.value), error, dtype, known=known)
+        return Bounded(result.value, torch.where(known, result.error, inf), dtype)
 
     # places
 
@@ -216,12 +216,12 @@ class BoundMeaning:
     def take(self, table: Bounded, index: Bounded, dim: int) -> Bounded:
         flat = index.value.reshape(-1)
         shape = (*table.shape[:dim], *index.shape, *table.shape[dim + 1 :])
-        found = table.moved(lambda t: t.index_select(dim, flat).reshape(shape))
-        return _spoiled(found, bool(index.unknown.any()))
+        result = table.moved(lambda t: t.index_select(dim, flat).reshape(shape))
+        return _spoiled(result, bool(index.unknown.any()))
 
     def gather(self, x: Bounded, index: Bounded, dim: int) -> Bounded:
-        found = x.moved(lambda t: torch.gather(t, dim, index.value))
-        return _spoiled(found, bool(index.unknown.any()))
+        result = x.moved(lambda t: torch.gather(t, dim, index.value))
+        return _spoiled(result, bool(index.unknown.any()))
 
     def scatter(self, x: Bounded, index: Bounded, source: Bounded, dim: int, fn: str) -> Bounded:
         def placed(t: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
@@ -235,10 +235,10 @@ class BoundMeaning:
             terms = float(source.shape[dim] + 1) if source.shape else 2.0
             # Torch adds in the dtype itself, one by one.
             error = error + terms * unit(x.dtype) * (weight + error)
-            found = rounded(value, error, x.dtype, known=~torch.isinf(error))
+            result = rounded(value, error, x.dtype, known=~torch.isinf(error))
         else:
-            found = Bounded(value, error, x.dtype)
-        return _spoiled(found, bool(index.unknown.any()))
+            result = Bounded(value, error, x.dtype)
+        return _spoiled(result, bool(index.unknown.any()))
 
     # whole ops
 
@@ -252,11 +252,11 @@ class BoundMeaning:
             conv = F.conv2d if a.ndim == 4 else F.conv1d
             return conv(a, b, None, stride, pad, dilation, groups)
 
-        found = self._product(product, x, w, prod(w.shape[1:]), x.dtype)
+        result = self._product(product, x, w, prod(w.shape[1:]), x.dtype)
         if bias is None:
-            return found
+            return result
         shape = (1, bias.shape[0], *[1] * (len(x.shape) - 2))
-        return self.fn("add", found, bias.moved(lambda t: t.reshape(shape)))
+        return self.fn("add", result, bias.moved(lambda t: t.reshape(shape)))
 
     def pool(self, fn: str, x: Bounded, window: int, stride: int, pad: int) -> Bounded:
         if fn == "max":
@@ -271,11 +271,11 @@ class BoundMeaning:
         return rounded(value, error, x.dtype, known=~torch.isinf(error))
 
 
-def _spoiled(found: Bounded, spoiled: bool) -> Bounded:
+def _spoiled(result: Bounded, spoiled: bool) -> Bounded:
     """Claim nothing where an index was not known."""
     if not spoiled:
-        return found
-    return Bounded(found.value, torch.full_like(found.error, inf), found.dtype)
+        return result
+    return Bounded(result.value, torch.full_like(result.error, inf), result.dtype)
 
 
 def _where(condition: Bounded, x: Bounded, y: Bounded) -> Bounded:
@@ -286,11 +286,11 @@ def _where(condition: Bounded, x: Bounded, y: Bounded) -> Bounded:
 
 
 def _compare(name: str, x: Bounded, y: Bounded) -> Bounded:
-    found = COMPARE[name](x.value, y.value)
+    result = COMPARE[name](x.value, y.value)
     reach = x.error + y.error
     apart = (x.value.double() - y.value.double()).abs()
     sure = (apart > reach) | (reach == 0) | torch.isnan(apart)
-    return settled(found, "i1", (sure & certain(x, y)).expand(found.shape))
+    return settled(result, "i1", (sure & certain(x, y)).expand(result.shape))
 
 
 def _binary(name: str, x: Bounded, y: Bounded) -> Bounded:
@@ -313,8 +313,8 @@ def _binary(name: str, x: Bounded, y: Bounded) -> Bounded:
             raise KeyError(name)
     known = known.expand(value.shape)
     ulps = 2.0 if name == "div" and x.dtype == "f32" else 0.5
-    found = rounded(value, error.expand(value.shape), x.dtype, ulps=ulps, known=known)
-    return Bounded(found.value, torch.where(known, found.error, inf), x.dtype)
+    result = rounded(value, error.expand(value.shape), x.dtype, ulps=ulps, known=known)
+    return Bounded(result.value, torch.where(known, result.error, inf), x.dtype)
 
 
 def is_usable(x: Bounded, *, most: float) -> bool:

@@ -183,11 +183,11 @@ def attend(w: SceneWriter) -> None:
     if place < 3:
         operands[place] = w.define(f"F.conv2d({operands[place]}, {weight})") or operands[place]
     causal = w.rng.random() < 0.4
-    found = w.define(
+    attended = w.define(
         f"F.scaled_dot_product_attention({', '.join(operands)}, is_causal={causal})", *operands
     )
-    if found and place == 3:
-        w.define(f"F.conv2d({found}, {weight})", found)
+    if attended and place == 3:
+        w.define(f"F.conv2d({attended}, {weight})", attended)
 
 
 def convolve(w: SceneWriter) -> None:

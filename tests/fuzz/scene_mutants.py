@@ -71,8 +71,8 @@ def _without_imaginary(right: Any) -> Any:
     """A result's imaginary part is lost on its way into the arena."""
 
     def wrong(*args: Any, **kwargs: Any) -> Any:
-        found = right(*args, **kwargs)
-        return [x.real + 0j if x.is_complex() else x for x in found]
+        results = right(*args, **kwargs)
+        return [x.real + 0j if x.is_complex() else x for x in results]
 
     return wrong
 
@@ -112,9 +112,9 @@ def _one_for_equal(right: Any) -> Any:
     def wrong(*args: Any) -> Any:
         run = right(*args)
 
-        def run_wrong(*given: Any) -> list[Any]:
-            found = run(*given)
-            return [found[0].view_as(x) if _is_equal(x, found[0]) else x for x in found]
+        def run_wrong(*arguments: Any) -> list[Any]:
+            gradients = run(*arguments)
+            return [gradients[0].view_as(x) if _is_equal(x, gradients[0]) else x for x in gradients]
 
         return run_wrong
 
@@ -132,8 +132,8 @@ def _by_rows(right: Any) -> Any:
     def wrong(*args: Any) -> Any:
         run = right(*args)
 
-        def run_wrong(*given: Any) -> list[Any]:
-            return [x if x is None else x.contiguous() for x in run(*given)]
+        def run_wrong(*arguments: Any) -> list[Any]:
+            return [x if x is None else x.contiguous() for x in run(*arguments)]
 
         return run_wrong
 
@@ -160,10 +160,12 @@ SCENE_MUTANTS = (
 )  # fmt: skip
 
 
-def _scene(results: str, *lines: str, hook: str = "", random: str = "", **given: Argument) -> Scene:
+def _scene(
+    results: str, *lines: str, hook: str = "", random: str = "", **arguments: Argument
+) -> Scene:
     named = tuple((line.split(" = ")[0], line) for line in lines)
     return Scene(
-        1, tuple(given.values()), named, tuple(results.split()), frozenset(random.split()), hook
+        1, tuple(arguments.values()), named, tuple(results.split()), frozenset(random.split()), hook
     )
 
 

@@ -44,10 +44,10 @@ class SceneWriter:
         """Return a shape; sizes of 0 are seldom."""
         count = self.rng.choice((0, 1, 1, 2, 2, 2, 3, 3, 4)) if ndim is None else ndim
         while True:
-            found = tuple(self.rng.choice(SIZES) for _ in range(count))
-            if prod(found) <= 3000:
+            shape = tuple(self.rng.choice(SIZES) for _ in range(count))
+            if prod(shape) <= 3000:
                 empty = count and self.rng.random() < 0.04
-                return (0, *found[1:]) if empty else found
+                return (0, *shape[1:]) if empty else shape
 
     def argument(self, shape: Sequence[int], dtype: str) -> str:
         """Add an argument in some layout."""
@@ -74,11 +74,13 @@ class SceneWriter:
         dtype = NAMES[str(value.dtype)]
         return self.add(Argument(f"x{len(self.arguments)}", shape, dtype, of=of))
 
-    def add(self, made: Argument) -> str:
+    def add(self, argument: Argument) -> str:
         """Add an argument as it is."""
-        self.arguments.append(made)
-        self.values[made.name] = eval(made.of, {}, self.values) if made.of else made.draw(self.seed)
-        return made.name
+        self.arguments.append(argument)
+        self.values[argument.name] = (
+            eval(argument.of, {}, self.values) if argument.of else argument.draw(self.seed)
+        )
+        return argument.name
 
     # statements
 
@@ -92,20 +94,20 @@ class SceneWriter:
     def define(self, expression: str, *read: str) -> str | None:
         """Append ``v = expression``; None where eager refuses it or its numbers are wild."""
         name = f"v{self._names}"
-        made = self._run(f"{name} = {expression}")
-        if not isinstance(made.get(name), Tensor) or not _is_tame(made[name]):
+        scope = self._run(f"{name} = {expression}")
+        if not isinstance(scope.get(name), Tensor) or not _is_tame(scope[name]):
             return None
         self._names += 1
         self.lines.append((name, f"{name} = {expression}"))
-        self.values[name] = made[name]
+        self.values[name] = scope[name]
         if any(self.is_random(each) for each in read):
             self.random.add(name)
         return name
 
     def change(self, target: str, statement: str, *read: str) -> bool:
         """Append a statement that writes to a value's memory."""
-        made = self._run(statement)
-        if not made or not all(map(_is_tame, self.values.values())):
+        scope = self._run(statement)
+        if not scope or not all(map(_is_tame, self.values.values())):
             self._replay()
             return False
         self.lines.append((target, statement))
@@ -119,9 +121,9 @@ class SceneWriter:
         for x in self.arguments:
             self.values[x.name] = eval(x.of, {}, self.values) if x.of else x.draw(self.seed)
         for name, line in self.lines:
-            made = self._run(line)
+            scope = self._run(line)
             if line.startswith(f"{name} = "):
-                self.values[name] = made[name]
+                self.values[name] = scope[name]
 
     def is_random(self, name: str) -> bool:
         """True for what depends on random numbers."""

@@ -93,11 +93,13 @@ class Scene:
     def text(self) -> str:
         """The function as text."""
         names = ", ".join(x.name for x in self.arguments)
-        given = "".join(f"    # {x.name}: {x.text}\n" for x in self.arguments)
+        comments = "".join(f"    # {x.name}: {x.text}\n" for x in self.arguments)
         body = "".join(f"    {line}\n" for _, line in self.lines)
         hook = f"# as a module with a {self.hook} hook\n" if self.hook else ""
         inner = ", ".join(["gate", *([names] if names else [])])
-        return f"{hook}def scene({inner}):\n{given}{body}    return ({', '.join(self.results)},)\n"
+        return (
+            f"{hook}def scene({inner}):\n{comments}{body}    return ({', '.join(self.results)},)\n"
+        )
 
     @property
     def draws(self) -> bool:
@@ -116,14 +118,14 @@ class Scene:
         Args:
             gradients: those that want one record it.
         """
-        made: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for x in self.arguments:
-            value = eval(x.of, {"torch": torch}, made) if x.of else x.draw(self.seed)
-            made[x.name] = value
+            value = eval(x.of, {"torch": torch}, tensors) if x.of else x.draw(self.seed)
+            tensors[x.name] = value
         for x in self.arguments:
             if gradients and x.wants:
-                made[x.name].requires_grad_()
-        return list(made.values())
+                tensors[x.name].requires_grad_()
+        return list(tensors.values())
 
     def widened(self) -> Scene:
         """Return the same scene in float64 and complex128."""
@@ -141,12 +143,12 @@ class Scene:
         """The rounding unit of the narrowest float that occurs."""
         words = self.text
         dtypes = {x.dtype for x in self.arguments}
-        found = [torch.float64]
+        floats = [torch.float64]
         narrow = ("f32", "c64", *HALVES)
-        found += [KINDS[n] for n in narrow if n in dtypes or str(KINDS[n]) in words]
+        floats += [KINDS[n] for n in narrow if n in dtypes or str(KINDS[n]) in words]
         if not dtypes <= {"f64", "c128"}:
-            found.append(torch.float32)  # what is made of integers and bools
-        return max(torch.finfo(dtype).eps for dtype in found)
+            floats.append(torch.float32)  # what is made of integers and bools
+        return max(torch.finfo(dtype).eps for dtype in floats)
 
 
 class Module(nn.Module):
@@ -161,8 +163,8 @@ class Module(nn.Module):
         self.gate = nn.Tanh()
         self._scene = scene.function()
 
-    def forward(self, *given: torch.Tensor) -> Any:
-        return self._scene(self.gate, *given)
+    def forward(self, *arguments: torch.Tensor) -> Any:
+        return self._scene(self.gate, *arguments)
 
 
 def hooked(module: nn.Module, hook: str, calls: list[str]) -> None:
@@ -174,11 +176,11 @@ def hooked(module: nn.Module, hook: str, calls: list[str]) -> None:
         calls: takes a note of each run of a hook that eager runs as often.
     """
 
-    def pre(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (given[0] * 2, *given[1:])
+    def pre(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (args[0] * 2, *args[1:])
 
-    def forward(_: nn.Module, given: Any, made: Any) -> Any:
-        return tuple(x * 2 for x in made) if isinstance(made, tuple) else made * 2
+    def forward(_: nn.Module, args: Any, output: Any) -> Any:
+        return tuple(x * 2 for x in output) if isinstance(output, tuple) else output * 2
 
     def backward(*_: Any) -> None:
         calls.append("backward")

@@ -25,7 +25,7 @@ SIMPLE = ("triton", "cuda")
 
 
 @dataclass(frozen=True)
-class Found:
+class Finding:
     """A failure, and the smallest program that shows it."""
 
     seed: int
@@ -45,7 +45,7 @@ class Session:
     def __init__(self, names: Iterable[str], *, shrink: bool = True) -> None:
         self.names = list(names)
         self.counts: Counter[tuple[str, str]] = Counter()
-        self.found: list[Found] = []
+        self.findings: list[Finding] = []
         self.elements = 0
         self._bounded = 0
         self._shrink = shrink
@@ -58,7 +58,7 @@ class Session:
         """The part of all results about which the reference claims something."""
         return self._bounded / self.elements if self.elements else 1.0
 
-    def run(self, seeds: Iterable[int]) -> Iterator[Found]:
+    def run(self, seeds: Iterable[int]) -> Iterator[Finding]:
         """Run programs; yield what fails."""
         seeds = list(seeds)
         for simple in (False, True):
@@ -77,20 +77,20 @@ class Session:
                 for name, failure in failures.items():
                     self.counts[name, failure.kind if failure else "ok"] += 1
                     if failure is not None:
-                        self.found.append(self._shown(program, name, failure))
-                        yield self.found[-1]
+                        self.findings.append(self._shown(program, name, failure))
+                        yield self.findings[-1]
         for seed in seeds if self.ways else ():
             yield from self._scene(seed)
         for seed in seeds if VIEWS in self.names else ():
             yield from self._views(seed)
 
-    def _views(self, seed: int) -> Iterator[Found]:
+    def _views(self, seed: int) -> Iterator[Finding]:
         way = list(ways.WAYS)[seed % len(ways.WAYS)]
         yield from self._seen(
             view_scenes.view_scene(seed), VIEWS, way, lambda x: view_scenes.check(x, way)
         )
 
-    def _scene(self, seed: int) -> Iterator[Found]:
+    def _scene(self, seed: int) -> Iterator[Finding]:
         scene = scene_of(seed)
         for name in self.ways:
             number, way = ways.at(name, seed)
@@ -99,38 +99,38 @@ class Session:
 
     def _seen(
         self, scene: Scene, name: str, way: str, check: Callable[[Scene], Failure | None]
-    ) -> Iterator[Found]:
+    ) -> Iterator[Finding]:
         failure = check(scene)
         self.counts[name, failure.kind if failure else "ok"] += 1
         if failure is None:
             return
 
         def fails(smaller: Scene) -> bool:
-            found = check(smaller)
-            return found is not None and found.kind == failure.kind
+            outcome = check(smaller)
+            return outcome is not None and outcome.kind == failure.kind
 
         small = ways.shrunk(scene, fails) if self._shrink else scene
         last = check(small) or failure
         text = f"--- seed {scene.seed} on {way}: {last.kind}: {last.text}\n{small.text}"
-        self.found.append(Found(scene.seed, way, last.kind, text))
-        yield self.found[-1]
+        self.findings.append(Finding(scene.seed, way, last.kind, text))
+        yield self.findings[-1]
 
     def _count(self, program: Program) -> None:
         for value in program.reference(program.draw()):
             self.elements += value.value.numel()
             self._bounded += int((~value.unknown).sum())
 
-    def _shown(self, program: Program, name: str, failure: Failure) -> Found:
+    def _shown(self, program: Program, name: str, failure: Failure) -> Finding:
         target = self._targets[name]
 
         def fails(smaller: Program) -> bool:
-            found = check_with(smaller, target)
-            return found is not None and _cause(found) == _cause(failure)
+            outcome = check_with(smaller, target)
+            return outcome is not None and _cause(outcome) == _cause(failure)
 
         small = shrunk(program, fails) if self._shrink else program
         last = check_with(small, target) or failure
         text = f"--- seed {program.seed} on {name}: {last.kind}: {last.text}\n{small.text}"
-        return Found(program.seed, name, last.kind, text)
+        return Finding(program.seed, name, last.kind, text)
 
 
 def _cause(failure: Failure) -> tuple[str, str]:

@@ -38,8 +38,8 @@ def _is_sound(program: Program) -> bool:
     """True where the program still means something, and something is known of its results."""
     try:
         inputs = program.draw()
-        given = {x.name: Bounded.exact(t) for x, t in zip(program.inputs, inputs, strict=True)}
-        values = program.walk(BoundMeaning(), given)
+        bounded = {x.name: Bounded.exact(t) for x, t in zip(program.inputs, inputs, strict=True)}
+        values = program.walk(BoundMeaning(), bounded)
         eager = program.function()(*inputs)
     except (RuntimeError, IndexError, ValueError, AssertionError, KeyError):
         return False
@@ -90,15 +90,15 @@ def _as_input(program: Program, node: Node) -> Program:
         BoundMeaning(),
         {x.name: Bounded.exact(t) for x, t in zip(program.inputs, program.draw(), strict=True)},
     )
-    found = values[node.name]
+    value = values[node.name]
     name = f"x{max(int(x.name[1:]) for x in program.inputs) + 1}"
-    made = Input(name, found.shape, found.dtype)
+    new_input = Input(name, value.shape, value.dtype)
     nodes = tuple(
         replace(n, args=tuple(name if a == node.name else a for a in n.args))
         for n in program.nodes
         if n is not node
     )
-    return replace(program, inputs=(*program.inputs, made), nodes=nodes)
+    return replace(program, inputs=(*program.inputs, new_input), nodes=nodes)
 
 
 def _changed(program: Program, old: Input, new: Input) -> Program:

@@ -61,9 +61,9 @@ def planned(program: Program) -> tuple[LoadedPlan, list[KernelOp]]:
     """Return the plan of a program, which is one for all instruction sets, and its kernels."""
     if _SHARED and _SHARED[-1][0] is program:
         return _SHARED[-1][1:]
-    found = flow_program(program)
-    plan = make_plan(found, Options(), keep_ir=False)
-    ops = found.module.body.block.ops
+    flow = flow_program(program)
+    plan = make_plan(flow, Options(), keep_ir=False)
+    ops = flow.module.body.block.ops
     named = {op.sym_name.data: op for op in ops if isinstance(op, KernelOp)}
     kernels = [named[kernel.name] for kernel in plan.plan.kernels]  # as calls number them
     if _SHARED:

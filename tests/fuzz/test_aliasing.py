@@ -125,16 +125,16 @@ def test_calls_on_shared_memory(function: Function, way: str) -> None:
         for make in ALIASES:
             if unguarded and make in (shifted, shifted_back, interleaved):
                 continue
-            given, wanted = drawn(make), drawn(make)
+            inputs, wanted = drawn(make), drawn(make)
             try:
                 right = function(*wanted)
             except RuntimeError:
                 continue  # eager refuses to write to an expanded tensor
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RecompileWarning)
-                found = fast(*given)
-            torch.testing.assert_close(found, right, msg=lambda m, n=make.__name__: f"{n}: {m}")
-            torch.testing.assert_close(given, wanted, msg=lambda m, n=make.__name__: f"{n}: {m}")
+                results = fast(*inputs)
+            torch.testing.assert_close(results, right, msg=lambda m, n=make.__name__: f"{n}: {m}")
+            torch.testing.assert_close(inputs, wanted, msg=lambda m, n=make.__name__: f"{n}: {m}")
 
 
 def test_the_first_call_may_be_on_shared_memory() -> None:
@@ -142,12 +142,12 @@ def test_the_first_call_may_be_on_shared_memory() -> None:
     fast = irc.compile(writes)
     with torch.no_grad():
         for make, times in ((same, 1), (shifted, 2), (plain, 2)):
-            given, wanted = drawn(make), drawn(make)
+            inputs, wanted = drawn(make), drawn(make)
             right = writes(*wanted)
             with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always", RecompileWarning)
-                torch.testing.assert_close(fast(*given), right)
-            torch.testing.assert_close(given, wanted)
+                torch.testing.assert_close(fast(*inputs), right)
+            torch.testing.assert_close(inputs, wanted)
             assert irc.calls.compiled.statistics(fast).eager_calls == times
             assert [("shares memory" in str(w.message)) for w in warned] == [True] * (make is same)
     assert irc.calls.compiled.statistics(fast).compilations == 1
@@ -164,8 +164,8 @@ def test_a_written_argument_may_be_expanded() -> None:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", RecompileWarning)
         for base in (torch.randn(1, 5, 3), torch.randn(4, 5, 3), torch.randn(1, 5, 3)):
-            found = fast(base.expand(4, 5, 3))
-            assert torch.equal(found, torch.full((4, 5, 3), 2.0))
+            result = fast(base.expand(4, 5, 3))
+            assert torch.equal(result, torch.full((4, 5, 3), 2.0))
             assert not base.any()
 
 

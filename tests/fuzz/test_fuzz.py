@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[2]
 def run(names: list[str], seeds: range) -> Session:
     """Run programs; fail with the smallest program of each failure."""
     session = Session(names)
-    found = [failure.text for failure in session.run(seeds)]
-    assert not found, "\n".join(found)
+    failures = [failure.text for failure in session.run(seeds)]
+    assert not failures, "\n".join(failures)
     assert session.claimed > 0.95
     return session
 

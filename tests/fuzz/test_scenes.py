@@ -16,8 +16,8 @@ from tests.fuzz.session import Session
 
 def run(names: list[str], seeds: range) -> None:
     session = Session(names)
-    found = [failure.text for failure in session.run(seeds)]
-    assert not found, "\n".join(found)
+    failures = [failure.text for failure in session.run(seeds)]
+    assert not failures, "\n".join(failures)
 
 
 @pytest.mark.parametrize("way", ways.WAYS)

@@ -24,8 +24,8 @@ PLANTED = {
 
 def run(seeds: range) -> None:
     session = Session(["views"])
-    found = [failure.text for failure in session.run(seeds)]
-    assert not found, "\n".join(found)
+    failures = [failure.text for failure in session.run(seeds)]
+    assert not failures, "\n".join(failures)
 
 
 def test_views() -> None:

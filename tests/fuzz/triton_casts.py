@@ -41,5 +41,5 @@ def _cast(plain: Any, builder: Any, src: Any, dst_type: Any) -> Any:
     bits = np.ascontiguousarray(single).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     quiet = (bits >> 16) | 0x40
-    found = np.where(np.isnan(single), quiet, rounded).astype(np.uint16)
-    return TensorHandle(found.reshape(single.shape), tl.bfloat16)
+    narrowed = np.where(np.isnan(single), quiet, rounded).astype(np.uint16)
+    return TensorHandle(narrowed.reshape(single.shape), tl.bfloat16)

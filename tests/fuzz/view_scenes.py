@@ -63,8 +63,8 @@ def _chain(w: SceneWriter) -> None:
         if not value.ndim:
             break
         form = view_of(w, names[-1]) if w.rng.random() < 0.8 else _strided(w, names[-1])
-        made = w.define(form, names[-1])
-        names += [made] if made else []
+        view = w.define(form, names[-1])
+        names += [view] if view else []
     if w.rng.random() < 0.7:
         target = w.rng.choice(names)
         if not w.is_expanded(w.values[target]):
@@ -103,24 +103,26 @@ def check_views(scene: Scene, way: Way, *, gradients: bool) -> Failure | None:
     """Call one compiled function with arguments in all layouts; return what differs from eager."""
     torch._dynamo.reset()
     function = scene.function()
-    fast = way(lambda *given: function(None, *given))
+    fast = way(lambda *arguments: function(None, *arguments))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for each in variants(scene):
             try:
-                wanted = _observed(each, lambda *given: function(None, *given), gradients)
-                wide = _observed(each.widened(), lambda *given: function(None, *given), gradients)
+                wanted = _observed(each, lambda *arguments: function(None, *arguments), gradients)
+                wide = _observed(
+                    each.widened(), lambda *arguments: function(None, *arguments), gradients
+                )
             except (RuntimeError, IndexError, TypeError, ValueError):
                 continue  # eager refuses a layout: a view of it that there cannot be
             try:
                 seen = _observed(each, fast, gradients)
             except Exception as error:
                 return Failure("crash", f"{_said(each)}: {type(error).__name__}: {error}"[:600])
-            found = differences(each, seen, wanted, wide)
-            found += _around(seen.arguments, wanted.arguments)
-            if found:
-                kind = "memory" if any(text.startswith(TOGETHER) for text in found) else "wrong"
-                return Failure(kind, f"{_said(each)}: {'; '.join(found)}")
+            texts = differences(each, seen, wanted, wide)
+            texts += _around(seen.arguments, wanted.arguments)
+            if texts:
+                kind = "memory" if any(text.startswith(TOGETHER) for text in texts) else "wrong"
+                return Failure(kind, f"{_said(each)}: {'; '.join(texts)}")
     return None
 
 

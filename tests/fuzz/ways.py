@@ -116,10 +116,10 @@ def _lies_as_traced(scene: Scene, manner: Manner, features: Any, failure: Failur
 def _traced(target: Any) -> Any:
     """Call a function on fake tensors; return tensors without numbers that lie as its results."""
 
-    def call(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def call(*arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
         mode = FakeTensorMode()
         with mode:
-            fakes = target(*map(mode.from_tensor, given))
+            fakes = target(*map(mode.from_tensor, arguments))
         return tuple(torch.empty_strided(y.shape, y.stride(), dtype=y.dtype) for y in fakes)
 
     return call
@@ -149,11 +149,11 @@ def _check(scene: Scene, manner: Manner, features: Any) -> Failure | None:
         cause = getattr(error, "inner_exception", error)
         kind = "refused" if isinstance(cause, IrcError) else "crash"
         return Failure(kind, f"{type(cause).__name__}: {cause}"[:600])
-    found = differences(scene, seen, wanted, wide)
-    if any(text.startswith(TOGETHER) for text in found):
-        return Failure("memory", "; ".join(found))
-    kind = "type" if found and re.search(r"strides|shared|hooks|is torch|repeat", found[0]) else ""
-    return Failure(kind or "wrong", "; ".join(found)) if found else None
+    texts = differences(scene, seen, wanted, wide)
+    if any(text.startswith(TOGETHER) for text in texts):
+        return Failure("memory", "; ".join(texts))
+    kind = "type" if texts and re.search(r"strides|shared|hooks|is torch|repeat", texts[0]) else ""
+    return Failure(kind or "wrong", "; ".join(texts)) if texts else None
 
 
 def _records(scene: Scene, *, gradients: bool) -> bool:

@@ -39,19 +39,19 @@ class Writer:
     def size(self, *, least: int = 0) -> int:
         """Return a size: 0 seldom, odd ones often."""
         most = 33 if self.simple else 1000
-        found = self.rng.choice([n for n in SIZES if least <= n <= most])
-        if found == 0 and (self.simple or self.rng.random() < 0.8):
+        size = self.rng.choice([n for n in SIZES if least <= n <= most])
+        if size == 0 and (self.simple or self.rng.random() < 0.8):
             return self.size(least=least)
-        return found
+        return size
 
     def shape(self, ndim: int | None = None, *, least: int = 0) -> tuple[int, ...]:
         """Return a shape of at most :data:`MOST_ELEMENTS` elements."""
         count = self.rng.choice((0, 1, 1, 2, 2, 2, 3, 3, 4)) if ndim is None else ndim
         limit = 3000 if self.simple else MOST_ELEMENTS
         while True:
-            found = tuple(self.size(least=least) for _ in range(count))
-            if prod(found) <= limit:
-                return found
+            shape = tuple(self.size(least=least) for _ in range(count))
+            if prod(shape) <= limit:
+                return shape
 
     def input(self, shape: Sequence[int], dtype: str = "", **attrs: Any) -> str:
         """Add an argument, in some layout; now and then it is the tensor of an earlier one."""
@@ -65,46 +65,46 @@ class Writer:
         name = f"x{len(self.inputs)}"
         if alike and self.rng.random() < 0.3:
             first = next(x for x in self.inputs if x.name == alike[0])
-            made = Input(name, shape, dtype, first.layout, first.below, first.name)
+            new_input = Input(name, shape, dtype, first.layout, first.below, first.name)
             self.pool[name] = self.pool[first.name]
         else:
-            made = Input(name, shape, dtype, layout, **attrs)
-            self.pool[name] = Bounded.exact(made.draw(self.seed))
-        self.inputs.append(made)
+            new_input = Input(name, shape, dtype, layout, **attrs)
+            self.pool[name] = Bounded.exact(new_input.draw(self.seed))
+        self.inputs.append(new_input)
         return name
 
     def pick(self, fits: Callable[[Bounded], bool], *, fresh: float = 0.15) -> str | None:
         """Return a value that fits, late ones more often; None: make an input instead."""
-        found = [name for name, value in self.pool.items() if fits(value)]
-        if not found or self.rng.random() < fresh:
+        candidates = [name for name, value in self.pool.items() if fits(value)]
+        if not candidates or self.rng.random() < fresh:
             return None
-        late = found[-4:]
-        return self.rng.choice(late if self.rng.random() < 0.6 else found)
+        late = candidates[-4:]
+        return self.rng.choice(late if self.rng.random() < 0.6 else candidates)
 
     def floating(self, least: int = 0) -> str:
         """Return a float value of at least so many dims."""
-        found = self.pick(lambda v: v.is_float and v.value.ndim >= least)
-        return found or self.input(self.shape(max(least, self.rng.randint(least, 3))))
+        name = self.pick(lambda v: v.is_float and v.value.ndim >= least)
+        return name or self.input(self.shape(max(least, self.rng.randint(least, 3))))
 
     def integer(self, least: int = 0) -> str:
         """Return an integer value of at least so many dims."""
-        found = self.pick(lambda v: v.dtype in INTEGERS and v.value.ndim >= least)
-        return found or self.input(
+        name = self.pick(lambda v: v.dtype in INTEGERS and v.value.ndim >= least)
+        return name or self.input(
             self.shape(max(least, self.rng.randint(least, 3))), self.rng.choice(INTEGERS)
         )
 
     def truth(self, shape: Sequence[int]) -> str:
         """Return a bool value of a shape."""
         wanted = tuple(shape)
-        found = self.pick(lambda v: v.dtype == "i1" and v.shape == wanted)
-        return found or self.input(wanted, "i1")
+        name = self.pick(lambda v: v.dtype == "i1" and v.shape == wanted)
+        return name or self.input(wanted, "i1")
 
     def partner(self, name: str) -> str:
         """Return a value of the same dtype that broadcasts with another."""
         shape, dtype = self.pool[name].shape, self.pool[name].dtype
-        found = self.pick(lambda v: v.dtype == dtype and _broadcasts(v.shape, shape), fresh=0.4)
-        if found:
-            return found
+        partner = self.pick(lambda v: v.dtype == dtype and _broadcasts(v.shape, shape), fresh=0.4)
+        if partner:
+            return partner
         cut = self.rng.randint(0, len(shape)) if self.rng.random() < 0.5 else 0
         return self.input([1 if self.rng.random() < 0.2 else n for n in shape[cut:]], dtype)
 
@@ -112,13 +112,13 @@ class Writer:
 
     def emit(self, op: str, *args: str, **attrs: Any) -> str | None:
         """Append a statement and return its name; None where too little is known of its value."""
-        found = OPS[op].meaning(BoundMeaning(), *[self.pool[a] for a in args], **attrs)
-        assert isinstance(found, Bounded)
-        if prod(found.shape) > 4 * MOST_ELEMENTS or not is_usable(found, most=self.most):
+        value = OPS[op].meaning(BoundMeaning(), *[self.pool[a] for a in args], **attrs)
+        assert isinstance(value, Bounded)
+        if prod(value.shape) > 4 * MOST_ELEMENTS or not is_usable(value, most=self.most):
             return None
         name = f"v{len(self.nodes)}"
         self.nodes.append(Node(name, op, args, attrs))
-        self.pool[name] = found
+        self.pool[name] = value
         return name
 
     def of(self, name: str) -> Bounded:

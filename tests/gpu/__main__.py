@@ -42,8 +42,8 @@ SHARE = 0.02
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the slices; return the exit status."""
-    given = sys.argv[1:] if arguments is None else arguments
-    args = _arguments(given)
+    words = sys.argv[1:] if arguments is None else arguments
+    args = _arguments(words)
     warnings.simplefilter("ignore")
     try:
         device = "none (dry run)" if args.dry_run else _device()
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         started = time.monotonic()
         print(f"\n{name}", flush=True)
         if apart:
-            run_apart(name, given, record, args.slice_seconds)
+            run_apart(name, words, record, args.slice_seconds)
         else:
             _run(name, args, record)
         record.save()
@@ -176,8 +176,8 @@ def _finish(args: argparse.Namespace, record: Record) -> int:
     if record.path is not None:
         print(f"\nwritten to {record.path}")
     mean = ""
-    if (found := record.geomean) is not None:
-        mean = f", {found:.2f}x torch's best by geometric mean (target 1.00)"
+    if (geomean := record.geomean) is not None:
+        mean = f", {geomean:.2f}x torch's best by geometric mean (target 1.00)"
     done = "compiled" if args.dry_run else "right"
     state = (
         f"{len(record.wrong)} wrong: {', '.join(record.wrong)}" if record.wrong else f"all {done}"

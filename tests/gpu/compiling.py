@@ -41,13 +41,13 @@ class Row:
     def __str__(self) -> str:
         if self.error:
             return f"{self.case:<38}{self.target:<8}{self.error}"
-        made = self.compiled
-        spilled = [f"{one.kernel} {one.spill_bytes} B" for one in made if one.spill_bytes]
-        failed = [f"{one.kernel}: {one.error}" for one in made if one.error]
+        compiled = self.compiled
+        spilled = [f"{one.kernel} {one.spill_bytes} B" for one in compiled if one.spill_bytes]
+        failed = [f"{one.kernel}: {one.error}" for one in compiled if one.error]
         return (
-            f"{self.case:<38}{self.target:<8}{self.total:>7}{len(made):>9}"
-            f"{max((one.registers for one in made), default=0):>10}"
-            f"{max((one.shared_bytes for one in made), default=0) // 1024:>8} K"
+            f"{self.case:<38}{self.target:<8}{self.total:>7}{len(compiled):>9}"
+            f"{max((one.registers for one in compiled), default=0):>10}"
+            f"{max((one.shared_bytes for one in compiled), default=0) // 1024:>8} K"
             f"{len(spilled):>7}{len(failed):>9}  {'; '.join([*failed, *spilled])}"
         ).rstrip()
 
@@ -103,9 +103,9 @@ def compile_all(work: Work) -> Iterator[Row]:
                 yield from (Row(str(case), t, error=LATE) for t in work.targets)
                 continue
             try:
-                for target, found in kernels(case, work.targets):
-                    fresh = _texts(found, target, work, known, seen)
-                    yield Row(str(case), target, len(found), _reports(pool, fresh, target, known))
+                for target, ops in kernels(case, work.targets):
+                    fresh = _texts(ops, target, work, known, seen)
+                    yield Row(str(case), target, len(ops), _reports(pool, fresh, target, known))
             except (IrcError, ImportError) as error:
                 line = f"{type(error).__name__}: {str(error).splitlines()[0]}"
                 yield from (Row(str(case), t, error=line) for t in work.targets)
@@ -119,11 +119,11 @@ def version() -> str:
 
 
 def _texts(
-    found: Iterable[KernelOp], target: str, work: Work, known: Known, seen: set[str]
+    ops: Iterable[KernelOp], target: str, work: Work, known: Known, seen: set[str]
 ) -> list[tuple[str, str, str]]:
     """Return name, key and canonical text of the kernels that no program before had."""
     fresh: list[tuple[str, str, str]] = []
-    for kernel in found:
+    for kernel in ops:
         name = kernel.sym_name.data
         text = canonical(emit(kernel), name)
         key = known.key(target, text)
@@ -141,8 +141,8 @@ def _reports(
     jobs = {key: (name, text, arch) for name, key, text in fresh if known.get(key) is None}
     for key, report in zip(jobs, pool.map(_compiled, jobs.values()), strict=True):
         known.add(key, report)
-    found = [(name, known.get(key)) for name, key, _ in fresh]
-    return [replace(report, kernel=name) for name, report in found if report is not None]
+    reports = [(name, known.get(key)) for name, key, _ in fresh]
+    return [replace(report, kernel=name) for name, report in reports if report is not None]
 
 
 def _compiled(job: tuple[str, str, int]) -> Compiled:

@@ -63,8 +63,8 @@ def prepare(
         torch.zeros(a.type.num_elements, dtype=dtypes()[a.type.dtype], device=place)
         for a in kernel.args[len(inputs) :]
     ]
-    made = launcher(emit(named)) if backend == "triton" else _cuda_launcher(named, sizes)
-    return Launch(made, [*(x.to(place) for x in inputs), *outputs], sizes)
+    run = launcher(emit(named)) if backend == "triton" else _cuda_launcher(named, sizes)
+    return Launch(run, [*(x.to(place) for x in inputs), *outputs], sizes)
 
 
 def _cuda_launcher(
@@ -99,22 +99,22 @@ def error(kernel: KernelOp, launch: Launch, inputs: list[torch.Tensor]) -> float
     if not is_interpreted():
         torch.cuda.synchronize()
     worst = 0.0
-    found = launch.buffers[len(inputs) :]
-    for made, wanted in zip(found, gpu_kernels.meaning(kernel, inputs), strict=True):
-        worst = max(worst, excess(made.cpu(), wanted, kernel))
+    outputs = launch.buffers[len(inputs) :]
+    for output, wanted in zip(outputs, gpu_kernels.meaning(kernel, inputs), strict=True):
+        worst = max(worst, excess(output.cpu(), wanted, kernel))
     return worst
 
 
-def excess(made: torch.Tensor, wanted: torch.Tensor, kernel: KernelOp) -> float:
+def excess(output: torch.Tensor, wanted: torch.Tensor, kernel: KernelOp) -> float:
     """Return the largest error of an output over what its dtypes allow."""
-    if not made.dtype.is_floating_point:
-        return 0.0 if torch.equal(made, wanted) else float("inf")
+    if not output.dtype.is_floating_point:
+        return 0.0 if torch.equal(output, wanted) else float("inf")
     names = {arg.type.dtype for arg in kernel.args}
     allowed = max(TOLERANCE.get(name, 0.0) for name in names)
-    same = (made.double() == wanted) | (made.isnan() & wanted.isnan())
-    difference = (made.double() - wanted).abs() / (allowed * (1 + wanted.abs()))
+    same = (output.double() == wanted) | (output.isnan() & wanted.isnan())
+    difference = (output.double() - wanted).abs() / (allowed * (1 + wanted.abs()))
     difference = torch.where(same, 0.0, difference)
-    worst = float(difference.max()) if made.numel() else 0.0
+    worst = float(difference.max()) if output.numel() else 0.0
     return worst if worst == worst else float("inf")
 
 
@@ -138,6 +138,6 @@ def seconds(run: Callable[[], object], *, cold: bool = False, recorded: bool = F
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
         kept = run()
-    found = event_seconds(graph.replay, cold=cold)
+    median_s = event_seconds(graph.replay, cold=cold)
     del kept
-    return found
+    return median_s

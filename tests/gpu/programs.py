@@ -83,8 +83,8 @@ def kernels(case: Case, targets: Sequence[str] = TARGETS) -> Iterator[tuple[str,
     for target in targets:
         module = program.module.clone()
         run_passes(module, default_pipeline(Options(backend="triton", target=target)))
-        found = {identity(op): op for op in module.body.block.ops if isinstance(op, KernelOp)}
-        yield target, list(found.values())
+        distinct = {identity(op): op for op in module.body.block.ops if isinstance(op, KernelOp)}
+        yield target, list(distinct.values())
 
 
 def _captured(case: Case) -> Any:

@@ -67,15 +67,15 @@ class Record:
     def take(self, path: Path) -> None:
         """Add what another process found."""
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            record = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return  # it ended before it had anything to say
-        for name, rows in found["slices"].items():
+        for name, rows in record["slices"].items():
             self.slices.setdefault(name, []).extend(rows)
-        self.facts |= found["facts"]
-        self.ratios |= found["ratios"]
-        self.wrong += found["wrong"]
-        slice_, number, name = found["at"]
+        self.facts |= record["facts"]
+        self.ratios |= record["ratios"]
+        self.wrong += record["wrong"]
+        slice_, number, name = record["at"]
         self.at = (slice_, number, name)
 
     @property
@@ -93,7 +93,7 @@ def machine_facts() -> dict[str, Any]:
     """Return versions, and on a GPU what it is and what its driver is."""
     import triton
 
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "triton": triton.__version__,
@@ -102,14 +102,14 @@ def machine_facts() -> dict[str, Any]:
     }
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        found["capability"] = f"{properties.major}.{properties.minor}"
-        found["multiprocessors"] = properties.multi_processor_count
-        found["memory_gib"] = round(properties.total_memory / 2**30, 1)
+        facts["capability"] = f"{properties.major}.{properties.minor}"
+        facts["multiprocessors"] = properties.multi_processor_count
+        facts["memory_gib"] = round(properties.total_memory / 2**30, 1)
     if tool := shutil.which("nvidia-smi"):
         query = "driver_version,clocks.max.sm,clocks.max.mem,power.limit"
         done = subprocess.run(
             [tool, f"--query-gpu={query}", "--format=csv,noheader"],
             capture_output=True, text=True, check=False, timeout=30,
         )  # fmt: skip
-        found["driver"] = done.stdout.strip()
-    return found
+        facts["driver"] = done.stdout.strip()
+    return facts

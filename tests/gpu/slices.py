@@ -83,10 +83,10 @@ def _compile(args: argparse.Namespace, record: Record) -> None:
 def _template(name: str, backend: str, args: argparse.Namespace, record: Record) -> Iterator[Item]:
     # Tiles are Triton's: a CUDA kernel takes the model's choice.
     every = templates.checks(name, record.target)
-    found = list(islice((c for c in every if backend == "triton" or c.is_first), args.limit))
+    checks = list(islice((c for c in every if backend == "triton" or c.is_first), args.limit))
     if backend == "cuda" and not args.dry_run:
-        launching.compile_together([check.kernel for check in found])
-    for check in found:
+        launching.compile_together([check.kernel for check in checks])
+    for check in checks:
         label = f"{backend} {check.name}"
         yield Item(label, partial(_check, name, label, backend, check, args, record))
     if is_interpreted():
@@ -115,8 +115,8 @@ def _check_sizes(
     worst = 0.0
     for values in sized.calls:
         kernel, inputs = sized.inputs(values)
-        given = sized.given(values)
-        launch = launching.prepare(kernel, inputs, backend, text_of=sized.kernel, sizes=given)
+        sizes = sized.given(values)
+        launch = launching.prepare(kernel, inputs, backend, text_of=sized.kernel, sizes=sizes)
         worst = max(worst, launching.error(kernel, launch, inputs))
     record.add(
         "sizes", f"{label:<52}error {worst:.3f} of what is allowed, {len(sized.calls)} sizes"
@@ -143,9 +143,9 @@ def _check(
             raise
         record.add(name, f"{label:<52}not in this backend: {str(error).splitlines()[0]}")
         return
-    found = launching.error(check.kernel, launch, check.inputs)
-    record.add(name, f"{label:<52}error {found:.3f} of what is allowed")
-    if not found <= 1:
+    worst = launching.error(check.kernel, launch, check.inputs)
+    record.add(name, f"{label:<52}error {worst:.3f} of what is allowed")
+    if not worst <= 1:
         record.fail(name, label)
 
 

@@ -39,9 +39,9 @@ def test_a_dry_run_compiles_and_writes_what_it_found(
     last = capsys.readouterr().out.splitlines()[-1]
     ran = "matmul, attention, models"
     assert last == f"gpu: {ran} on none (dry run) for sm_80: all compiled"
-    found = json.loads(path.read_text())
-    assert found["target"] == "sm_80"
-    assert set(found["slices"]) == {"matmul", "attention", "models"}
+    record = json.loads(path.read_text())
+    assert record["target"] == "sm_80"
+    assert set(record["slices"]) == {"matmul", "attention", "models"}
 
 
 @pytest.fixture
@@ -67,10 +67,10 @@ def test_what_a_device_gives_is_written(
     words = "matmul,rows,attention,backward,int4,grouped,tuned"
     assert main(["--only", words, "--limit", "1", "--in-process"]) == 0
     (path,) = fake.glob("gpu-Fake-GPU-9000-*.json")
-    found = json.loads(path.read_text())
-    assert found["device"] == "Fake GPU/9000" and found["wrong"] == []
-    assert set(found["slices"]) == set(words.split(","))
-    assert list(found["ratios"].values()) == [2.0] * 12  # six slices, two backends
+    record = json.loads(path.read_text())
+    assert record["device"] == "Fake GPU/9000" and record["wrong"] == []
+    assert set(record["slices"]) == set(words.split(","))
+    assert list(record["ratios"].values()) == [2.0] * 12  # six slices, two backends
     assert "2.00x torch's best by geometric mean" in capsys.readouterr().out
     monkeypatch.setattr(launching, "error", lambda kernel, launch, inputs: 1.5)
     assert main(["--only", "rows", "--limit", "1", "--in-process"]) == 1
@@ -89,11 +89,11 @@ def test_an_item_that_raises_is_wrong_and_the_others_go_on(
     words = ["--only", "rows", "--limit", "3", "--in-process", "--backends", "triton"]
     assert main(words) == 1
     (path,) = fake.glob("gpu-*.json")
-    found = json.loads(path.read_text())
-    (name,) = found["wrong"]
+    record = json.loads(path.read_text())
+    (name,) = record["wrong"]
     assert name.startswith("triton softmax")
-    assert sum("error 0.500" in row for row in found["slices"]["rows"]) == 2
-    assert any("illegal memory access" in row for row in found["slices"]["rows"])
+    assert sum("error 0.500" in row for row in record["slices"]["rows"]) == 2
+    assert any("illegal memory access" in row for row in record["slices"]["rows"])
 
 
 @pytest.mark.parametrize(

@@ -68,10 +68,10 @@ def _fused(lengths: list[int], dtype: torch.dtype) -> Callable[[Inputs], object]
 
     def run(_: Inputs) -> object:
         if not kept:
-            made = [torch.rand(n, device=launching.DEVICE, dtype=dtype) for n in lengths]
-            for one in made:
+            parameters = [torch.rand(n, device=launching.DEVICE, dtype=dtype) for n in lengths]
+            for one in parameters:
                 one.requires_grad_().grad = torch.rand_like(one)
-            kept.append(torch.optim.AdamW(made, fused=True, capturable=True))
+            kept.append(torch.optim.AdamW(parameters, fused=True, capturable=True))
         return kept[0].step()
 
     return run

@@ -77,9 +77,9 @@ def race(name: str, backends: Sequence[str], *, tuned: bool) -> Whole:
     for label, call in contenders.items():
         try:
             with torch.no_grad():
-                found = _first(call(*inputs)).double().cpu()
+                output = _first(call(*inputs)).double().cpu()
                 if label in backends:
-                    error = float((found - wanted).abs().max() / wanted.abs().max())
+                    error = float((output - wanted).abs().max() / wanted.abs().max())
                     row.errors[label] = error / allowed
                 row.times[label] = seconds(lambda call=call: call(*inputs))
         except Exception as failure:

@@ -82,15 +82,15 @@ def saved(
     kernels = [op for op in program.module.body.block.ops if isinstance(op, KernelOp)]
     cost = ActionCost(program.module, options.cluster, options.mesh)
     plan = in_plan(build_plan(program.module, seconds=cost))
-    made = make_plan(plan, ir=texts, kernels=CpuBackend().emit_plan_sources(kernels))
-    save_plan(folder / "plan", made, tensors=program.tensors)
+    loaded = make_plan(plan, ir=texts, kernels=CpuBackend().emit_plan_sources(kernels))
+    save_plan(folder / "plan", loaded, tensors=program.tensors)
     return str(folder / "plan")
 
 
 def wrong_collective(module: ModuleOp) -> None:
     """The first reduction over an axis takes the maximum instead of the sum."""
-    found = [op for op in module.walk() if isinstance(op, AllReduceOp | ReduceScatterOp)]
-    found[0].properties["fn"] = to_attribute("max")
+    reductions = [op for op in module.walk() if isinstance(op, AllReduceOp | ReduceScatterOp)]
+    reductions[0].properties["fn"] = to_attribute("max")
 
 
 def wrong_mask(module: ModuleOp) -> None:
@@ -224,9 +224,9 @@ def wrong_copy(module: ModuleOp) -> None:
 def wrong_decay(module: ModuleOp) -> None:
     """Adam's first moment takes a little too much of the gradient."""
     every = [op for op in module.walk() if isinstance(op, KernelConstantOp)]
-    found = [op for op in every if abs(op.plain["value"][0] - 0.1) < 1e-6]
-    assert found
-    for op in found:
+    decays = [op for op in every if abs(op.plain["value"][0] - 0.1) < 1e-6]
+    assert decays
+    for op in decays:
         op.properties["value"] = to_attribute((0.11,))
 
 

@@ -35,9 +35,9 @@ def test_one_device() -> None:
 def test_four_ranks() -> None:
     module = sharded()
     x, w1, w2 = tensors((8, 6), (6, 10), (10, 6))
-    found = run_plan_ranks(build_plan(module), kernels(module), [x], {"w1": w1, "w2": w2})
-    assert len(found) == 4
-    for outputs in found:
+    by_rank = run_plan_ranks(build_plan(module), kernels(module), [x], {"w1": w1, "w2": w2})
+    assert len(by_rank) == 4
+    for outputs in by_rank:
         for got, expected in zip(outputs, sharded_eager(x, w1, w2), strict=True):
             torch.testing.assert_close(got, expected)
 

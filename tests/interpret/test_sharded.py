@@ -66,11 +66,11 @@ def reference(
 
 
 def test_ranks_together_compute_the_program() -> None:
-    given = [t.double() for t in inputs()]
-    found, total = run_sharded(megatron(), inputs(), MESH, dtype=torch.float64)
-    assert found.dtype == torch.float64
-    torch.testing.assert_close(found, reference(*given))
-    torch.testing.assert_close(total, reference(*given).sum(0))
+    doubles = [t.double() for t in inputs()]
+    output, total = run_sharded(megatron(), inputs(), MESH, dtype=torch.float64)
+    assert output.dtype == torch.float64
+    torch.testing.assert_close(output, reference(*doubles))
+    torch.testing.assert_close(total, reference(*doubles).sum(0))
 
 
 def test_the_trace_gives_logical_values_by_path() -> None:

@@ -32,10 +32,13 @@ Args = Sequence[tuple[str, str, TensorType]]
 def module_of(args: Args, build: Callable[..., list[SSAValue]], *blocks: object) -> ModuleOp:
     block = Block(arg_types=[kind for _, _, kind in args])
     results = build(FlowBuilder(block), *block.args)
-    given = [argument_attrs(role, name) for role, name, _ in args]
-    made = [argument_attrs("output", f"y{i}") for i in range(len(results))]
+    arg_attrs = [argument_attrs(role, name) for role, name, _ in args]
+    res_attrs = [argument_attrs("output", f"y{i}") for i in range(len(results))]
     module = ModuleOp(
-        [finish_function("forward", block, results, arg_attrs=given, res_attrs=made), *blocks]
+        [
+            finish_function("forward", block, results, arg_attrs=arg_attrs, res_attrs=res_attrs),
+            *blocks,
+        ]
     )  # type: ignore[list-item]
     module.verify()
     return module
@@ -186,8 +189,8 @@ def test_a_trace_recombines_to_the_values_of_flow() -> None:
     ) -> None:
         if name in whole:
             assert placed is not None
-            found = combine(parts, placed, mesh, whole[name].shape)
-            assert difference(found, whole[name]) < 1e-12, name
+            combined = combine(parts, placed, mesh, whole[name].shape)
+            assert difference(combined, whole[name]) < 1e-12, name
             seen.add(name)
 
     _, spmd = lowered(module, str(mesh))
@@ -203,8 +206,8 @@ def test_a_wrong_collective_is_seen() -> None:
     reduces = [op for op in spmd.walk() if isinstance(op, AllReduceOp)]
     assert reduces
     reduces[0].properties["fn"] = StringAttr("max")
-    found = run_spmd(spmd, inputs, Mesh.parse("a=4"), dtype=torch.float64)
-    assert difference(found[0], run_function(module, inputs, dtype=torch.float64)[0]) > 1e-3
+    outputs = run_spmd(spmd, inputs, Mesh.parse("a=4"), dtype=torch.float64)
+    assert difference(outputs[0], run_function(module, inputs, dtype=torch.float64)[0]) > 1e-3
 
 
 def test_an_axis_that_the_mesh_lacks_is_named() -> None:
@@ -232,7 +235,7 @@ def test_a_type_that_lies_is_found() -> None:
 def test_one_device_needs_no_mesh() -> None:
     module = mlp()
     inputs = random_inputs(module)
-    found = run_spmd(module, inputs, Mesh(()), dtype=torch.float64)
-    for one, two in zip(found, run_function(module, inputs, dtype=torch.float64), strict=True):
+    outputs = run_spmd(module, inputs, Mesh(()), dtype=torch.float64)
+    for one, two in zip(outputs, run_function(module, inputs, dtype=torch.float64), strict=True):
         assert torch.equal(one, two)
     assert tensor(module.body.block.first_op.body.block.args[0]).shape == (12, 20)  # type: ignore[union-attr]

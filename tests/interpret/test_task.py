@@ -98,22 +98,22 @@ def test_task_table_is_the_mapping(text: str) -> None:
 
 def test_softmax_follows_its_mapping() -> None:
     x = draw(5, 7)
-    found = run(kernel(SOFTMAX), x, size=35)
-    torch.testing.assert_close(found.reshape(5, 7), x.softmax(1))
+    output = run(kernel(SOFTMAX), x, size=35)
+    torch.testing.assert_close(output.reshape(5, 7), x.softmax(1))
 
 
 def test_one_device_runs_as_a_mesh_of_one_and_widens() -> None:
     x, seen = draw(5, 7), []
     module = load(SOFTMAX)
-    (found,) = run_spmd(
+    (output,) = run_spmd(
         module,
         [x],
         Mesh(()),
         dtype=torch.float64,
         trace=lambda _name, index, _parts, op, _placed: seen.append(result_key(op, index)),
     )
-    assert found.dtype == torch.float64
-    torch.testing.assert_close(found, x.double().softmax(1))
+    assert output.dtype == torch.float64
+    torch.testing.assert_close(output, x.double().softmax(1))
     assert seen == [("n2", 0)]
 
 
@@ -126,14 +126,14 @@ def test_run_launch_needs_no_more_than_the_module() -> None:
 
 def test_epilogue_after_the_reduction() -> None:
     a, b = draw(5, 7), draw(7, 3)
-    found = run(kernel(MATMUL.replace("BODY", EPILOGUE)), a, b, size=15)
-    torch.testing.assert_close(found.reshape(5, 3), (a @ b).relu())
+    output = run(kernel(MATMUL.replace("BODY", EPILOGUE)), a, b, size=15)
+    torch.testing.assert_close(output.reshape(5, 3), (a @ b).relu())
 
 
 def test_epilogue_before_the_reduction_gives_other_numbers() -> None:
     a, b = draw(5, 7), draw(7, 3)
-    found = run(kernel(MATMUL.replace("BODY", EARLY)), a, b, size=15)
-    assert not torch.allclose(found.reshape(5, 3), (a @ b).relu())
+    output = run(kernel(MATMUL.replace("BODY", EARLY)), a, b, size=15)
+    assert not torch.allclose(output.reshape(5, 3), (a @ b).relu())
 
 
 def test_a_wrong_stride_gives_other_numbers() -> None:
@@ -178,8 +178,10 @@ def test_a_load_outside_its_buffer_is_caught() -> None:
 def test_half_types_compute_in_float32_and_round_where_stored() -> None:
     op = kernel(SOFTMAX.replace("f32", "bf16"))
     x = draw(5, 7).bfloat16()
-    found = run(op, x, size=35, dtype=torch.bfloat16)
-    torch.testing.assert_close(found.reshape(5, 7), x.float().softmax(1).bfloat16(), rtol=0, atol=0)
+    output = run(op, x, size=35, dtype=torch.bfloat16)
+    torch.testing.assert_close(
+        output.reshape(5, 7), x.float().softmax(1).bfloat16(), rtol=0, atol=0
+    )
 
 
 def test_a_view_starts_at_its_offset() -> None:

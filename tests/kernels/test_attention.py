@@ -41,13 +41,13 @@ def program(*, turned: bool, mask: tuple[int, ...] | None = None, sums: bool = F
     block = Block(arg_types=kinds)
     b = FlowBuilder(block)
     heads = [b.op(TransposeOp, [x], perm=PERM) if turned else x for x in block.args[:3]]
-    given = [*heads, *block.args[3:]]
+    operands = [*heads, *block.args[3:]]
     if sums:
-        made = [TensorType.of((2, 4, 9, 3), "f32"), TensorType.of((2, 4, 9), "f32")]
+        result_types = [TensorType.of((2, 4, 9, 3), "f32"), TensorType.of((2, 4, 9), "f32")]
         form = Form(is_causal=True, scale=0.5, mask=3 if mask is not None else None)
-        y, *rest = b.ops(ExternOp, given, results=made, **form.forward())
+        y, *rest = b.ops(ExternOp, operands, results=result_types, **form.forward())
     else:
-        y, rest = b.op(AttentionOp, given, is_causal=True, scale=0.5), []
+        y, rest = b.op(AttentionOp, operands, is_causal=True, scale=0.5), []
     results = [b.op(TransposeOp, [y], perm=PERM) if turned else y, *rest]
     return ModuleOp([finish_function("forward", block, results)])
 
@@ -152,12 +152,12 @@ def test_keys_of_few_heads_are_divided(
     assert parts_of(case.op()[0], "cpu") == parts
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, h, n, 64) for h, n in ((heads, rows), (groups, keys), (groups, keys)))
-    given = [q, k, v]
+    operands = [q, k, v]
     if mask is not None:
         whole = torch.rand(rows, keys)
         whole[0, 600:] = 0.0  # nothing of the second part takes part
-        given.append(whole > 0.3 if mask == "bool" else whole)
-    want, got = Attend()(*given), irc.compile(Attend())(*given)
+        operands.append(whole > 0.3 if mask == "bool" else whole)
+    want, got = Attend()(*operands), irc.compile(Attend())(*operands)
     assert torch.allclose(got, want, atol=2e-6)
 
 

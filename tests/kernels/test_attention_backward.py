@@ -39,10 +39,10 @@ def program(*, turned: bool = False, dtype: str = "f32", **sizes: int) -> Module
     kinds = [*(TensorType.of(x, dtype) for x in shown), TensorType.of((*lead, h, s), "f32")]
     block = Block(arg_types=kinds)
     b = FlowBuilder(block)
-    given = [b.op(TransposeOp, [x], perm=PERM) if turned else x for x in block.args[:5]]
-    made = [TensorType.of(x, dtype) for x in (q, k, v)]
+    operands = [b.op(TransposeOp, [x], perm=PERM) if turned else x for x in block.args[:5]]
+    result_types = [TensorType.of(x, dtype) for x in (q, k, v)]
     form = Form(is_causal=True, scale=0.5)
-    results = b.ops(ExternOp, [*given, block.args[5]], results=made, **form.backward())
+    results = b.ops(ExternOp, [*operands, block.args[5]], results=result_types, **form.backward())
     if turned:
         results = [b.op(TransposeOp, [x], perm=PERM) for x in results]
     return ModuleOp([finish_function("forward", block, results)])
@@ -164,9 +164,9 @@ LIBRARY = "irc.runtime.attention.backward"
 def wanted(**mode: bool) -> Tensor:
     module = Layer(**mode)
     module(*batch()).backward()
-    found = module.project.weight.grad
-    assert found is not None
-    return found
+    gradient = module.project.weight.grad
+    assert gradient is not None
+    return gradient
 
 
 @pytest.mark.parametrize("mode", MODES)

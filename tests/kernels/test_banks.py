@@ -14,9 +14,9 @@ from irc.kernels.mapping.layout import parse_layout
 def test_turns_are_those_of_a_memory_that_serves_one_word_of_a_bank(
     places: list[int], width: int
 ) -> None:
-    found = turns([place * width for place in places], width)
+    counted = turns([place * width for place in places], width)
     lanes, words = 128 // width, width // 4
-    for phase, count in enumerate(found.phases):
+    for phase, count in enumerate(counted.phases):
         part = places[phase * lanes : (phase + 1) * lanes]
         waiting = {place * words + word for place in part for word in range(words)}
         served = 0

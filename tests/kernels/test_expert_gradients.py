@@ -34,8 +34,8 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, index: Tensor) -> Tensor:
         weights = self.router(x).sigmoid()
         call = torch.ops.irc.experts if x.dtype != torch.float64 else reference
-        found = call(x, index, weights, self.gate_up, self.down, self.act, self.experts)
-        return found.square().mean()
+        output = call(x, index, weights, self.gate_up, self.down, self.act, self.experts)
+        return output.square().mean()
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_steps_of_training(
     assert "outer groups" in str([info_of(t).template for t in plan.kernel_sources().values()])
     wide = copy.deepcopy(module).double()
     wide(x.double(), index).backward()
-    _, *found = executor_of(plan, program.tensors)(x, index)
-    for value, parameter in zip(found, wide.parameters(), strict=True):
+    _, *gradients = executor_of(plan, program.tensors)(x, index)
+    for value, parameter in zip(gradients, wide.parameters(), strict=True):
         assert parameter.grad is not None
         largest = float(parameter.grad.abs().max())
         assert float((value.double() - parameter.grad).abs().max()) < 1e-5 * largest
@@ -80,7 +80,7 @@ def test_grouped_matmuls_of_weights_that_change(ends: list[int]) -> None:
     w, offs = torch.randn(4, 40, 24).to(half), torch.tensor(ends, dtype=torch.int32)
     fast = irc.compile(Products())
     with torch.no_grad():
-        found = fast(x, w, g, offs)
+        outputs = fast(x, w, g, offs)
     dispatcher: Any = dispatcher_of(fast)
     (version,) = dispatcher.versions
     assert not [s for s in version._executor.plan.actions if hasattr(s, "op")]
@@ -91,7 +91,7 @@ def test_grouped_matmuls_of_weights_that_change(ends: list[int]) -> None:
         torch.cat([b[i:j] @ m.T for (i, j), m in zip(spans, c, strict=True)]),
         torch.stack([a[i:j].T @ b[i:j] for i, j in spans]),
     )
-    for value, want in zip(found, wanted, strict=True):
+    for value, want in zip(outputs, wanted, strict=True):
         assert float((value.double() - want).abs().max()) < 0.01 * float(want.abs().max())
 
 
@@ -106,8 +106,8 @@ class Outer(nn.Module):
 def test_each_machine_has_the_template(features: Any) -> None:
     half = torch.bfloat16
     ends = torch.tensor([3, 16], dtype=torch.int32)
-    given = (torch.randn(16, 24).to(half), torch.randn(16, 40).to(half), ends)
-    program = capture(Outer(), given).program
+    inputs = (torch.randn(16, 24).to(half), torch.randn(16, 40).to(half), ends)
+    program = capture(Outer(), inputs).program
     run_passes(program.module, default_pipeline(Options()))
     (kernel,) = (
         op for op in program.module.walk()

@@ -26,8 +26,8 @@ def build(classes: int, taken: int, *, kept: bool = False) -> ModuleOp:
     shifted = b.pointwise("sub", x, b.reduce("max", x, [1], keep_dims=True))
     total = b.reduce("sum", b.pointwise("exp", shifted), [1], keep_dims=True)
     logs = b.pointwise("sub", shifted, b.pointwise("log", total))
-    found: list[SSAValue] = [b.op(GatherOp, [logs, index], dim=1)]
-    return ModuleOp([finish_function("forward", block, [*found, logs] if kept else found)])
+    results: list[SSAValue] = [b.op(GatherOp, [logs, index], dim=1)]
+    return ModuleOp([finish_function("forward", block, [*results, logs] if kept else results)])
 
 
 def written(module: ModuleOp) -> list[tuple[int, ...]]:

@@ -69,30 +69,30 @@ def test_a_layer_is_native_and_right(
 ) -> None:
     torch.manual_seed(0)
     layer = Layer(experts, width, inner)
-    given = call_of(tokens, experts, width, choices)
+    operands = call_of(tokens, experts, width, choices)
     with torch.no_grad():
         fast = irc.compile(layer)
-        found = fast(*given)
-        x, index, weights = given
+        output = fast(*operands)
+        x, index, weights = operands
         wanted = layer.double()(x.double(), index, weights.double())
     assert not libraries(fast)
     scale = max(float(wanted.abs().max()), 1e-3)
-    assert float((found - wanted).abs().max()) <= 3e-6 * scale
+    assert float((output - wanted).abs().max()) <= 3e-6 * scale
 
 
 @pytest.mark.parametrize(("parts", "act"), [(1, "relu"), (2, "gelu"), (2, "gelu_tanh")])
 def test_bfloat16_and_activations(parts: int, act: str) -> None:
     torch.manual_seed(1)
     layer = Layer(5, 34, 66, parts, act).bfloat16()
-    given = [v.bfloat16() if v.is_floating_point() else v for v in call_of(21, 5, 34, 2)]
+    operands = [v.bfloat16() if v.is_floating_point() else v for v in call_of(21, 5, 34, 2)]
     with torch.no_grad():
         fast = irc.compile(layer)
-        found, eager = fast(*given).double(), layer(*given).double()
-        doubles = [v.double() if v.is_floating_point() else v for v in given]
+        output, eager = fast(*operands).double(), layer(*operands).double()
+        doubles = [v.double() if v.is_floating_point() else v for v in operands]
         wanted = layer.double()(*doubles)
     assert not libraries(fast)
     # Rounded where eager rounds; sums of products are not rounded on their way.
-    assert (found - wanted).abs().max() <= 1.5 * (eager - wanted).abs().max()
+    assert (output - wanted).abs().max() <= 1.5 * (eager - wanted).abs().max()
 
 
 class Grouped(nn.Module):
@@ -115,27 +115,27 @@ def test_torchs_grouped_matmul(ends: Sequence[int]) -> None:
     offsets = torch.tensor(ends, dtype=torch.int32)
     with torch.no_grad():
         fast = irc.compile(module)
-        found = fast(x, offsets)
+        output = fast(x, offsets)
         starts = [0, *ends[:-1]]
         x, weight = x.double(), module.weight.double()
         parts = [x[a:b] @ w for a, b, w in zip(starts, ends, weight, strict=True)]
         wanted = torch.cat([*parts, torch.zeros(24 - ends[-1], 72)])
     assert not libraries(fast)
-    torch.testing.assert_close(found.double(), wanted, rtol=2**-8, atol=1e-6)
+    torch.testing.assert_close(output.double(), wanted, rtol=2**-8, atol=1e-6)
 
 
 def test_weights_that_change_stay_in_the_library() -> None:
     """Packing pays where it is done once: matrices that are inputs are multiplied as they lie."""
     torch.manual_seed(3)
-    layer, given = Layer(3, 8, 12), call_of(6, 3, 8, 2)
+    layer, operands = Layer(3, 8, 12), call_of(6, 3, 8, 2)
 
     def call(x: Tensor, index: Tensor, weights: Tensor, up: Tensor, down: Tensor) -> Tensor:
         return torch.ops.irc.experts(x, index, weights, up, down, "silu", 3)
 
     with torch.no_grad():
         fast: Any = irc.compile(call)
-        found = fast(*given, layer.gate_up, layer.down)
-        torch.testing.assert_close(found, layer(*given))
+        output = fast(*operands, layer.gate_up, layer.down)
+        torch.testing.assert_close(output, layer(*operands))
 
 
 def lowered(dtype: torch.dtype) -> KernelOp:
@@ -158,26 +158,26 @@ def test_every_machine_has_the_emitter(features: Features, dtype: torch.dtype) -
 def test_a_long_sum_is_cut_into_parts() -> None:
     """A panel of 5,000 x 64 floats does not stay in the second cache."""
     torch.manual_seed(4)
-    layer, given = Layer(2, 5000, 35, 1, "relu"), call_of(90, 2, 5000, 1)
+    layer, operands = Layer(2, 5000, 35, 1, "relu"), call_of(90, 2, 5000, 1)
     with torch.no_grad():
-        found = irc.compile(layer)(*given)
-        x, index, weights = given
+        output = irc.compile(layer)(*operands)
+        x, index, weights = operands
         wanted = layer.double()(x.double(), index, weights.double())
-    assert float((found - wanted).abs().max() / wanted.abs().max()) < 3e-6
+    assert float((output - wanted).abs().max() / wanted.abs().max()) < 3e-6
 
 
 def test_the_interpreter_agrees_with_the_library() -> None:
     torch.manual_seed(5)
-    layer, given = Layer(3, 6, 10), call_of(9, 3, 6, 2)
-    module = capture(layer, given).program.module
+    layer, operands = Layer(3, 6, 10), call_of(9, 3, 6, 2)
+    module = capture(layer, operands).program.module
     LowerExternsPass().apply(Context(), module)
     module.verify()
     assert not any(isinstance(op, ExternOp) for op in module.walk())
-    names, inputs = dict(layer.named_parameters()), iter(given)
+    names, inputs = dict(layer.named_parameters()), iter(operands)
     values = [
         next(inputs) if role == "input" else names[name].detach()
         for role, name, _ in arguments(entry(module))
     ]
     with torch.no_grad():
-        found = execute(module, values)[0]
-        torch.testing.assert_close(found.float(), layer(*given))
+        output = execute(module, values)[0]
+        torch.testing.assert_close(output.float(), layer(*operands))

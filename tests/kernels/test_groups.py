@@ -41,12 +41,12 @@ def kernels(module: ModuleOp, pins: str = "", *, any_rows: bool = False) -> list
     (func,) = [op for op in module.body.block.ops if isinstance(op, FuncOp)]
     fuse = FusePass(pins=pins, any_rows=any_rows)
     grouping = dict(fuse.groupings(module))[func]
-    found = [[id_of(op) for op in unit.ops] for unit in grouping.units]
+    ids = [[id_of(op) for op in unit.ops] for unit in grouping.units]
     fuse.apply(context(), module)
     module.verify()
     got = run_function(module, inputs)
     assert all(difference(a, b) == 0 for a, b in zip(got, want, strict=True))
-    return found
+    return ids
 
 
 def rule(module: ModuleOp, one: str, other: str, pins: str = "") -> str:
@@ -125,16 +125,16 @@ def test_a_matmul_takes_all_readers_of_its_value_or_none() -> None:
 def refusals() -> tuple[list[str], list[str]]:
     """The literal messages of all judges, and the sources of those with names in them."""
     plain: list[str] = []
-    made: list[str] = []
+    sources: list[str] = []
     for path in Path(irc.kernels.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "GroupError":
-                given = node.args[0]
-                if isinstance(given, ast.Constant):
-                    plain.append(str(given.value))
+                message = node.args[0]
+                if isinstance(message, ast.Constant):
+                    plain.append(str(message.value))
                 else:
-                    made.append(ast.unparse(given))
-    return plain, made
+                    sources.append(ast.unparse(message))
+    return plain, sources
 
 
 def test_slices_of_what_a_kernel_computes_are_refused_before_it_is_traced(
@@ -158,19 +158,19 @@ def test_slices_of_what_a_kernel_computes_are_refused_before_it_is_traced(
         return False
 
     monkeypatch.setattr(groups, "nest_of", counted)
-    found, seen = kernels(build(moved, (6,))), len(traced)
+    ids, seen = kernels(build(moved, (6,))), len(traced)
     monkeypatch.setattr(groups, "_cuts_own", never)
-    assert found == kernels(build(moved, (6,))) and len(found) == 2
+    assert ids == kernels(build(moved, (6,))) and len(ids) == 2
     assert len(traced) > 2 * seen  # what tracing would find, with less of it
 
 
 def test_refusals_are_put_under_rules() -> None:
-    plain, made = refusals()
+    plain, sources = refusals()
     declined = (Path(irc.kernels.__file__).parent / "fusion" / "groups.py").read_text()
     declined += (Path(irc.kernels.__file__).parent / "fusion" / "profit.py").read_text()
     stale = [m for m in BY_MESSAGE if m not in plain and f'"{m}"' not in declined]
     assert len(plain) > 10 and not stale
-    parts = "".join(made) + declined
+    parts = "".join(sources) + declined
     assert not [part for part in BY_PART if part not in parts]
     assert {*BY_MESSAGE.values(), *BY_PART.values(), "loops"} <= set(RULES)
     assert Reason.of("over 64 ops").rule == "limits" and "64" in str(Reason.of("over 64 ops"))
@@ -205,26 +205,26 @@ def test_a_user_forces_what_would_not_pay() -> None:
     ],
 )
 def test_what_cannot_be_forced_is_refused_by_its_rule(body, shapes, pins: str, says: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(IrcError, match="asks for one kernel") as found:
+    with pytest.raises(IrcError, match="asks for one kernel") as caught:
         FusePass(pins=pins).apply(context(), build(body, *shapes))
-    assert found.value.code == "fusion-impossible"
-    assert any(f"[{says}]" in note for note in found.value.because)
+    assert caught.value.code == "fusion-impossible"
+    assert any(f"[{says}]" in note for note in caught.value.because)
 
 
 def test_wishes_must_name_an_op() -> None:
-    with pytest.raises(IrcError, match="there is no op 'n77'") as found:
+    with pytest.raises(IrcError, match="there is no op 'n77'") as caught:
         FusePass(pins="fuse n0, n77").apply(context(), build(dear, (4, 5), (5,)))
-    assert found.value.code == "input-mismatch"
+    assert caught.value.code == "input-mismatch"
     with pytest.raises(IrcError, match="cannot read the constraint"):
         FusePass(pins="keep n0, n1 together").apply(context(), build(dear, (4, 5), (5,)))
 
 
 @pytest.mark.parametrize("pins", ["fuse n0, n1", "keep n1 apart"])
 def test_wishes_about_what_computes_nothing_are_refused(pins: str) -> None:
-    with pytest.raises(IrcError, match=r"'n1' in .* computes nothing") as found:
+    with pytest.raises(IrcError, match=r"'n1' in .* computes nothing") as caught:
         FusePass(pins=pins).apply(context(), build(turned, (50, 50)))
-    assert found.value.code == "fusion-impossible"
-    assert "flow.transpose is no kernel" in str(found.value)
+    assert caught.value.code == "fusion-impossible"
+    assert "flow.transpose is no kernel" in str(caught.value)
 
 
 def test_wishes_about_ops_of_two_functions_are_refused() -> None:
@@ -232,9 +232,9 @@ def test_wishes_about_ops_of_two_functions_are_refused() -> None:
     block = Block(arg_types=[T((40, 50)), T((50,))])
     other = dear(FlowBuilder(block, prefix="m"), *block.args)
     module.body.block.add_op(finish_function("block", block, other))
-    with pytest.raises(IrcError, match="names ops of different functions") as found:
+    with pytest.raises(IrcError, match="names ops of different functions") as caught:
         FusePass(pins="fuse n0, m1").apply(context(), module)
-    assert found.value.code == "fusion-impossible"
+    assert caught.value.code == "fusion-impossible"
 
 
 def test_siblings_read_their_operand_once() -> None:

@@ -50,31 +50,33 @@ def program(
     h = b.op(TransposeOp, [turned], perm=(1, 0))
     row = TensorType.of((n,), wide)
     biased = ("bias",) if bias else ()
-    given: list[SSAValue] = [h, w, index, *more]
+    operands: list[SSAValue] = [h, w, index, *more]
     call = arguments(LOSS, ("h", "w", "index", *biased))
-    loss, sums = b.ops(ExternOp, given, results=[row, row], target=LOSS, arguments=call)
+    loss, sums = b.ops(ExternOp, operands, results=[row, row], target=LOSS, arguments=call)
     start = b.pointwise("mul", g, loss if waits else b.scalar(2.0, wide))
-    given = [start, h, w, index, sums, *more]
+    operands = [start, h, w, index, sums, *more]
     roles = ("g", "h", "w", "index", "sums", *biased)
     if smooth:
-        roles, given = (*roles, "gs"), [*given, b.pointwise("mul", g, b.scalar(-0.5, wide))]
+        roles, operands = (*roles, "gs"), [*operands, b.pointwise("mul", g, b.scalar(-0.5, wide))]
     call = arguments(BACKWARD, roles)
     kinds = [TensorType.of((n, d), dtype), *kinds[2:3], *kinds[4:]]
-    found = b.ops(ExternOp, given, results=kinds, target=BACKWARD, arguments=call)
-    return ModuleOp([finish_function("forward", block, [loss, *found])])
+    gradients = b.ops(ExternOp, operands, results=kinds, target=BACKWARD, arguments=call)
+    return ModuleOp([finish_function("forward", block, [loss, *gradients])])
 
 
 def values(n: int, d: int, v: int, *, bias: bool = False) -> list[Tensor]:
     draw = torch.Generator().manual_seed(n + v)
     index = torch.randint(0, v, (n,), generator=draw)
     g = torch.rand(n, generator=draw) * (torch.rand(n, generator=draw) > 0.3)
-    found = [g, torch.randn(d, n, generator=draw), torch.randn(v, d, generator=draw) * 3, index]
-    return [*found, *([torch.randn(v, generator=draw)] if bias else [])]
+    operands = [g, torch.randn(d, n, generator=draw), torch.randn(v, d, generator=draw) * 3, index]
+    return [*operands, *([torch.randn(v, generator=draw)] if bias else [])]
 
 
-def by_torch(given: Sequence[Tensor], *, waits: bool = False, smooth: bool = False) -> list[Tensor]:
+def by_torch(
+    operands: Sequence[Tensor], *, waits: bool = False, smooth: bool = False
+) -> list[Tensor]:
     """The same in float64 by autograd."""
-    g, h, w, index, *bias = [t.double() if t.is_floating_point() else t for t in given]
+    g, h, w, index, *bias = [t.double() if t.is_floating_point() else t for t in operands]
     h = h.T
     leaves = [t.requires_grad_() for t in (h, w, *bias)]
     logits = torch.nn.functional.linear(*leaves)
@@ -103,17 +105,17 @@ def contractions(module: ModuleOp) -> int:
 def test_blocks_give_what_torch_gives(
     sizes: tuple[int, int, int], bias: bool, waits: bool, smooth: bool
 ) -> None:
-    given = values(*sizes, bias=bias)
-    want = by_torch(given, waits=waits, smooth=smooth)
+    operands = values(*sizes, bias=bias)
+    want = by_torch(operands, waits=waits, smooth=smooth)
     module = program(*sizes, bias=bias, waits=waits, smooth=smooth)
-    for got in (run_function(module, given, dtype=torch.float64), _mapped_run(module, given)):
+    for got in (run_function(module, operands, dtype=torch.float64), _mapped_run(module, operands)):
         for mine, theirs in zip(got, want, strict=True):
             assert difference(mine, theirs) < 1e-12
 
 
-def _mapped_run(module: ModuleOp, given: Sequence[Tensor]) -> list[Tensor]:
+def _mapped_run(module: ModuleOp, operands: Sequence[Tensor]) -> list[Tensor]:
     mapped(module)
-    return execute(module, given)
+    return execute(module, operands)
 
 
 def test_a_known_start_joins_loss_and_gradients() -> None:
@@ -135,8 +137,8 @@ def test_a_block_is_four_kernels(target: str) -> None:
     assert [name.split("_", 1)[1] for name in inner] == [
         "matmul", "softmax", "matmul", "matmul", "matmul", "softmax", "matmul", "matmul_add",
     ]  # fmt: skip
-    given = values(512, 7, 50)
-    for mine, theirs in zip(execute(module, given), by_torch(given), strict=True):
+    operands = values(512, 7, 50)
+    for mine, theirs in zip(execute(module, operands), by_torch(operands), strict=True):
         assert difference(mine, theirs) < 1e-12
 
 
@@ -168,8 +170,8 @@ def test_blocks_are_even_where_they_can_be() -> None:
 def test_empty_operands_stay_in_the_library() -> None:
     module = program(0, 7, 5)
     LowerExternsPass().apply(context(), module)
-    given = values(0, 7, 5)
-    loss, dh, dw = run_function(module, given, dtype=torch.float64)
+    operands = values(0, 7, 5)
+    loss, dh, dw = run_function(module, operands, dtype=torch.float64)
     assert (loss.shape, dh.shape, float(dw.abs().sum())) == ((0,), (0, 7), 0.0)
 
 
@@ -189,9 +191,9 @@ def test_planted_bugs_are_seen(planted: str) -> None:
         "block": ("_added", lambda self, role, value: self.b.cast(value, self.wide)),
         "top": ("_sums", lambda self: self.b.reshape(self.value("log"), (self.rows,))),
     }
-    given = values(600, 7, 50)
+    operands = values(600, 7, 50)
     with mock.patch.object(RowBlock, *bugs[planted]):
         module = program(600, 7, 50, waits=planted == "top")
-        got = _mapped_run(module, given)
-    want = by_torch(given, waits=planted == "top")
+        got = _mapped_run(module, operands)
+    want = by_torch(operands, waits=planted == "top")
     assert max(difference(a, b) for a, b in zip(got, want, strict=True)) > 1e-3

@@ -42,12 +42,12 @@ def turned_pairs(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
     ndim = draw(st.integers(2, 4))
     shape = [draw(st.sampled_from([2, 3, 5, 8, 17, 33])) for _ in range(ndim)]
     dtype = draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int32]))
-    found: list[torch.Tensor] = []
+    pair: list[torch.Tensor] = []
     for _ in range(2):
         order = draw(st.sampled_from(list(permutations(range(ndim)))))
         dense = (torch.randn([shape[d] for d in order]) * 9).to(dtype)
-        found.append(dense.permute([order.index(d) for d in range(ndim)]))
-    return found[0], found[1]
+        pair.append(dense.permute([order.index(d) for d in range(ndim)]))
+    return pair[0], pair[1]
 
 
 @settings(max_examples=8, deadline=None, phases=[Phase.generate])

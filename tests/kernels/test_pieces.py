@@ -27,15 +27,15 @@ class Wrapped(nn.Module):
 @pytest.fixture
 def libraries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The library ops of the plans that are made while a test runs."""
-    found: list[str] = []
-    made = Executor.__init__
+    ops: list[str] = []
+    original = Executor.__init__
 
     def spy(self: Executor, loaded, *args, **options) -> None:
-        found.extend(a.op for a in loaded.plan.actions if isinstance(a, Library))
-        made(self, loaded, *args, **options)
+        ops.extend(a.op for a in loaded.plan.actions if isinstance(a, Library))
+        original(self, loaded, *args, **options)
 
     monkeypatch.setattr(Executor, "__init__", spy)
-    return found
+    return ops
 
 
 def rotate(x: Tensor, cut: int) -> Tensor:
@@ -70,10 +70,10 @@ CASES: dict[str, Fn] = {
 @pytest.mark.parametrize("fn", CASES.values(), ids=CASES)
 def test_pieces_equal_torch_without_a_library(fn: Fn, libraries: list[str]) -> None:
     torch.manual_seed(0)
-    given = torch.randn(3, 5, 8), torch.randn(3, 5, 8), torch.randn(3, 5, 3)
-    want, found = fn(*given), irc.compile(Wrapped(fn))(*given)
-    assert found.shape == want.shape and found.dtype == want.dtype
-    assert torch.allclose(found.double(), want.double(), atol=1e-6)
+    operands = torch.randn(3, 5, 8), torch.randn(3, 5, 8), torch.randn(3, 5, 3)
+    want, output = fn(*operands), irc.compile(Wrapped(fn))(*operands)
+    assert output.shape == want.shape and output.dtype == want.dtype
+    assert torch.allclose(output.double(), want.double(), atol=1e-6)
     assert not libraries
 
 

@@ -46,9 +46,9 @@ def libraries(module: Any) -> list[str]:
 def same(module: nn.Module, *values: Tensor) -> None:
     fast = irc.compile(module)
     with torch.no_grad():
-        found, wanted = fast(*values), module(*values)
+        output, wanted = fast(*values), module(*values)
     assert libraries(fast) == []
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6, equal_nan=True)
+    torch.testing.assert_close(output, wanted, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 def test_a_single_image_is_a_batch_of_one() -> None:
@@ -66,7 +66,9 @@ def test_all_taps_of_a_phase_share_its_places() -> None:
     module = MaxPool(2, 3, 1, 1, 1)
     program = capture(module, (x, torch.randn(1, 2, 6, 6))).program
     counts: dict[str, int] = {}
-    lower(program, Options(), lambda name, made: counts.update({name: str(made).count("iota")}))
+    lower(
+        program, Options(), lambda name, lowered: counts.update({name: str(lowered).count("iota")})
+    )
     assert counts["lower-externs"] == 4  # rows and columns, of windows and of elements
 
 
@@ -139,6 +141,6 @@ def test_steps_of_training_call_no_library(ceil: bool) -> None:
     plan = make_plan(program, Options(), keep_ir=False)
     assert not [step for step in plan.plan.actions if hasattr(step, "op")]
     module(x).backward()
-    _, *found = executor_of(plan, program.tensors)(x)
-    for value, parameter in zip(found, module.parameters(), strict=True):
+    _, *gradients = executor_of(plan, program.tensors)(x)
+    for value, parameter in zip(gradients, module.parameters(), strict=True):
         torch.testing.assert_close(value, parameter.grad, rtol=1e-4, atol=1e-4)

@@ -21,10 +21,10 @@ ROWS, COLUMNS = torch.randint(-5, 5, (4,)), torch.randint(-6, 6, (3, 1))
 put = torch.ops.aten.index_put.default
 
 
-def run(function: Callable[..., Any], *given: Tensor) -> tuple[Any, dict[str, int]]:
-    made = irc.compile(function)
-    found = made(*given)
-    return found, library_calls(made._irc_dispatcher.versions[-1].plan)
+def run(function: Callable[..., Any], *operands: Tensor) -> tuple[Any, dict[str, int]]:
+    fast = irc.compile(function)
+    result = fast(*operands)
+    return result, library_calls(fast._irc_dispatcher.versions[-1].plan)
 
 
 CASES: dict[str, tuple[list[Tensor | None], Sequence[int]]] = {
@@ -44,8 +44,8 @@ def test_sums(name: str) -> None:
     """With duplicates: sums do not depend on their order beyond rounding."""
     indices, shape = CASES[name]
     values = torch.randn(shape)
-    found, library = run(lambda x, v: put(x, indices, v, True), X, values)
-    torch.testing.assert_close(found, put(X.double(), indices, values.double(), True).float())
+    result, library = run(lambda x, v: put(x, indices, v, True), X, values)
+    torch.testing.assert_close(result, put(X.double(), indices, values.double(), True).float())
     assert not library
 
 
@@ -53,22 +53,22 @@ def test_sums(name: str) -> None:
 def test_replaces(name: str) -> None:
     """Places that differ, as which of two values stays is not said."""
     places = torch.randperm(5 * 6)[:9]
-    given = {
+    case = {
         "behind": ([None, places // 7, places % 7], (5, 9)),
         "apart": ([places // 7, None, places % 7], (9, 6)),
         "all dims": ([places // 6, places % 6, places % 7], (9,)),
     }[name]
-    values = torch.randn(given[1])
-    found, library = run(lambda x, v: put(x, given[0], v), X, values)
-    assert torch.equal(found, put(X, given[0], values))
+    values = torch.randn(case[1])
+    result, library = run(lambda x, v: put(x, case[0], v), X, values)
+    assert torch.equal(result, put(X, case[0], values))
     assert not library
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.bfloat16, torch.float64])
 def test_dtypes(dtype: torch.dtype) -> None:
     x, values = (X > 0).to(dtype), torch.ones((), dtype=dtype)
-    found, library = run(lambda x, v: put(x, [ROWS, COLUMNS], v), x, values)
-    assert torch.equal(found, put(x, [ROWS, COLUMNS], values))
+    result, library = run(lambda x, v: put(x, [ROWS, COLUMNS], v), x, values)
+    assert torch.equal(result, put(x, [ROWS, COLUMNS], values))
     assert not library
 
 
@@ -82,20 +82,20 @@ def test_an_index_outside_is_refused_and_names_no_other_place() -> None:
 def test_masks() -> None:
     """The same under all of a mask is a choice; a value for each place is left to the library."""
     mask = X[..., 0] > 0
-    found, library = run(lambda x, m: put(x, [m], torch.tensor(2.0)), X, mask)
-    assert torch.equal(found, put(X, [mask], torch.tensor(2.0)))
+    result, library = run(lambda x, m: put(x, [m], torch.tensor(2.0)), X, mask)
+    assert torch.equal(result, put(X, [mask], torch.tensor(2.0)))
     assert not library
     behind = X[0] > 0
-    found, library = run(lambda x, m: put(x, [None, m], torch.tensor([2.0]), True), X, behind)
-    assert torch.equal(found, put(X, [None, behind], torch.tensor([2.0]), True))
+    result, library = run(lambda x, m: put(x, [None, m], torch.tensor([2.0]), True), X, behind)
+    assert torch.equal(result, put(X, [None, behind], torch.tensor([2.0]), True))
     assert not library
     rows = torch.randn(5, 1, 7), X[0, :, 0] > 0
-    found, library = run(lambda x, v, m: put(x, [None, m], v), X, *rows)
-    assert torch.equal(found, put(X, [None, rows[1]], rows[0]))
+    result, library = run(lambda x, v, m: put(x, [None, m], v), X, *rows)
+    assert torch.equal(result, put(X, [None, rows[1]], rows[0]))
     assert not library
     values = torch.randn(int(mask.sum()), 7)
-    found, library = run(lambda x, m, v: put(x, [m], v), X, mask, values)
-    assert torch.equal(found, put(X, [mask], values))
+    result, library = run(lambda x, m, v: put(x, [m], v), X, mask, values)
+    assert torch.equal(result, put(X, [mask], values))
     assert library == {"aten::index_put": 1}
 
 
@@ -114,11 +114,11 @@ def test_a_state_is_written_where_it_lies() -> None:
             return self.pages.sum()
 
     module, again = Cache(), Cache()
-    made = irc.compile(module)
-    given = torch.tensor([3, 63]), torch.tensor([0, 15]), torch.randn(2, 8)
-    torch.testing.assert_close(made(*given), again(*given))
+    fast = irc.compile(module)
+    operands = torch.tensor([3, 63]), torch.tensor([0, 15]), torch.randn(2, 8)
+    torch.testing.assert_close(fast(*operands), again(*operands))
     assert torch.equal(module.pages, again.pages)
-    dispatcher = dispatcher_of(made)
+    dispatcher = dispatcher_of(fast)
     assert dispatcher is not None
     plan = dispatcher.versions[-1].plan
     assert not library_calls(plan)

@@ -24,14 +24,14 @@ from irc.kernels.schedule import CPU_CHUNKS, TARGETS, schedule
 def test_mappings_cover_the_tasks(
     template: str, space: tuple[int, ...], parallel: int, target: str
 ) -> None:
-    found = schedule(template, space, parallel, target)
-    verify_coverage(found.mapping)
-    assert all(n >= m for n, m in zip(found.mapping.task_shape, space[:parallel], strict=True))
+    scheduled = schedule(template, space, parallel, target)
+    verify_coverage(scheduled.mapping)
+    assert all(n >= m for n, m in zip(scheduled.mapping.task_shape, space[:parallel], strict=True))
     # A grid, then what one worker does.
-    assert [atom.kind for atom in found.mapping.atoms] == ["spatial", "repeat"]
+    assert [atom.kind for atom in scheduled.mapping.atoms] == ["spatial", "repeat"]
     # No worker is without a task.
     for extent, size, tile in zip(
-        found.mapping.atoms[0].extents, space, found.mapping.atoms[1].extents, strict=False
+        scheduled.mapping.atoms[0].extents, space, scheduled.mapping.atoms[1].extents, strict=False
     ):
         assert (extent - 1) * tile < size
 

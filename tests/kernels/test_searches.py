@@ -18,17 +18,17 @@ torch.manual_seed(3)
 NAN = float("nan")
 
 
-def compiled(function: Callable[..., Any], *given: Tensor) -> tuple[Any, Plan]:
-    made = irc.compile(function)
-    found = made(*given)
-    return found, made._irc_dispatcher.versions[-1].plan
+def compiled(function: Callable[..., Any], *operands: Tensor) -> tuple[Any, Plan]:
+    fast = irc.compile(function)
+    result = fast(*operands)
+    return result, fast._irc_dispatcher.versions[-1].plan
 
 
-def check(function: Callable[..., Any], *given: Tensor, kernels: bool = True) -> None:
-    found, plan = compiled(function, *given)
-    expected = function(*given)
-    assert found.dtype == expected.dtype
-    assert torch.equal(found, expected)
+def check(function: Callable[..., Any], *operands: Tensor, kernels: bool = True) -> None:
+    result, plan = compiled(function, *operands)
+    expected = function(*operands)
+    assert result.dtype == expected.dtype
+    assert torch.equal(result, expected)
     assert (not library_calls(plan)) == kernels
 
 
@@ -76,8 +76,8 @@ def test_is_one_kernel_with_what_surrounds_it() -> None:
     def binned(t: Tensor, v: Tensor) -> Tensor:
         return torch.bucketize(v * 2 + 1, t) * 3
 
-    found, plan = compiled(binned, table, x)
-    assert torch.equal(found, binned(table, x))
+    result, plan = compiled(binned, table, x)
+    assert torch.equal(result, binned(table, x))
     assert len(plan.kernels) == 1
 
 

@@ -28,9 +28,9 @@ def test_a_long_name_is_cut() -> None:
 
 @pytest.mark.parametrize("name", ["if", "tl", "k-1", "größe", "x" * 500, "3", ""])
 def test_identifiers_are_valid_and_distinct(name: str) -> None:
-    found = identifier(name)
-    assert found.isidentifier() and found.isascii() and found.startswith("kernel_")
-    assert identifier(name + "-") != found
+    symbol = identifier(name)
+    assert symbol.isidentifier() and symbol.isascii() and symbol.startswith("kernel_")
+    assert identifier(name + "-") != symbol
 
 
 def test_lines_are_indented_and_wrapped() -> None:

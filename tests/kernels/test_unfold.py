@@ -18,13 +18,13 @@ MAPPINGS = st.lists(ATOMS, min_size=1, max_size=4).map(lambda atoms: TaskMapping
 
 
 def unfolded(mapping: TaskMapping, start: list[int]) -> list[tuple[int, ...]]:
-    found: list[tuple[int, ...]] = []
+    tasks: list[tuple[int, ...]] = []
     for counters in product(*(range(loop.extent) for loop in loops(mapping))):
         task = list(start)
         for loop, counter in zip(loops(mapping), counters, strict=True):
             task[loop.dim] += counter * loop.stride
-        found.append(tuple(task))
-    return found
+        tasks.append(tuple(task))
+    return tasks
 
 
 @settings(max_examples=50)

@@ -25,26 +25,26 @@ def test_random_chains_of_shape_ops(seed: int) -> None:
         match draw.choice(["transpose", "merge", "split", "slice", "broadcast"]):
             case "transpose":
                 perm = draw.sample(range(want.ndim), want.ndim)
-                found, next_want = view.transpose(perm), want.permute(perm)
+                next_view, next_want = view.transpose(perm), want.permute(perm)
             case "merge" if want.ndim > 1:
                 new = (want.shape[0] * want.shape[1], *want.shape[2:])
-                found, next_want = view.reshape(new), want.reshape(new)
+                next_view, next_want = view.reshape(new), want.reshape(new)
             case "split":
                 new = [p for n in want.shape for p in ([2, n // 2] if n % 2 == 0 and n else [n])]
-                found, next_want = view.reshape(new), want.reshape(new)
+                next_view, next_want = view.reshape(new), want.reshape(new)
             case "slice":
                 starts = [draw.randrange(n) for n in want.shape]
                 steps = [draw.choice([1, 2]) for _ in want.shape]
-                found = view.slice(starts, [-1] * want.ndim, steps)
+                next_view = view.slice(starts, [-1] * want.ndim, steps)
                 next_want = want[
                     tuple(slice(a, None, s) for a, s in zip(starts, steps, strict=True))
                 ]
             case _:
                 new = (2, *(3 if n == 1 else n for n in want.shape))
-                found, next_want = view.broadcast(new), want.expand(new)
-        if found is None or next_want.numel() > 5000:
+                next_view, next_want = view.broadcast(new), want.expand(new)
+        if next_view is None or next_want.numel() > 5000:
             continue
-        view, want = found, next_want
+        view, want = next_view, next_want
         assert view.shape == tuple(want.shape)
         assert torch.equal(read(view, memory), want)
 
