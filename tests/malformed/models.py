@@ -93,7 +93,8 @@ def functional() -> onnx.ModelProto:
 
 
 MODELS: Mapping[str, Callable[[], onnx.ModelProto]] = {
-    made.__name__: made for made in (perceptron, convolutional, controlled, quantised, functional)
+    build.__name__: build
+    for build in (perceptron, convolutional, controlled, quantised, functional)
 }
 
 

@@ -191,8 +191,8 @@ def recursive(model: onnx.ModelProto, chance: random.Random) -> bytes:
 
 
 MUTATIONS: Mapping[str, Mutation] = {
-    made.__name__: made
-    for made in (
+    mutation.__name__: mutation
+    for mutation in (
         flipped, cut, spliced, foreign, field, removed, rewired, operator, external, bomb,
         recursive,
     )

@@ -42,26 +42,26 @@ def _attribute(model: onnx.ModelProto, chance: random.Random) -> None:
     node = chance.choice(list(model.graph.node))
     if not node.attribute:
         return _arity(model, chance)
-    given = chance.choice(list(node.attribute))
+    attribute = chance.choice(list(node.attribute))
     what = chance.randrange(4)
     if what == 0:
-        node.attribute.remove(given)
+        node.attribute.remove(attribute)
     elif what == 1:
-        other = helper.make_attribute(given.name, chance.choice(VALUES))
-        given.CopyFrom(other)
-    elif given.type == AttributeProto.INTS and what == 2:
-        if given.ints and chance.random() < 0.5:
-            given.ints.pop()
+        other = helper.make_attribute(attribute.name, chance.choice(VALUES))
+        attribute.CopyFrom(other)
+    elif attribute.type == AttributeProto.INTS and what == 2:
+        if attribute.ints and chance.random() < 0.5:
+            attribute.ints.pop()
         else:
-            given.ints.append(chance.choice([0, 1, -1, 7]))
-    elif given.type == AttributeProto.INTS and given.ints:
-        given.ints[chance.randrange(len(given.ints))] = chance.choice(EXTREMES)
-    elif given.type == AttributeProto.INT:
-        given.i = chance.choice(EXTREMES)
-    elif given.type == AttributeProto.STRING:
-        given.s = chance.choice(HOSTILE).encode("utf-8", "ignore")
-    elif given.type == AttributeProto.FLOAT:
-        given.f = chance.choice([float("nan"), float("inf"), -1e30, 0.0])
+            attribute.ints.append(chance.choice([0, 1, -1, 7]))
+    elif attribute.type == AttributeProto.INTS and attribute.ints:
+        attribute.ints[chance.randrange(len(attribute.ints))] = chance.choice(EXTREMES)
+    elif attribute.type == AttributeProto.INT:
+        attribute.i = chance.choice(EXTREMES)
+    elif attribute.type == AttributeProto.STRING:
+        attribute.s = chance.choice(HOSTILE).encode("utf-8", "ignore")
+    elif attribute.type == AttributeProto.FLOAT:
+        attribute.f = chance.choice([float("nan"), float("inf"), -1e30, 0.0])
     return None
 
 
@@ -71,9 +71,9 @@ def _frozen(model: onnx.ModelProto, chance: random.Random) -> None:
     inputs = [i for i in model.graph.input if i.type.tensor_type.elem_type in kinds]
     if not inputs:
         return _attribute(model, chance)
-    given = chance.choice(inputs)
-    kind = given.type.tensor_type.elem_type
-    dims = [dim.dim_value for dim in given.type.tensor_type.shape.dim]
+    graph_input = chance.choice(inputs)
+    kind = graph_input.type.tensor_type.elem_type
+    dims = [dim.dim_value for dim in graph_input.type.tensor_type.shape.dim]
     if chance.random() < 0.2:
         dims = [max(1, dim - 1) for dim in dims]
     if prod(dims) > MOST_FROZEN:
@@ -81,9 +81,9 @@ def _frozen(model: onnx.ModelProto, chance: random.Random) -> None:
     far = (2**62, -(2**63)) if kind == TensorProto.INT64 else ()
     numbers = [chance.choice((*INTEGERS, *far)) for _ in range(prod(dims))]
     plain = [n != 0 for n in numbers] if kind == TensorProto.BOOL else numbers
-    model.graph.initializer.append(helper.make_tensor(given.name, kind, dims, plain))
+    model.graph.initializer.append(helper.make_tensor(graph_input.name, kind, dims, plain))
     if chance.random() < 0.7:
-        model.graph.input.remove(given)
+        model.graph.input.remove(graph_input)
     return None
 
 

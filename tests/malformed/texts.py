@@ -25,19 +25,19 @@ JSON_VALUES: tuple[Any, ...] = (
 
 def spoiled_bytes(data: bytes, chance: random.Random) -> bytes:
     """Change, remove, repeat or insert a few bytes."""
-    found, what = bytearray(data), chance.randrange(4)
-    at = chance.randrange(max(len(found), 1))
+    spoiled, what = bytearray(data), chance.randrange(4)
+    at = chance.randrange(max(len(spoiled), 1))
     length = chance.randint(1, 40)
     if what == 0:
         for _ in range(chance.randint(1, 8)):
-            found[chance.randrange(len(found))] = chance.randrange(256)
+            spoiled[chance.randrange(len(spoiled))] = chance.randrange(256)
     elif what == 1:
-        del found[at : at + length]
+        del spoiled[at : at + length]
     elif what == 2:
-        found[at:at] = found[at : at + length * 20]
+        spoiled[at:at] = spoiled[at : at + length * 20]
     else:
-        found = found[:at]
-    return bytes(found)
+        spoiled = spoiled[:at]
+    return bytes(spoiled)
 
 
 def spoiled_words(data: bytes, chance: random.Random) -> bytes:

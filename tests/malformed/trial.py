@@ -70,12 +70,12 @@ def try_file(name: str, data: bytes, room: Path) -> Outcome:
         room: an empty folder; what lies there beside the model's folder must stay as it is.
     """
     folder = _furnish(room, data)
-    found = try_command(name, ["compile", "model.onnx", "-o", "out"], room)
+    outcome = try_command(name, ["compile", "model.onnx", "-o", "out"], room)
     refused = refusal(folder / "model.onnx")
-    faults = list(found.faults)
-    if found.status == 0 and refused:
+    faults = list(outcome.faults)
+    if outcome.status == 0 and refused:
         faults.append(f"accepted, though onnx's checker says: {refused.splitlines()[0][:200]}")
-    return replace(found, malformed=bool(refused) or found.malformed, faults=tuple(faults))
+    return replace(outcome, malformed=bool(refused) or outcome.malformed, faults=tuple(faults))
 
 
 def try_command(name: str, words: Sequence[str], room: Path) -> Outcome:
@@ -139,11 +139,11 @@ def _furnish(room: Path, data: bytes) -> Path:
 def _contents(room: Path, folder: Path) -> dict[str, int]:
     """Return the files outside the output folder, by their sizes."""
     mine = {folder / "out", folder / "err.txt", folder / "out.txt"}
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for path in room.rglob("*"):
         if not any(each == path or each in path.parents for each in mine):
-            found[str(path.relative_to(room))] = path.lstat().st_size
-    return found
+            sizes[str(path.relative_to(room))] = path.lstat().st_size
+    return sizes
 
 
 def _run(folder: Path, words: Sequence[str]) -> None:

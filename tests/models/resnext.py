@@ -8,22 +8,28 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-def _convolved(given: int, made: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Module:
+def _convolved(
+    in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1
+) -> nn.Module:
     """A convolution and batch normalisation."""
-    layer = nn.Conv2d(given, made, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
-    return nn.Sequential(layer, nn.BatchNorm2d(made))
+    layer = nn.Conv2d(
+        in_channels, out_channels, kernel, stride, padding=kernel // 2, groups=groups, bias=False
+    )
+    return nn.Sequential(layer, nn.BatchNorm2d(out_channels))
 
 
 class Bottleneck(nn.Module):
     """1x1, 3x3 in groups, 1x1, and a way around them."""
 
-    def __init__(self, given: int, inner: int, made: int, stride: int, groups: int) -> None:
+    def __init__(
+        self, in_channels: int, inner: int, out_channels: int, stride: int, groups: int
+    ) -> None:
         super().__init__()
-        self.reduce = _convolved(given, inner, 1)
+        self.reduce = _convolved(in_channels, inner, 1)
         self.grouped = _convolved(inner, inner, 3, stride, groups)
-        self.expand = _convolved(inner, made, 1)
-        turned = given != made or stride != 1
-        self.around = _convolved(given, made, 1, stride) if turned else nn.Identity()
+        self.expand = _convolved(inner, out_channels, 1)
+        turned = in_channels != out_channels or stride != 1
+        self.around = _convolved(in_channels, out_channels, 1, stride) if turned else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """Add what the convolutions find."""
@@ -55,15 +61,15 @@ class ResNeXt(nn.Module):
             _convolved(3, stem, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)
         )
         blocks: list[nn.Module] = []
-        given = stem
+        in_channels = stem
         for stage, depth in enumerate(depths):
             for number in range(depth):
                 stride = 2 if stage and not number else 1
-                blocks.append(Bottleneck(given, inner, 2 * inner, stride, groups))
-                given = 2 * inner
+                blocks.append(Bottleneck(in_channels, inner, 2 * inner, stride, groups))
+                in_channels = 2 * inner
             inner *= 2
         self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Linear(given, classes)
+        self.head = nn.Linear(in_channels, classes)
 
     def forward(self, image: Tensor) -> Tensor:
         """Return class scores."""

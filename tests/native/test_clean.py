@@ -56,12 +56,12 @@ def run_clean(
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[]\n"
-    with np.load(names["outputs"]) as found:
-        return [found[name] for name in found.files]
+    with np.load(names["outputs"]) as arrays:
+        return [arrays[name] for name in arrays.files]
 
 
-def exported(module: nn.Module, given: tuple[torch.Tensor, ...], out: Path) -> str:
-    return irc.export_plan(module.eval(), given, out=out, native="x86-64-v3,x86-64-v4")
+def exported(module: nn.Module, arguments: tuple[torch.Tensor, ...], out: Path) -> str:
+    return irc.export_plan(module.eval(), arguments, out=out, native="x86-64-v3,x86-64-v4")
 
 
 def test_a_program_of_kernels_needs_numpy_alone(tmp_path: Path) -> None:
@@ -120,8 +120,8 @@ def test_the_command_prints_what_a_program_costs(tmp_path: Path) -> None:
     done = command("--inputs", str(tmp_path / "in.npz"), "--outputs", str(tmp_path / "out.npz"))
     words = [line.split()[0] for line in done.stdout.splitlines()]
     assert words == ["program", "import", "load", "size", "resident", "call"], done.stderr
-    with np.load(tmp_path / "out.npz") as found:
-        np.testing.assert_allclose(found["0"], module(x).detach().numpy(), rtol=1e-5, atol=1e-6)
+    with np.load(tmp_path / "out.npz") as arrays:
+        np.testing.assert_allclose(arrays["0"], module(x).detach().numpy(), rtol=1e-5, atol=1e-6)
     figures: dict[str, Any] = json.loads(command("--json", "--threads", "1").stdout)
     assert figures["threads"] == 1
     assert figures["resident_bytes"] > figures["own_bytes"] > 0

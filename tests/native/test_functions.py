@@ -26,9 +26,9 @@ def test_each_function_is_found(tmp_path: Path) -> None:
         x = torch.rand(shape)
         out = tmp_path / str(number)
         irc.export_plan(All(), (x,), out=out)
-        for name, found in zip(FUNCTIONS, load(out).run([x.numpy()]), strict=True):
+        for name, output in zip(FUNCTIONS, load(out).run([x.numpy()]), strict=True):
             wanted = getattr(torch, name)(x).numpy()
-            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6, err_msg=name)
+            np.testing.assert_allclose(output, wanted, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.skipif(processor.system() != "linux-x86_64", reason="programs are for x86-64")

@@ -95,15 +95,15 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return plan
 
 
-def tensors(given: dict[str, np.ndarray]) -> list[torch.Tensor]:
-    return [torch.from_numpy(np.array(value)) for value in given.values()]
+def tensors(inputs: dict[str, np.ndarray]) -> list[torch.Tensor]:
+    return [torch.from_numpy(np.array(value)) for value in inputs.values()]
 
 
 def same(plan: Path, kind: str) -> None:
     with_torch, without = irc.load(plan), irc.runtime.load(plan)
     assert isinstance(with_torch, HostExecutor) and isinstance(without, NativeHostProgram)
-    for given in CALLS[kind]:
-        for a, b in zip(with_torch(*tensors(given)), without.run(given), strict=True):
+    for inputs in CALLS[kind]:
+        for a, b in zip(with_torch(*tensors(inputs)), without.run(inputs), strict=True):
             np.testing.assert_array_equal(a.numpy(), b)
             assert a.numpy().dtype == b.dtype
     assert with_torch.stepped == {}
@@ -111,9 +111,9 @@ def same(plan: Path, kind: str) -> None:
 
 def test_a_loop_runs_where_torch_is_not(loop: Path) -> None:
     same(loop, "loop")
-    given = CALLS["loop"][0]
-    wanted = irc.runtime.load(loop).run(given)
-    for a, b in zip(run_clean(loop, given), wanted, strict=True):
+    inputs = CALLS["loop"][0]
+    wanted = irc.runtime.load(loop).run(inputs)
+    for a, b in zip(run_clean(loop, inputs), wanted, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -126,19 +126,19 @@ def test_values_decide_without_torch(kind: str, tmp_path: Path) -> None:
     plan, said = compiled(kind, tmp_path)
     assert "numpy alone" in said
     same(plan, kind)
-    given = CALLS[kind][0]
-    for a, b in zip(run_clean(plan, given), irc.runtime.load(plan).run(given), strict=True):
+    inputs = CALLS[kind][0]
+    for a, b in zip(run_clean(plan, inputs), irc.runtime.load(plan).run(inputs), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 def test_threads_share_a_program(loop: Path) -> None:
     program = irc.runtime.load(loop)
-    wanted = [program.run(given) for given in CALLS["loop"]]
+    wanted = [program.run(inputs) for inputs in CALLS["loop"]]
 
     def call(number: int) -> bool:
         kind = number % len(wanted)
-        found = program.run(CALLS["loop"][kind])
-        return all(np.array_equal(a, b) for a, b in zip(found, wanted[kind], strict=True))
+        outputs = program.run(CALLS["loop"][kind])
+        return all(np.array_equal(a, b) for a, b in zip(outputs, wanted[kind], strict=True))
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(call, range(80)))
@@ -147,7 +147,7 @@ def test_threads_share_a_program(loop: Path) -> None:
 def test_what_does_not_fit_is_refused(loop: Path) -> None:
     program = irc.runtime.load(loop)
     x, n = CALLS["loop"][0].values()
-    for given, words in (
+    for inputs, words in (
         ({"x": x}, "input 'n' is missing"),
         ([x], "takes 2 inputs, not 1"),
         ({"x": x.astype(np.float64), "n": n}, "input 'x' is .* float64"),
@@ -155,7 +155,7 @@ def test_what_does_not_fit_is_refused(loop: Path) -> None:
         ({"x": "abc", "n": n}, "input 'x' is of str"),
     ):
         with pytest.raises(IrcError, match=words) as caught:
-            program.run(given)
+            program.run(inputs)
         assert caught.value.codes == ("input-mismatch",)
     with pytest.raises(IrcError) as caught:
         program.run({"x": x[:0], "n": n})
@@ -169,9 +169,9 @@ def test_the_folder_alone_and_its_report(
     loop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(loop / "native", tmp_path / "alone")
-    given = CALLS["loop"][0]
-    found = irc.runtime.load(tmp_path / "alone", mapped=True, code="x86-64-v3").run(given)
-    for a, b in zip(found, irc.runtime.load(loop, code="x86-64-v3").run(given), strict=True):
+    inputs = CALLS["loop"][0]
+    outputs = irc.runtime.load(tmp_path / "alone", mapped=True, code="x86-64-v3").run(inputs)
+    for a, b in zip(outputs, irc.runtime.load(loop, code="x86-64-v3").run(inputs), strict=True):
         np.testing.assert_array_equal(a, b)
     assert main([str(tmp_path / "alone"), "--size", "B=5", "--repeat", "2"]) == 0
     assert "weights" in capsys.readouterr().out

@@ -68,9 +68,9 @@ def test_random_numbers_differ_from_call_to_call(tmp_path: Path) -> None:
     module, x = nn.Sequential(nn.Linear(40, 64), nn.Dropout(0.5)).train(), torch.randn(6, 40)
     irc.export_plan(module, (x,), out=tmp_path / "plan")
     program, plan = load(tmp_path / "plan", threads=1), irc.load(tmp_path / "plan")
-    found = [program.run([x.numpy()])[0] for _ in range(3)]
-    assert not np.array_equal(found[0], found[1])
-    for got in found:
+    outputs = [program.run([x.numpy()])[0] for _ in range(3)]
+    assert not np.array_equal(outputs[0], outputs[1])
+    for got in outputs:
         assert np.array_equal(got, plan(x)[0].detach().numpy())
 
 
@@ -80,13 +80,13 @@ def test_bfloat16_has_code_with_and_without_dot_products(tmp_path: Path) -> None
     text = irc.export_plan(module, (x,), out=tmp_path / "plan")
     assert "x86-64-v4-dots " in text
     assert "x86-64-v4 " in text
-    given = x.float().numpy().astype(ml_dtypes.bfloat16)
+    operand = x.float().numpy().astype(ml_dtypes.bfloat16)
     want = (x.double() @ module.weight.double().T + module.bias.double()).detach().numpy()
     fitting = [v.name for v in VARIANTS.values() if not set(v.requires) - processor.flags()]
     assert fitting
     for code in fitting:
         program = load(tmp_path / "plan", threads=2, code=code)
-        (got,) = program.run([given])
+        (got,) = program.run([operand])
         assert got.dtype == ml_dtypes.bfloat16
         np.testing.assert_allclose(got.astype(np.float64), want, rtol=2e-2, atol=2e-2)
 

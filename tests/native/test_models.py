@@ -32,8 +32,8 @@ def check(model: Path, feeds: dict[str, np.ndarray], plan: Path) -> None:
     """Hold a program against its plan, against ONNX Runtime, and its AVX2 code against both."""
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     sizes: dict[str, int] = {}
-    for given in session.get_inputs():
-        named = zip(given.shape, feeds[given.name].shape, strict=True)
+    for argument in session.get_inputs():
+        named = zip(argument.shape, feeds[argument.name].shape, strict=True)
         sizes |= {name: size for name, size in named if isinstance(name, str)}
     text = compile_file(str(model), str(plan), sizes=sizes)
     assert text.endswith("numpy alone")
@@ -41,8 +41,8 @@ def check(model: Path, feeds: dict[str, np.ndarray], plan: Path) -> None:
     order = [each.name for each in load(plan, threads=1).inputs]
     wanted = [y.numpy() for y in run(*(torch.from_numpy(feeds[name]) for name in order))]
     reference = session.run(None, feeds)
-    found = run_clean(plan, {name: feeds[name] for name in order})
-    for got, want, other in zip(found, wanted, reference, strict=True):
+    outputs = run_clean(plan, {name: feeds[name] for name in order})
+    for got, want, other in zip(outputs, wanted, reference, strict=True):
         assert np.array_equal(got, want)
         assert np.abs(got - other).max() <= 1e-4 * np.abs(other).max()
     if not set(VARIANTS["x86-64-v3"].requires) - processor.flags():
@@ -83,12 +83,12 @@ def check_open(plan: Path, sizes: Sequence[dict[str, int]]) -> None:
     program, run = load(plan, threads=1), irc.load(plan)
     for each in sizes:
         ports = program.ports(each)
-        given = {port.name: random_input(port, seed) for seed, port in enumerate(ports)}
-        wanted = [y.numpy() for y in run(*map(torch.from_numpy, given.values()))]
-        found = [program.run(given)]
+        inputs = {port.name: random_input(port, seed) for seed, port in enumerate(ports)}
+        wanted = [y.numpy() for y in run(*map(torch.from_numpy, inputs.values()))]
+        runs = [program.run(inputs)]
         if each is sizes[-1]:
-            found.append(run_clean(plan, given, threads=1))
-        for outputs in found:
+            runs.append(run_clean(plan, inputs, threads=1))
+        for outputs in runs:
             for got, want in zip(outputs, wanted, strict=True):
                 assert np.array_equal(got, want), each
 

@@ -31,9 +31,11 @@ pytestmark = pytest.mark.skipif(
 KINDS = "x86-64-v3,x86-64-v4"
 
 
-def exported(module: nn.Module, given: tuple[torch.Tensor, ...], out: Path, **open_: dict) -> str:
+def exported(
+    module: nn.Module, arguments: tuple[torch.Tensor, ...], out: Path, **open_: dict
+) -> str:
     torch.manual_seed(0)
-    return irc.export_plan(module.eval(), given, out=out, dynamic=open_, native=KINDS)
+    return irc.export_plan(module.eval(), arguments, out=out, dynamic=open_, native=KINDS)
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +51,8 @@ def _one_thread() -> Iterator[None]:
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     out = tmp_path_factory.mktemp("plans") / "encoder"
-    given = (torch.randint(0, 11, (3, 29)), torch.randn(29, 24))
-    text = exported(Encoder(), given, out, ids={0: "rows", 1: "tokens"}, scale={0: "tokens"})
+    arguments = (torch.randint(0, 11, (3, 29)), torch.randn(29, 24))
+    text = exported(Encoder(), arguments, out, ids={0: "rows", 1: "tokens"}, scale={0: "tokens"})
     assert text.endswith("\nneeds       numpy alone")
     assert "for all of rows 2..120, tokens 2.." in text
     return out
@@ -62,15 +64,15 @@ def inputs(rows: int, tokens: int, seed: int = 0) -> list[np.ndarray]:
     return [draw.integers(0, 11, (rows, tokens)), scale]
 
 
-def same(found: list[np.ndarray], wanted: list[np.ndarray] | tuple[torch.Tensor, ...]) -> bool:
-    pairs = zip(found, map(np.asarray, wanted), strict=True)
+def same(outputs: list[np.ndarray], wanted: list[np.ndarray] | tuple[torch.Tensor, ...]) -> bool:
+    pairs = zip(outputs, map(np.asarray, wanted), strict=True)
     return all(a.shape == b.shape and np.array_equal(a, b) for a, b in pairs)
 
 
 def opened(plan: Path, threads: int = 1, *, mapped: bool = False) -> OpenProgram:
-    found = load(plan, threads=threads, mapped=mapped)
-    assert isinstance(found, OpenProgram)
-    return found
+    program = load(plan, threads=threads, mapped=mapped)
+    assert isinstance(program, OpenProgram)
+    return program
 
 
 SHAPES = ((3, 29), (2, 2), (7, 129), (3, 29), (64, 17), (119, 200), (2, 2))
@@ -85,18 +87,18 @@ def test_the_numbers_are_those_of_the_plan(encoder: Path, mapped: bool) -> None:
     ]  # fmt: skip
     assert [(each.name, each.low) for each in program.sizes] == [("rows", 2), ("tokens", 2)]
     for shape in SHAPES:
-        given = inputs(*shape)
-        wanted = plan(*map(torch.from_numpy, given))
-        assert same(program.run(given), wanted)
-        assert same(program.run({"scale": given[1], "ids": given[0]}), wanted)
+        arguments = inputs(*shape)
+        wanted = plan(*map(torch.from_numpy, arguments))
+        assert same(program.run(arguments), wanted)
+        assert same(program.run({"scale": arguments[1], "ids": arguments[0]}), wanted)
 
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_of_a_call_change_no_more_than_rounding(encoder: Path, threads: int) -> None:
     program, alone = opened(encoder, threads), opened(encoder)
     for shape in SHAPES:
-        given = inputs(*shape)
-        for got, want in zip(program.run(given), alone.run(given), strict=True):
+        arguments = inputs(*shape)
+        for got, want in zip(program.run(arguments), alone.run(arguments), strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
@@ -134,10 +136,10 @@ def test_a_transformer_needs_numpy_alone(encoder: Path) -> None:
 
 
 def test_each_kind_of_processor_gives_these_numbers(encoder: Path) -> None:
-    given = inputs(5, 37)
-    wanted = opened(encoder).run(given)
+    arguments = inputs(5, 37)
+    wanted = opened(encoder).run(arguments)
     program = load(encoder, threads=1, code="x86-64-v3")
-    for got, want in zip(program.run(given), wanted, strict=True):
+    for got, want in zip(program.run(arguments), wanted, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
@@ -148,14 +150,14 @@ def test_threads_call_with_sizes_of_their_own(
     monkeypatch.setattr("irc.runtime.driver.MAX_SIZES", 2)
     program = opened(encoder)
     shapes = [(2, 9), (3, 40), (5, 2), (4, 31), (2, 90)]
-    given = [inputs(*shape, seed=k) for k, shape in enumerate(shapes)]
-    wanted = [program.run(each) for each in given]
+    calls = [inputs(*shape, seed=k) for k, shape in enumerate(shapes)]
+    wanted = [program.run(each) for each in calls]
     wrong: list[int] = []
 
     def call(first: int) -> None:
         for turn in range(40):
-            k = (first + turn * first) % len(given)
-            if not same(program.run(given[k]), wanted[k]):
+            k = (first + turn * first) % len(calls)
+            if not same(program.run(calls[k]), wanted[k]):
                 wrong.append(k)
 
     callers = [threading.Thread(target=call, args=(k,)) for k in range(8)]

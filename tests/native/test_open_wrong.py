@@ -28,29 +28,29 @@ X = np.random.default_rng(0).standard_normal((5, 3, 9, 11)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[Any, ...]]:
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[Any, ...]]:
     """A plan, and what its sizes were verified with."""
     torch.manual_seed(0)
-    given: list[tuple[Any, ...]] = []
+    verified: list[tuple[Any, ...]] = []
     whole = native_sizes.verify_sizes
     out = tmp_path_factory.mktemp("plans") / "pictures"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native_sizes, "verify_sizes", lambda *args: given.append(args))
+        patch.setattr(native_sizes, "verify_sizes", lambda *args: verified.append(args))
         irc.export_plan(
             Pictures().eval(), (torch.randn(3, 3, 9, 11),), out=out, dynamic={"x": {0: "n"}},
             native="x86-64-v3,x86-64-v4",
         )  # fmt: skip
-    whole(*given[0])
-    return out, given[0]
+    whole(*verified[0])
+    return out, verified[0]
 
 
 @pytest.fixture
-def plan(made: tuple[Path, tuple[Any, ...]]) -> Path:
-    return made[0]
+def plan(compiled: tuple[Path, tuple[Any, ...]]) -> Path:
+    return compiled[0]
 
 
 @pytest.mark.parametrize(
-    ("given", "code"),
+    ("array", "code"),
     [
         (X[:1], "size-outside"),
         (np.zeros((4000, 3, 9, 11), np.float32), "size-outside"),
@@ -60,20 +60,20 @@ def plan(made: tuple[Path, tuple[Any, ...]]) -> Path:
     ],
 )
 def test_other_sizes_are_refused_as_the_plan_refuses_them(
-    plan: Path, given: np.ndarray, code: str
+    plan: Path, array: np.ndarray, code: str
 ) -> None:
     with pytest.raises(IrcError) as wanted:
-        irc.load(plan)(torch.from_numpy(given.copy()))
+        irc.load(plan)(torch.from_numpy(array.copy()))
     program = load(plan, threads=1)
-    with pytest.raises(IrcError) as found:
-        program.run([given])
-    assert str(found.value) == str(wanted.value)
-    assert found.value.code == code
+    with pytest.raises(IrcError) as caught:
+        program.run([array])
+    assert str(caught.value) == str(wanted.value)
+    assert caught.value.code == code
     assert program.run([X])[0].shape == (5, 7)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("inputs", "said"),
     [
         ([], "takes 1 inputs, not 0"),
         ({"y": X}, "input 'y' is not an input"),
@@ -81,9 +81,9 @@ def test_other_sizes_are_refused_as_the_plan_refuses_them(
         ([X.tolist()], r"is of list; it takes \['n', 3, 9, 11\] float32"),
     ],
 )
-def test_other_inputs_are_refused(plan: Path, given: Any, said: str) -> None:
+def test_other_inputs_are_refused(plan: Path, inputs: Any, said: str) -> None:
     with pytest.raises(IrcError, match=said) as caught:
-        load(plan, threads=1).run(given)
+        load(plan, threads=1).run(inputs)
     assert caught.value.code == "input-mismatch"
 
 
@@ -177,9 +177,9 @@ def tilted(sizes: NativeSizes, place: int, steps: int) -> NativeSizes:
 
 
 def test_a_wrong_polynomial_is_found_when_the_plan_is_compiled(
-    made: tuple[Path, tuple[Any, ...]],
+    compiled: tuple[Path, tuple[Any, ...]],
 ) -> None:
-    sizes, program, sized, kinds = made[1]
+    sizes, program, sized, kinds = compiled[1]
     # How much work there is only decides on threads.
     divisions = [each for code in sizes.divisions for each in code]
     held = {block.bytes for block in sizes.blocks}
@@ -194,9 +194,9 @@ def test_a_wrong_polynomial_is_found_when_the_plan_is_compiled(
 
 
 def test_a_wrong_number_is_found_when_the_plan_is_compiled(
-    made: tuple[Path, tuple[Any, ...]],
+    compiled: tuple[Path, tuple[Any, ...]],
 ) -> None:
-    sizes, program, sized, kinds = made[1]
+    sizes, program, sized, kinds = compiled[1]
     (symbol,) = sizes.given.symbols
     for place, number in enumerate(sizes.numbers):
         wrong = (*number.value, (1, (symbol.symbol,)), (-symbol.example, ()))
@@ -222,10 +222,10 @@ def test_a_slip_in_the_making_does_not_reach_the_folder(
         return tilted(sizes, sizes.blocks[0].bytes, 64)
 
     monkeypatch.setattr(native_sizes, "sizes_of", wrong)
-    given = (torch.randn(3, 6),)
+    arguments = (torch.randn(3, 6),)
     with pytest.raises(InternalError):
         irc.export_plan(
-            torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Softmax(-1)).eval(), given,
+            torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Softmax(-1)).eval(), arguments,
             out=tmp_path / "plan", dynamic=True, native="x86-64-v3",
         )  # fmt: skip
     assert not (tmp_path / "plan").exists()

@@ -47,8 +47,8 @@ SCALE = np.random.default_rng(1).standard_normal((29, 40)).astype(np.float32)
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     out = tmp_path_factory.mktemp("plans") / "tower"
-    given = (torch.from_numpy(IDS), torch.from_numpy(SCALE))
-    text = irc.export_plan(Tower().eval(), given, out=out)
+    arguments = (torch.from_numpy(IDS), torch.from_numpy(SCALE))
+    text = irc.export_plan(Tower().eval(), arguments, out=out)
     assert "native      x86-64-v4 " in text  # and no code for dots, of which there are none
     assert text.endswith("\nneeds       numpy alone")
     return out
@@ -71,8 +71,8 @@ def test_the_numbers_are_those_of_the_plan(
     program = load(plan, threads=threads, mapped=mapped)
     assert [each.name for each in program.inputs] == ["ids", "scale"]
     assert [each.shape for each in program.outputs] == [(3, 29, 17), (3, 17, 29)]
-    for given in ([IDS, SCALE], {"scale": SCALE, "ids": IDS}):
-        for want, got in zip(wanted, program.run(given), strict=True):
+    for inputs in ([IDS, SCALE], {"scale": SCALE, "ids": IDS}):
+        for want, got in zip(wanted, program.run(inputs), strict=True):
             assert np.array_equal(want, got)
 
 
@@ -97,8 +97,8 @@ def test_several_threads_call_at_once(plan: Path, wanted: list[np.ndarray]) -> N
 
     def call(k: int) -> None:
         for _ in range(60):
-            found = program.run([IDS, scales[k]])
-            same = zip(found, expected[k], strict=True)
+            outputs = program.run([IDS, scales[k]])
+            same = zip(outputs, expected[k], strict=True)
             if not all(np.array_equal(a, b) for a, b in same):
                 wrong.append(k)
 
@@ -129,7 +129,7 @@ def test_inputs_come_with_gaps_or_through_dlpack(plan: Path, wanted: list[np.nda
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("inputs", "said"),
     [
         ([IDS], "takes 2 inputs, not 1"),
         ({"ids": IDS}, "input 'scale' is missing"),
@@ -140,9 +140,9 @@ def test_inputs_come_with_gaps_or_through_dlpack(plan: Path, wanted: list[np.nda
         ([IDS, SCALE.tolist()], "of list"),
     ],
 )
-def test_other_inputs_are_refused(plan: Path, given: Any, said: str) -> None:
+def test_other_inputs_are_refused(plan: Path, inputs: Any, said: str) -> None:
     with pytest.raises(IrcError, match=said) as caught:
-        load(plan, threads=1).run(given)
+        load(plan, threads=1).run(inputs)
     assert caught.value.code == "input-mismatch"
 
 
@@ -189,11 +189,11 @@ def test_a_program_beside_another_plan_is_refused(plan: Path, tmp_path: Path) ->
 
 def test_a_hash_says_which_program_it_must_be(plan: Path, tmp_path: Path) -> None:
     digest = load(plan, threads=1).hash
-    for given in (digest, digest[:8], digest[:16].upper()):
-        assert load(plan, threads=1, hash=given).hash == digest
-    for given in ("0" * 16, digest[:4], "x"):
+    for requested in (digest, digest[:8], digest[:16].upper()):
+        assert load(plan, threads=1, hash=requested).hash == digest
+    for requested in ("0" * 16, digest[:4], "x"):
         with pytest.raises(IrcError, match="plan-hash-mismatch"):
-            load(plan, threads=1, hash=given)
+            load(plan, threads=1, hash=requested)
     copy = copied(plan, tmp_path)
     manifest = copy / "native" / MANIFEST
     manifest.write_text(manifest.read_text() + "\n")

@@ -53,19 +53,19 @@ def model(path: Path, kind: str, steps: Any, batch: Any, *, lengths: bool, both:
     results = {"y": [steps, d, batch, HIDDEN], "last": [d, batch, HIDDEN]}
     outputs = [helper.make_tensor_value_info(name, real, shape) for name, shape in results.items()]
     graph = helper.make_graph(nodes, "g", inputs, outputs, stored)
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    onnx.save(made, path)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(proto, path)
 
 
 def feeds_of(path: Path, sizes: dict[str, int]) -> dict[str, np.ndarray]:
     draw = np.random.default_rng(1)
-    found = {}
+    feeds = {}
     for each in onnxruntime.InferenceSession(path).get_inputs():
         shape: list[Any] = [sizes.get(n, n) for n in each.shape]
-        found[each.name] = draw.standard_normal(shape).astype(np.float32)
+        feeds[each.name] = draw.standard_normal(shape).astype(np.float32)
         if each.type == "tensor(int32)":
-            found[each.name] = np.arange(1, shape[0] + 1, dtype=np.int32)
-    return found
+            feeds[each.name] = np.arange(1, shape[0] + 1, dtype=np.int32)
+    return feeds
 
 
 def check(path: Path, plan: Path, sizes: dict[str, int]) -> None:
@@ -73,19 +73,19 @@ def check(path: Path, plan: Path, sizes: dict[str, int]) -> None:
     wanted = onnxruntime.InferenceSession(path).run(None, feeds)
     program = load(plan, threads=2)
     order = [port.name for port in program.inputs]
-    for found in (
+    for outputs in (
         program.run({name: feeds[name] for name in order}),
         irc_onnx.InferenceSession(str(path)).run(None, feeds),
     ):
-        for mine, want in zip(found, wanted, strict=True):
+        for mine, want in zip(outputs, wanted, strict=True):
             np.testing.assert_allclose(np.asarray(mine), np.asarray(want), rtol=1e-5, atol=1e-5)
 
 
 def test_a_cell_of_8_bits_is_one_too(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
-    given = operands(2, 3, steps=9, width=WIDTH, hidden=HIDDEN)
-    given[5] = given[6] = None
-    named = {f"x{i}": value for i, value in enumerate(given) if value is not None}
+    inputs = operands(2, 3, steps=9, width=WIDTH, hidden=HIDDEN)
+    inputs[5] = inputs[6] = None
+    named = {f"x{i}": value for i, value in enumerate(inputs) if value is not None}
     stored = [name for name in named if name != "x0"]
     onnx.save(
         model_with("DynamicQuantizeLSTM", named, 12, 3, stored, hidden_size=HIDDEN,

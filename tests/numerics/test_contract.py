@@ -31,8 +31,8 @@ def run(
     features: Features | None = None,
 ) -> torch.Tensor:
     """Run statements of the fuzzer's vocabulary on given tensors; the last one is the result."""
-    given = tuple(Input(f"x{i}", tuple(x.shape), NAMES[x.dtype]) for i, x in enumerate(inputs))
-    program = Program(0, given, tuple(Node(*n) for n in nodes), (nodes[-1][0],))
+    params = tuple(Input(f"x{i}", tuple(x.shape), NAMES[x.dtype]) for i, x in enumerate(inputs))
+    program = Program(0, params, tuple(Node(*n) for n in nodes), (nodes[-1][0],))
     return on_features(features)(program, inputs)[0]
 
 
@@ -44,8 +44,8 @@ def run(
 def test_sums_of_halves_are_in_float32(dtype: torch.dtype, features: Features | None) -> None:
     """A sum of ones in bfloat16 itself stops at 256, one of float16 at 2048."""
     x = torch.ones(3, 6000, dtype=dtype)
-    found = run([("v0", "sum", ("x0",), {"dim": 1, "keep": False})], x, features=features)
-    assert found.tolist() == [float(torch.tensor(6000.0).to(dtype))] * 3
+    result = run([("v0", "sum", ("x0",), {"dim": 1, "keep": False})], x, features=features)
+    assert result.tolist() == [float(torch.tensor(6000.0).to(dtype))] * 3
 
 
 @FEATURES
@@ -55,8 +55,8 @@ def test_products_of_halves_accumulate_in_float32(
     dtype: torch.dtype, rows: int, features: Features | None
 ) -> None:
     a, b = torch.ones(rows, 6000, dtype=dtype), torch.ones(6000, 33, dtype=dtype)
-    found = run([("v0", "matmul", ("x0", "x1"), {})], a, b, features=features)
-    assert found.eq(torch.tensor(6000.0).to(dtype)).all()
+    result = run([("v0", "matmul", ("x0", "x1"), {})], a, b, features=features)
+    assert result.eq(torch.tensor(6000.0).to(dtype)).all()
 
 
 @FEATURES
@@ -65,8 +65,8 @@ def test_long_sums_of_products_are_made_in_parts(rows: int, features: Features |
     """One chain of 6,001 products is wrong by 3e-6 and more."""
     random = torch.Generator().manual_seed(rows)
     a, b = torch.rand(rows, 6001, generator=random), torch.rand(6001, 33, generator=random)
-    found = run([("v0", "matmul", ("x0", "x1"), {})], a, b, features=features)
-    assert (found.double() / (a.double() @ b.double()) - 1).abs().max() < 1e-6
+    result = run([("v0", "matmul", ("x0", "x1"), {})], a, b, features=features)
+    assert (result.double() / (a.double() @ b.double()) - 1).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -86,17 +86,17 @@ def test_long_sums_with_weights_are_made_in_parts(
     with torch.no_grad():
         for weight in module.parameters():
             weight.uniform_()
-        found = irc.compile(module)(x)
+        result = irc.compile(module)(x)
         wide = module.double()(x.double())
-    assert (found.double() / wide - 1).abs().max() < 1e-6
+    assert (result.double() / wide - 1).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_norms_of_halves_are_in_float32(dtype: torch.dtype) -> None:
     """The mean of squares of 300 is 90,000, which float16 does not hold."""
     x, one = torch.full((2, 600), 300.0, dtype=dtype), torch.ones(600, dtype=dtype)
-    found = run([("v0", "rms_norm", ("x0", "x1"), {"eps": 1e-6})], x, one)
-    assert found.eq(1).all()
+    result = run([("v0", "rms_norm", ("x0", "x1"), {"eps": 1e-6})], x, one)
+    assert result.eq(1).all()
 
 
 # rounding points
@@ -132,8 +132,8 @@ def test_casts_round_inside_a_kernel(dtype: torch.dtype, features: Features | No
 @FEATURES
 def test_a_double_cast_to_float_rounds_once(features: Features | None) -> None:
     x = torch.tensor([1 + 2.0**-24 + 2.0**-40, 1 + 2.0**-25] * 20, dtype=torch.float64)
-    found = run([("v0", "cast", ("x0",), {"dtype": "f32"})], x, features=features)
-    assert torch.equal(found, x.float())
+    result = run([("v0", "cast", ("x0",), {"dtype": "f32"})], x, features=features)
+    assert torch.equal(result, x.float())
 
 
 @FEATURES
@@ -147,8 +147,8 @@ def test_every_half_is_stored_to_nearest_even(
     up = torch.nextafter(near, torch.tensor(INF))
     middle = (near + (near * (1 + torch.finfo(dtype).eps)).to(dtype).float()) / 2
     x = torch.cat([near, up, middle, torch.nextafter(middle, torch.tensor(INF))])
-    found = run([("v0", "cast", ("x0",), {"dtype": NAMES[dtype]})], x, features=features)
-    assert torch.equal(found.view(torch.int16), x.to(dtype).view(torch.int16))
+    result = run([("v0", "cast", ("x0",), {"dtype": NAMES[dtype]})], x, features=features)
+    assert torch.equal(result.view(torch.int16), x.to(dtype).view(torch.int16))
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -187,18 +187,18 @@ def meant(fn: str, *inputs: torch.Tensor) -> torch.Tensor:
     names = [f"x{i}" for i in range(len(inputs))]
     text = OPS[fn].statement("r", names, {}).removeprefix("r = ")
     wide = {name: x.double() for name, x in zip(names, inputs, strict=True)}
-    found = eval(text, {"torch": torch, "F": torch.nn.functional, **wide})
-    return found.to(inputs[0].dtype) if found.is_floating_point() else found
+    result = eval(text, {"torch": torch, "F": torch.nn.functional, **wide})
+    return result.to(inputs[0].dtype) if result.is_floating_point() else result
 
 
-def agree(found: torch.Tensor, wanted: torch.Tensor, ulps: float = 8.0) -> None:
+def agree(result: torch.Tensor, wanted: torch.Tensor, ulps: float = 8.0) -> None:
     """Equal up to rounding (a last place of denormals, too); specials and signs of zero exactly."""
-    assert found.dtype == wanted.dtype
+    assert result.dtype == wanted.dtype
     if not wanted.is_floating_point():
-        assert torch.equal(found, wanted)
+        assert torch.equal(result, wanted)
         return
-    one, two = found.double(), wanted.double()
-    info = torch.finfo(found.dtype)
+    one, two = result.double(), wanted.double()
+    info = torch.finfo(result.dtype)
     last = max(info.smallest_normal * info.eps, 1e-44)
     torch.testing.assert_close(one, two, rtol=ulps * info.eps, atol=last, equal_nan=True)
     zero = two == 0
@@ -234,15 +234,15 @@ def test_reductions_pass_special_values_on(
     x = torch.randn(37, 37)
     x[at, at] = value
     for dim in (0, 1):
-        found = run([("v0", fn, ("x0",), {"dim": dim, "keep": False})], x, features=features)
-        torch.testing.assert_close(found, getattr(torch, fn)(x, dim), equal_nan=True)
+        result = run([("v0", fn, ("x0",), {"dim": dim, "keep": False})], x, features=features)
+        torch.testing.assert_close(result, getattr(torch, fn)(x, dim), equal_nan=True)
 
 
 def test_softmax_of_masked_rows() -> None:
     x = torch.randn(5, 37)
     x[0], x[1, 3], x[2, 30:], x[3, 1] = -INF, INF, -INF, NAN
-    found = run([("v0", "softmax", ("x0",), {"dim": 1})], x)
-    torch.testing.assert_close(found, torch.softmax(x, 1), equal_nan=True)
+    result = run([("v0", "softmax", ("x0",), {"dim": 1})], x)
+    torch.testing.assert_close(result, torch.softmax(x, 1), equal_nan=True)
 
 
 @FEATURES

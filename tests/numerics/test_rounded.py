@@ -19,13 +19,13 @@ ENDLESS = torch.finfo(torch.bfloat16).max * (1 + 2.0**-9)
 
 def error(name: str, features: Features | None = None) -> float:
     """Return the largest error over all arguments, in ulp; specials are as they are exactly."""
-    found = evaluate([name], EVERY, "bf16", features)[name].double()
+    result = evaluate([name], EVERY, "bf16", features)[name].double()
     exact = WIDE[name](EVERY.double())
-    assert torch.equal(found.isnan(), exact.isnan())
-    assert torch.equal(found.isinf(), exact.abs() > ENDLESS)
-    seen = found.isfinite() & (exact.abs() > VANISHING)
+    assert torch.equal(result.isnan(), exact.isnan())
+    assert torch.equal(result.isinf(), exact.abs() > ENDLESS)
+    seen = result.isfinite() & (exact.abs() > VANISHING)
     ulp = 2.0 ** (exact[seen].abs().log2().floor() - 7)
-    return float(((found - exact)[seen].abs() / ulp).max())
+    return float(((result - exact)[seen].abs() / ulp).max())
 
 
 @pytest.mark.parametrize("features", [None, AVX2], ids=["host", "avx2"])

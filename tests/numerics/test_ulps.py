@@ -30,9 +30,9 @@ def check_singles(name: str, features: Features | None, count: int) -> None:
     stated = ACCURACY[name]
     x = singles(stated.low, stated.high, count)
     assert len(x) > count // 2
-    found = error_of_singles(name, x, evaluate([name], x, "f32", features)[name])
+    error = error_of_singles(name, x, evaluate([name], x, "f32", features)[name])
     limit = stated.f32 * (stated.without_fma if features is BASELINE else 1.0)
-    assert found.ulps <= limit, f"{found.ulps:.2f} ulp at {found.at!r}"
+    assert error.ulps <= limit, f"{error.ulps:.2f} ulp at {error.at!r}"
 
 
 @pytest.mark.parametrize("name", ACCURACY)
@@ -52,8 +52,8 @@ def test_float64(name: str) -> None:
     stated = ACCURACY[name]
     x = doubles(stated.low, stated.high)
     assert len(x) > 300
-    found = error_of_doubles(name, x, evaluate([name], x, "f64")[name])
-    assert found.ulps <= stated.f64, f"{found.ulps:.2f} ulp at {found.at!r}"
+    error = error_of_doubles(name, x, evaluate([name], x, "f64")[name])
+    assert error.ulps <= stated.f64, f"{error.ulps:.2f} ulp at {error.at!r}"
 
 
 def test_an_error_would_be_found() -> None:

@@ -56,8 +56,8 @@ def singles(low: float, high: float, count: int = FEW) -> torch.Tensor:
     first, last = (_ordinal(np.float32(x)) for x in (low, high))
     ordinals = np.linspace(first, last, count).astype(np.int64)
     bits = np.where(ordinals < 0, 0x80000000 - ordinals, ordinals).astype(np.uint32)
-    found = bits.view(np.float32)
-    return torch.from_numpy(found[(found >= low) & (found <= high)].copy())
+    numbers = bits.view(np.float32)
+    return torch.from_numpy(numbers[(numbers >= low) & (numbers <= high)].copy())
 
 
 def doubles(low: float, high: float) -> torch.Tensor:
@@ -67,8 +67,8 @@ def doubles(low: float, high: float) -> torch.Tensor:
     bits = torch.linspace(0.001, 0.999, len(coarse), dtype=torch.float64) * 2.0**-23
     near = max(low, -30.0), min(high, 30.0)
     even = torch.linspace(*near, DOUBLES, dtype=torch.float64)
-    found = torch.cat([coarse * (1 + bits), even])
-    return found[(found >= low) & (found <= high)]
+    numbers = torch.cat([coarse * (1 + bits), even])
+    return numbers[(numbers >= low) & (numbers <= high)]
 
 
 def _ordinal(x: np.float32) -> int:
@@ -76,23 +76,23 @@ def _ordinal(x: np.float32) -> int:
     return 0x80000000 - bits if bits >> 31 else bits
 
 
-def error_of_singles(name: str, x: torch.Tensor, found: torch.Tensor) -> Error:
+def error_of_singles(name: str, x: torch.Tensor, results: torch.Tensor) -> Error:
     """Compare float32 results with float64 (whose own error is below 1e-8 ulp of float32)."""
     exact = WIDE[name](x.double())
     ulp = torch.ldexp(torch.ones_like(exact), (torch.frexp(exact).exponent - 24).clamp_min(-149))
-    apart = (found.double() - exact).abs() / ulp
-    apart = torch.where(found.double() == exact, 0.0, apart)
+    apart = (results.double() - exact).abs() / ulp
+    apart = torch.where(results.double() == exact, 0.0, apart)
     # Beyond the largest number infinity is right.
-    apart = torch.where((exact.abs() > 3.4028e38) & torch.isinf(found), 0.0, apart)
+    apart = torch.where((exact.abs() > 3.4028e38) & torch.isinf(results), 0.0, apart)
     worst = int(apart.nan_to_num(nan=1e9).argmax())
     return Error(float(apart.nan_to_num(nan=1e9)[worst]), float(x[worst]))
 
 
-def error_of_doubles(name: str, x: torch.Tensor, found: torch.Tensor) -> Error:
+def error_of_doubles(name: str, x: torch.Tensor, results: torch.Tensor) -> Error:
     """Compare float64 results with mpmath's of 60 digits."""
     worst = Error(0.0, 0.0)
     with mpmath.workdps(DIGITS):
-        for at, value in zip(x.tolist(), found.tolist(), strict=True):
+        for at, value in zip(x.tolist(), results.tolist(), strict=True):
             exact = mpmath.re(EXACT[name](mpmath.mpf(at)))
             if mpmath.isinf(exact) or exact == 0 or abs(exact) < 1e-300:
                 continue

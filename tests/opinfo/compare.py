@@ -60,10 +60,10 @@ def difference(got: Any, want: Any, exact: Callable[[], Any]) -> str:
     """
     if message := unlike(got, want):
         return message
-    found = [
+    pairs = [
         (path, a, b) for path, a, b in _tensor_pairs(got, want) if (a.numel() and not _close(a, b))
     ]
-    if not found:
+    if not pairs:
         return ""
     try:
         reference = dict(_tensors(exact()))
@@ -71,7 +71,7 @@ def difference(got: Any, want: Any, exact: Callable[[], Any]) -> str:
         reference, reason = {}, f"; no reference: {type(error).__name__}"
     else:
         reason = ""
-    for path, a, b in found:
+    for path, a, b in pairs:
         true = reference.get(path)
         if true is None or true.shape != b.shape or not _within_rounding(a, b, true):
             error = _distance(a, b)

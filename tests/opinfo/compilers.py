@@ -76,12 +76,12 @@ def _by_libraries() -> Counter[str]:
 
 def through_irc(call: Call) -> Compiled:
     """Compile with ``irc.compile``."""
-    found: Counter[str] = Counter()
+    fallbacks: Counter[str] = Counter()
     spent: list[float] = []
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         loaded = make_plan(*args, **kwargs)
-        found.update(fall_backs(loaded.plan))
+        fallbacks.update(fall_backs(loaded.plan))
         return loaded
 
     # After a sample of other sizes Dynamo leaves them open, and AOTAutograd lays gradients anew.
@@ -101,7 +101,7 @@ def through_irc(call: Call) -> Compiled:
                 spent.append(1e3 * (time.process_time() - began))
 
     # With gradients a call goes by Dynamo.
-    return Compiled(run, spent, Counter, lambda: found + _by_libraries())
+    return Compiled(run, spent, Counter, lambda: fallbacks + _by_libraries())
 
 
 def through_export(call: Call) -> Compiled:
@@ -140,11 +140,11 @@ def _timed(
     def compile_graph(gm: Any, inputs: Sequence[Any], **options: Any) -> Any:
         began = time.process_time()
         try:
-            found = backend(gm, inputs, **options)
+            compiled = backend(gm, inputs, **options)
         except Exception as error:
             refused[f"refused: {type(error).__name__} {' '.join(str(error).split())[:60]}"] += 1
             raise
         spent.append(1e3 * (time.process_time() - began))
-        return found
+        return compiled
 
     return compile_graph

@@ -47,11 +47,11 @@ class Call:
         # Generators stay what they are, and so do sparse tensors, which are copies already.
         kept = (x for x in plain if isinstance(x, torch.Generator) or _is_sparse(x))
         memo = {id(x): x for x in kept}
-        made = [
+        copies = [
             new.requires_grad_(old.requires_grad) if isinstance(old, torch.Tensor) else old
             for new, old in zip(copy.deepcopy(plain, memo), leaves, strict=True)
         ]
-        args, kwargs = pytree.tree_unflatten(made, spec)
+        args, kwargs = pytree.tree_unflatten(copies, spec)
         return Call(self.op, args, kwargs, self.chosen)
 
     def is_half(self) -> bool:
@@ -95,15 +95,15 @@ def _wide(value: Any) -> Any:
 @cache
 def entries(dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """Return the entries that take a dtype on the CPU, by name; a variant's follows a dot."""
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     # The samples' own wrapper of random operators is one that Dynamo cannot trace; seeds are ours.
     methods.wrapper_set_seed = _called
     for info in methods.op_db:
         takes = dtype in info.supported_dtypes("cpu")
         if takes and info.full_name not in NOT_ON_CPU:
-            assert info.full_name not in found, info.full_name
-            found[info.full_name] = info
-    return found
+            assert info.full_name not in by_name, info.full_name
+            by_name[info.full_name] = info
+    return by_name
 
 
 def _called(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

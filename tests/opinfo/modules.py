@@ -80,11 +80,11 @@ class ModuleTrial(Trial):
         before = [buffer.clone() for buffer in own.buffers()]
         module = (self.call.widened() if wide else self.call.copied()).op if is_eager else own
         kept = super().added(module if is_eager else function, wide=wide)
-        found = [*kept[:-1], *(p.grad for p in module.parameters())]  # type: ignore[attr-defined]
+        grads = [*kept[:-1], *(p.grad for p in module.parameters())]  # type: ignore[attr-defined]
         own.zero_grad()
         for buffer, value in zip(own.buffers(), before, strict=True):
             buffer.copy_(value)
-        return [*found, together({".grad": found}, ".grad")]
+        return [*grads, together({".grad": grads}, ".grad")]
 
     def _run(self, call: Call, function: Callable[..., Any], module: torch.nn.Module) -> Any:
         if not self.backward:
@@ -92,8 +92,8 @@ class ModuleTrial(Trial):
                 result = function(*call.args, **call.kwargs)
             return result, [buffer.clone() for buffer in module.buffers()]
         result = function(*call.args, **call.kwargs)
-        found = gradients(call, result, list(module.parameters()))
-        return result, found, [buffer.clone() for buffer in module.buffers()]
+        grads = gradients(call, result, list(module.parameters()))
+        return result, grads, [buffer.clone() for buffer in module.buffers()]
 
 
 def try_module(name: str, way: Way, most: int | None = None) -> Iterator[Outcome]:
@@ -111,15 +111,21 @@ def _calls(name: str, way: Way, training: bool) -> Iterator[ModuleCall]:
     for sample in info.module_inputs_func(
         info, device="cpu", dtype=dtype, requires_grad=way.differentiates, training=training
     ):
-        given = sample.forward_input
-        if given is None:  # a container, of which only the construction is tested
+        forward_input = sample.forward_input
+        if forward_input is None:  # a container, of which only the construction is tested
             continue
-        made = sample.constructor_input
-        module = info.module_cls(*made.args, **made.kwargs).to(dtype).train(training)
-        call = ModuleCall(module, tuple(given.args), dict(given.kwargs), lambda result: result)
+        constructor_input = sample.constructor_input
+        module = (
+            info.module_cls(*constructor_input.args, **constructor_input.kwargs)
+            .to(dtype)
+            .train(training)
+        )
+        call = ModuleCall(
+            module, tuple(forward_input.args), dict(forward_input.kwargs), lambda result: result
+        )
         if info.is_lazy:
             with torch.no_grad():
-                module(*copy.deepcopy(given.args), **copy.deepcopy(given.kwargs))
+                module(*copy.deepcopy(forward_input.args), **copy.deepcopy(forward_input.kwargs))
         if dtype in info.supported_dtypes("cpu") or _runs(call):
             yield call
 

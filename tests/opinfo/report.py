@@ -19,8 +19,8 @@ ORDER = ("failing", "left", "fall-back", "native")
 
 def verdict(outcomes: Sequence[Mapping[str, Any]]) -> str:
     """Return an entry's verdict; one without samples is native, there is nothing to compile."""
-    found = {outcome["verdict"] for outcome in outcomes}
-    return next((each for each in ORDER if each in found), "native")
+    verdicts = {outcome["verdict"] for outcome in outcomes}
+    return next((each for each in ORDER if each in verdicts), "native")
 
 
 def reason(outcomes: Sequence[Mapping[str, Any]]) -> str:

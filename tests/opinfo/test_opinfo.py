@@ -114,11 +114,11 @@ def off_by(amount: float) -> Any:
 def trial(name: str, backend: Any) -> Any:
     call = next(iter(calls(name, Way())))
 
-    def compiler(given: Call) -> Any:
-        return through_dynamo(backend, given)
+    def compiler(own_call: Call) -> Any:
+        return through_dynamo(backend, own_call)
 
-    def control(given: Call) -> Any:
-        return through_dynamo(eager_backend, given)
+    def control(own_call: Call) -> Any:
+        return through_dynamo(eager_backend, own_call)
 
     return Trial(name, call, False, compiler, control).outcome()
 
@@ -178,9 +178,9 @@ def sum_of_exp(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 )
 def test_where_gradients_lie_is_compared(op: Any, change: Any, reason: str) -> None:
     x = torch.randn(3, 4)
-    given = (x.requires_grad_(), x.detach().clone().requires_grad_())
+    inputs = (x.requires_grad_(), x.detach().clone().requires_grad_())
     outcome = Trial(
-        "sum", Call(op, given, {}, lambda result: result), True,
+        "sum", Call(op, inputs, {}, lambda result: result), True,
         partial(through_dynamo, gradients_changed(change)),
         partial(through_dynamo, eager_backend),
     ).outcome()  # fmt: skip
@@ -236,11 +236,11 @@ def test_a_child_that_crashes_or_hangs_ends_alone() -> None:
     )
     every = json.loads(done.stdout)
     assert [each for each in every if each[0] == "quick"] == [["quick", [], ""]] * 4
-    found = {name: said for name, *said in every}
-    assert found["fine"] == [[["fine", step] for step in range(4)], ""]
-    assert found["crash"][0] == [] and "SIGABRT" in found["crash"][1]
-    assert found["hang"] == [[["hang", 0]], "not done after 2 s"]
-    assert found["raise"] == [[["raise", 0]], "ValueError: no"]
+    reports = {name: said for name, *said in every}
+    assert reports["fine"] == [[["fine", step] for step in range(4)], ""]
+    assert reports["crash"][0] == [] and "SIGABRT" in reports["crash"][1]
+    assert reports["hang"] == [[["hang", 0]], "not done after 2 s"]
+    assert reports["raise"] == [[["raise", 0]], "ValueError: no"]
 
 
 def test_the_summary_counts() -> None:

@@ -125,8 +125,8 @@ class Trial:
         if wrong or _is_whole(control):
             return None
         graphs = len(control.compile_ms)
-        found = f"{graphs} graphs" if graphs else "no graph"
-        return f"{found}: {_first(control.breaks()) or 'nothing to compute'}"
+        captured = f"{graphs} graphs" if graphs else "no graph"
+        return f"{captured}: {_first(control.breaks()) or 'nothing to compute'}"
 
     def held_against_eager(self, compiler: Compiler) -> tuple[Compiled, str]:
         """Compile, run, and return how the result differs from the eager one."""
@@ -160,8 +160,8 @@ class Trial:
         if not self.backward:
             with torch.no_grad():
                 return self._told(call, function(*call.args, **call.kwargs))
-        found = function(*call.args, **call.kwargs)
-        return self._told(call, found), gradients(call, found)
+        result = function(*call.args, **call.kwargs)
+        return self._told(call, result), gradients(call, result)
 
     def added_apart(self, function: Callable[..., Any]) -> str:
         """Return how ``.grad`` of the inputs differs from eager's after two backward passes."""
@@ -185,8 +185,8 @@ class Trial:
             for x, grad in zip(inputs, kept, strict=False):
                 x.grad = grad
             torch.manual_seed(SEED)
-            found = function(*call.args, **call.kwargs)
-            results = [x for x in _tensors(call.chosen(found)) if x.requires_grad]
+            result = function(*call.args, **call.kwargs)
+            results = [x for x in _tensors(call.chosen(result)) if x.requires_grad]
             if not results:
                 return []
             # Nobody holds a result's gradient, so that an input's may keep its memory.
@@ -195,15 +195,15 @@ class Trial:
             kept = [x.grad for x in inputs]
         return [*kept, together({".grad": kept}, ".grad")]
 
-    def _told(self, call: Call, found: Any) -> Any:
+    def _told(self, call: Call, result: Any) -> Any:
         """Return a result with what indices of equal elements point to in their place."""
         if self.name not in TIES:
-            return found
-        values, indices = found
+            return result
+        values, indices = result
         where = call.args[1 + TIES[self.name] :]
         dim = call.kwargs.get("dim", where[0] if where else -1)
-        given = call.args[0].detach()
-        return values, given.gather(dim, indices) if given.ndim else given
+        operand = call.args[0].detach()
+        return values, operand.gather(dim, indices) if operand.ndim else operand
 
 
 def _is_whole(compiled: Compiled) -> bool:
@@ -211,20 +211,20 @@ def _is_whole(compiled: Compiled) -> bool:
 
 
 def gradients(
-    call: Call, found: Any, parameters: Sequence[torch.Tensor] = ()
+    call: Call, result: Any, parameters: Sequence[torch.Tensor] = ()
 ) -> list[torch.Tensor | Together | None]:
     """Return gradients of a call's inputs and parameters, for fixed gradients of its results.
 
     Behind them, which have elements of another one, of an input, a result or its gradient.
     """
-    results = [x for x in _tensors(call.chosen(found)) if x.requires_grad]
+    results = [x for x in _tensors(call.chosen(result)) if x.requires_grad]
     inputs = [x for x in (*_tensors((call.args, call.kwargs)), *parameters) if x.requires_grad]
     if not results or not inputs:
         return []
     cotangents = _cotangents(results)
-    made = torch.autograd.grad(results, inputs, cotangents, allow_unused=True)
-    kinds = {"input": inputs, "result": results, "result's gradient": cotangents, "gradient": made}
-    return [*made, together(kinds, "gradient")]
+    grads = torch.autograd.grad(results, inputs, cotangents, allow_unused=True)
+    kinds = {"input": inputs, "result": results, "result's gradient": cotangents, "gradient": grads}
+    return [*grads, together(kinds, "gradient")]
 
 
 def together(kinds: Mapping[str, Sequence[torch.Tensor | None]], last: str) -> Together:

@@ -36,8 +36,8 @@ def library_op() -> Callable[..., Tensor]:
     @torch.library.custom_op("irc_own_library::gated", mutates_args=())
     def gated(x: Tensor, gate: Tensor) -> Tensor:
         # Through numpy, so that only the registered formula can differentiate it.
-        made = x.numpy(force=True) * gate.sigmoid().numpy(force=True)
-        return torch.from_numpy(made)
+        product = x.numpy(force=True) * gate.sigmoid().numpy(force=True)
+        return torch.from_numpy(product)
 
     @gated.register_fake
     def _(x: Tensor, gate: Tensor) -> Tensor:

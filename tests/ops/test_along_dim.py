@@ -51,24 +51,24 @@ def test_every_split_is_right(name: str, mesh: str) -> None:
     assert assumed(op.plain) == ()
     values = _operands(op, x)
     expected = run_op(op, values)
-    found = signatures(op, on)
-    assert any(s.splits[0] for s in found) == (name != "index_put apart")
-    for signature in found:
+    candidates = signatures(op, on)
+    assert any(s.splits[0] for s in candidates) == (name != "index_put apart")
+    for signature in candidates:
         if any(p.partial_axes() for p in signature.operands):
             continue
         held = [shard(v, p, on) for v, p in zip(values, signature.operands, strict=True)]
-        made = run_ranks(op, signature, on, held)
-        for value, parts, placed in zip(expected, made, signature.results, strict=True):
+        outputs = run_ranks(op, signature, on, held)
+        for value, parts, placed in zip(expected, outputs, signature.results, strict=True):
             assert combine(parts, placed, on, value.shape).equal(value), signature
 
 
 def _operands(op: ExternOp, x: Tensor) -> list[Tensor]:
     """Values of the operands' shapes: the tensor, indices inside of it, and what is written."""
-    made: list[Tensor] = []
+    operands: list[Tensor] = []
     for value in op.inputs:
         shape = tuple(int(n) for n in value.type.shape)  # type: ignore[attr-defined]
         if value.type.dtype == "i64":  # type: ignore[attr-defined]
-            made.append(ROWS)
+            operands.append(ROWS)
         else:
-            made.append(x if shape == x.shape else torch.randn(shape, dtype=x.dtype))
-    return made
+            operands.append(x if shape == x.shape else torch.randn(shape, dtype=x.dtype))
+    return operands

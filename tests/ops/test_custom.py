@@ -46,9 +46,9 @@ def build(target: str, *shapes: tuple[int, ...], result: tuple[int, ...], **attr
     places = ", ".join(f'{{"operand": {i}}}' for i in range(len(shapes)))
     kinds = [TensorType.of(result)]
     call = f"[[{places}], {{}}]"
-    made = ExternOp.make(list(block.args), kinds, target=target, arguments=call, **attrs)
-    block.add_op(made)
-    return made
+    op = ExternOp.make(list(block.args), kinds, target=target, arguments=call, **attrs)
+    block.add_op(op)
+    return op
 
 
 def products() -> None:
@@ -68,12 +68,12 @@ def test_a_declaration_gives_rule_work_and_meaning() -> None:
     assert flops(op) == 2 * 6 * 4 * 8
     assert bytes_moved(op) == 4 * (6 + 4) * 8
     mesh = Mesh.parse("data=2")
-    found = {s.splits[0]: s for s in signatures(op, mesh)}
-    assert {"a", "b", "k"} <= set(found)
-    assert local_flops(op, found["k"], mesh) == 2 * 6 * 4 * 4
-    assert local_bytes(op, found["a"], mesh) == 4 * (3 + 4) * 8
+    by_split = {s.splits[0]: s for s in signatures(op, mesh)}
+    assert {"a", "b", "k"} <= set(by_split)
+    assert local_flops(op, by_split["k"], mesh) == 2 * 6 * 4 * 4
+    assert local_bytes(op, by_split["a"], mesh) == 4 * (3 + 4) * 8
     whole = [torch.randn(6, 8, dtype=torch.float64), torch.randn(4, 8, dtype=torch.float64)]
-    for signature in found.values():
+    for signature in by_split.values():
         held = [shard(v, p, mesh) for v, p in zip(whole, signature.operands, strict=True)]
         (parts,) = run_ranks(op, signature, mesh, held, dtype=torch.float64)
         joined = combine(parts, signature.results[0], mesh, (6, 4))
@@ -118,8 +118,8 @@ def test_an_op_of_torch_library_is_captured_with_its_rule() -> None:
     (op,) = [op for op in module.walk() if isinstance(op, ExternOp)]
     assert op.plain["rule"] == "(a b) -> (a b) linear(0)"
     assert len(arguments(entry(module))) == 1
-    (found,) = run_function(module, [torch.ones(4, 6)])
-    assert torch.equal(found, torch.full((4, 6), 1.25))
+    (output,) = run_function(module, [torch.ones(4, 6)])
+    assert torch.equal(output, torch.full((4, 6), 1.25))
     assert flops(op) == 24
 
 
@@ -183,6 +183,6 @@ def test_an_op_that_this_process_lacks_is_an_error_with_its_name() -> None:
 def test_a_reference_replaces_torch() -> None:
     register_op("aten::celu", reference=lambda x: x + 100)
     op = build("aten::celu", (2,), result=(2,))
-    found = run_ranks(op, signatures(op, Mesh(()))[0], Mesh(()), [[torch.ones(2)]])
-    assert found[0][0].tolist() == [101.0, 101.0]
+    outputs = run_ranks(op, signatures(op, Mesh(()))[0], Mesh(()), [[torch.ones(2)]])
+    assert outputs[0][0].tolist() == [101.0, 101.0]
     assert replace(DECLARED["aten::celu"], rule="(a) -> (a)").left_out == ("flops", "bytes")

@@ -52,8 +52,8 @@ def program(body: Body, inputs: Sequence[torch.Tensor]) -> ModuleOp:
     block = Block(arg_types=kinds)
     b = FlowBuilder(block)
     b.loc = "m.py:1"
-    made = body(b, *block.args)
-    values = [made] if isinstance(made, SSAValue) else list(made)
+    result = body(b, *block.args)
+    values = [result] if isinstance(result, SSAValue) else list(result)
     attrs = [argument_attrs("input", f"x{i}") for i in range(len(inputs))]
     outs = [argument_attrs("output", f"y{i}") for i in range(len(values))]
     module = ModuleOp([finish_function("forward", block, values, arg_attrs=attrs, res_attrs=outs)])
@@ -72,11 +72,11 @@ def check(
     module = program(body, inputs)
     leaves = [t.clone().requires_grad_(t.is_floating_point()) for t in inputs]
     if reference is None:
-        found = run_function(module, leaves)
+        outputs = run_function(module, leaves)
     else:
-        made = reference(*leaves)
-        found = list(made) if isinstance(made, tuple | list) else [made]
-    smooth = [t for t in found if t.requires_grad]
+        result = reference(*leaves)
+        outputs = list(result) if isinstance(result, tuple | list) else [result]
+    smooth = [t for t in outputs if t.requires_grad]
     generator = torch.Generator().manual_seed(1)
     seeds = [torch.randn(t.shape, generator=generator, dtype=t.dtype) for t in smooth]
     wanted = [t for t in leaves if t.requires_grad]
@@ -86,17 +86,17 @@ def check(
     module.verify()
     assert dump(load(dump(module))) == dump(module)
     assert "unknown" not in dump(module)
-    given = [
+    cotangents = [
         torch.randn(tensor(v).static_shape(), generator=torch.Generator().manual_seed(1)).double()
         for v in entry(module).body.block.args[len(inputs) :]
     ]
     seeded = iter(seeds)
-    for i, value in enumerate(found):
+    for i, value in enumerate(outputs):
         if value.requires_grad:
-            position = sum(t.is_floating_point() for t in found[:i])
-            given[position] = next(seeded)
+            position = sum(t.is_floating_point() for t in outputs[:i])
+            cotangents[position] = next(seeded)
     with torch.no_grad():
-        out = run_function(module, [*inputs, *given])
+        out = run_function(module, [*inputs, *cotangents])
     named = dict(zip(results(entry(module)), out, strict=True))
     count = 0
     for i, leaf in enumerate(leaves):

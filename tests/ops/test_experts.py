@@ -59,33 +59,35 @@ def layer(gradients: Sequence[int] = ()) -> FlowOp:
     ]  # fmt: skip
     places = [{"operand": i} for i in range(5)]
     call = {"target": "irc::experts", "arguments": json.dumps([[*places, "silu", EXPERTS], {}])}
-    made = [((TOKENS, WIDTH), "f32")]
+    result_shapes = [((TOKENS, WIDTH), "f32")]
     if gradients:
-        made, shapes = [shapes[i] for i in gradients], [*shapes, *made]
+        result_shapes, shapes = [shapes[i] for i in gradients], [*shapes, *result_shapes]
         arguments = json.dumps(["flow.extern", call, 5, [0], list(gradients)])
         call = {"target": "irc::vjp", "arguments": arguments}
     block = Block(arg_types=[TensorType.of(*kind) for kind in shapes])
-    op = ExternOp.make(block.args, [TensorType.of(*kind) for kind in made], id="n0", **call)
+    op = ExternOp.make(
+        block.args, [TensorType.of(*kind) for kind in result_shapes], id="n0", **call
+    )
     block.add_op(op)
     return op
 
 
 def values(op: FlowOp, routing: list[list[int]]) -> list[torch.Tensor]:
     rng = torch.Generator().manual_seed(0)
-    made = [
+    tensors = [
         torch.randn(tensor(v).static_shape(), generator=rng, dtype=torch.float64) for v in op.inputs
     ]
-    made[1] = torch.tensor(routing)
-    return made
+    tensors[1] = torch.tensor(routing)
+    return tensors
 
 
 def is_right(op: FlowOp, signature: NdSignature, mesh: Mesh, whole: Sequence[torch.Tensor]) -> bool:
     expected = run_op(op, whole, dtype=torch.float64)
     held = [shard(v, p, mesh) for v, p in zip(whole, signature.operands, strict=True)]
-    found = run_ranks(op, signature, mesh, held, dtype=torch.float64)
+    outputs = run_ranks(op, signature, mesh, held, dtype=torch.float64)
     return all(
         torch.allclose(combine(parts, placed, mesh, value.shape), value, rtol=1e-12, atol=1e-12)
-        for value, parts, placed in zip(expected, found, signature.results, strict=True)
+        for value, parts, placed in zip(expected, outputs, signature.results, strict=True)
     )
 
 
@@ -99,9 +101,9 @@ def travelling(op: FlowOp, mesh: Mesh) -> list[NdSignature]:
 def test_every_split_is_right_whatever_the_routing(mesh: str, routing: list[list[int]]) -> None:
     on = Mesh.parse(mesh)
     for op in (layer(), layer([0, 2, 3, 4])):
-        whole, found = values(op, routing), travelling(op, on)
-        assert found
-        for signature in found:
+        whole, candidates = values(op, routing), travelling(op, on)
+        assert candidates
+        for signature in candidates:
             assert is_right(op, signature, on, whole), f"{op.plain['target']}\n{signature}"
 
 
@@ -170,9 +172,9 @@ def test_an_exchange_is_priced_by_what_is_expected_to_travel() -> None:
     seconds: list[float] = []
     for fill in (0.0, 0.25, 1.0):
         kind = sent.outputs[0].type
-        made = DispatchRowsOp.make(sent.inputs, [kind], axis="expert", fill=fill)
-        assert isinstance(made, DispatchRowsOp)
-        seconds.append(cost.exchange_seconds(made))
+        dispatch = DispatchRowsOp.make(sent.inputs, [kind], axis="expert", fill=fill)
+        assert isinstance(dispatch, DispatchRowsOp)
+        seconds.append(cost.exchange_seconds(dispatch))
     assert 0 < seconds[0] < seconds[1] < seconds[2]
 
 
@@ -199,8 +201,8 @@ class Router(nn.Module):
         weights, index = self.router(x).softmax(-1).topk(self.choices, -1)
         count, both, width = self.up.shape
         up = self.up.view(count, 2, both // 2, width)
-        made = torch.ops.irc.experts(x, index, weights, up, self.down, "silu", count)
-        return (x + made).float().square().sum()
+        output = torch.ops.irc.experts(x, index, weights, up, self.down, "silu", count)
+        return (x + output).float().square().sum()
 
 
 @pytest.mark.parametrize(
@@ -225,10 +227,10 @@ def test_tokens_travel_where_few_ranks_want_each(sizes: tuple[int, ...], chosen:
         stored_bytes=budget,
     ).apply(context(), module)  # fmt: skip
     (op,) = externs(module, "irc::experts")
-    found = match_signature(op, mesh)
-    print(found)
-    assert found is not None
-    assert found.strategy == (chosen,)
+    signature = match_signature(op, mesh)
+    print(signature)
+    assert signature is not None
+    assert signature.strategy == (chosen,)
 
 
 transformers = pytest.importorskip("transformers")
@@ -248,8 +250,8 @@ def mixtral() -> nn.Module:
 
 
 def externs(module: ModuleOp, target: str) -> list[ExternOp]:
-    found = [op for op in module.walk() if isinstance(op, ExternOp)]
-    return [op for op in found if op.plain["target"] == target]
+    every = [op for op in module.walk() if isinstance(op, ExternOp)]
+    return [op for op in every if op.plain["target"] == target]
 
 
 def pinned(module: ModuleOp, axis: str) -> str:
@@ -265,9 +267,9 @@ def pinned(module: ModuleOp, axis: str) -> str:
 
 
 def whole_values(captured: Captured) -> list[torch.Tensor]:
-    given, program = iter(captured.flatten((), CALL)), captured.program
+    leaves, program = iter(captured.flatten((), CALL)), captured.program
     names = [name for _, name, _ in arguments(entry(program.module))]
-    return [program.tensors[n] if n in program.tensors else next(given) for n in names]
+    return [program.tensors[n] if n in program.tensors else next(leaves) for n in names]
 
 
 @pytest.mark.parametrize(
@@ -286,11 +288,11 @@ def test_an_unmodified_mixtral_sends_its_tokens_to_their_experts(mesh: str) -> N
     moved = [op for op in module.walk() if isinstance(op, MarkedRowsOp)]
     # Tokens there and back; for the gradients, tokens and theirs there, the tokens' back.
     assert len(moved) == 5 * (2 if len(externs(module, "irc::experts")) == 2 else 1)
-    found = run_spmd(module, inputs, on)[-len(names) :]
+    gradients = run_spmd(module, inputs, on)[-len(names) :]
     model(**CALL)["loss"].backward()
     known = dict(model.named_parameters())
     assert len(names) == len(known)
-    for name, value in zip(names, found, strict=True):
+    for name, value in zip(names, gradients, strict=True):
         torch.testing.assert_close(value, known[name].grad, rtol=1e-4, atol=1e-7, msg=name)
 
 
@@ -329,15 +331,15 @@ def test_mixtures_of_hugging_face_are_split_by_experts(form: str, mesh: str) -> 
     model, call = getattr(transformers, f"{form}ForCausalLM")(config).eval(), {"input_ids": IDS}
     captured = capture(model, (), call)
     module = captured.program.module
-    given, known = iter(captured.flatten((), call)), captured.program.tensors
+    leaves, known = iter(captured.flatten((), call)), captured.program.tensors
     names = [name for _, name, _ in arguments(entry(module))]
-    inputs = [known[n] if n in known else next(given) for n in names]
+    inputs = [known[n] if n in known else next(leaves) for n in names]
     CanonicalizePass().apply(context(), module)
     pins = "*.experts.*_proj = [expert = S(0)]"
     AutoShardPass(mesh=mesh, cluster="demo-gpus", pins=pins).apply(context(), module)
     LowerBoxingPass().apply(context(), module)
-    found = captured.unflatten(run_spmd(module, inputs, Mesh.parse(mesh)))
-    torch.testing.assert_close(found["logits"], model(**call)["logits"])
+    outputs = captured.unflatten(run_spmd(module, inputs, Mesh.parse(mesh)))
+    torch.testing.assert_close(outputs["logits"], model(**call)["logits"])
 
 
 @pytest.mark.distributed

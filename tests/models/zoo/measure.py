@@ -107,14 +107,14 @@ def graphs(model: Model) -> Graphs:
     with all_double() if model.widened else nullcontext():
         plain = capture(module, (), inputs := wide(model.inputs))
         lossy = capture(module, (), labelled := wide(model.with_loss))
-    given = {
+    arguments = {
         "forward": _bound(plain.program, plain.flatten((), inputs)),
         "training": _bound(lossy.program, lossy.flatten((), labelled)),
     }
     training = training_program(lossy.program, trainable=module, optimizer=None, loss="loss")
     seconds = time.process_time() - start
     count = sum(value.numel() for value in module.parameters())
-    return Graphs(plain.program, training, given, seconds, count)
+    return Graphs(plain.program, training, arguments, seconds, count)
 
 
 def _bound(program: Program, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -205,13 +205,13 @@ def _shares(module: ModuleOp, mesh: Mesh) -> tuple[int, int, dict[str, float], f
     return number, split, shares, whole / total
 
 
-def error(found: Iterable[Tensor], wanted: Iterable[Tensor], least_part: float = 1e-6) -> float:
+def error(actual: Iterable[Tensor], wanted: Iterable[Tensor], least_part: float = 1e-6) -> float:
     """Return the largest difference of two tensors, relative to the largest number of its own.
 
     A tensor's largest counts as at least ``least_part`` of the largest of all: the gradient of a
     bias that softmax cancels is zero, and what rounding leaves of it is no number to divide by.
     """
-    pairs = [(a.double(), b.double()) for a, b in zip(found, wanted, strict=True)]
+    pairs = [(a.double(), b.double()) for a, b in zip(actual, wanted, strict=True)]
     if any(a.shape != b.shape or not torch.equal(a.isfinite(), b.isfinite()) for a, b in pairs):
         return float("inf")
     finite = [(a[a.isfinite()], b[b.isfinite()]) for a, b in pairs]
@@ -226,28 +226,28 @@ def error(found: Iterable[Tensor], wanted: Iterable[Tensor], least_part: float =
     )
 
 
-def run(planned: Planned, given: Sequence[Tensor], mesh: str) -> dict[tuple[str, str], Tensor]:
+def run(planned: Planned, arguments: Sequence[Tensor], mesh: str) -> dict[tuple[str, str], Tensor]:
     """Run on all virtual ranks in float64; results by role and name."""
     with torch.no_grad():
-        copies = [copy.deepcopy(t) for t in given]
-        found = run_spmd(planned.module, copies, Mesh.parse(mesh), dtype=torch.float64)
-    return dict(zip(results(entry(planned.module)), found, strict=True))
+        copies = [copy.deepcopy(t) for t in arguments]
+        outputs = run_spmd(planned.module, copies, Mesh.parse(mesh), dtype=torch.float64)
+    return dict(zip(results(entry(planned.module)), outputs, strict=True))
 
 
-def of_role(found: Mapping[tuple[str, str], Tensor], role: str) -> dict[str, Tensor]:
+def of_role(outputs: Mapping[tuple[str, str], Tensor], role: str) -> dict[str, Tensor]:
     """Return the results of a role by name."""
-    return {name: value for (kind, name), value in found.items() if kind == role}
+    return {name: value for (kind, name), value in outputs.items() if kind == role}
 
 
 def training_error(
-    found: Mapping[tuple[str, str], Tensor], wanted: Reference, least_part: float = 1e-6
+    outputs: Mapping[tuple[str, str], Tensor], wanted: Reference, least_part: float = 1e-6
 ) -> float:
     """Return the error of loss and gradients; infinite where gradients lack or are too many."""
-    gradients = of_role(found, "gradient")
+    gradients = of_role(outputs, "gradient")
     if set(gradients) != set(wanted.gradients):
         return float("inf")
     return max(
-        error([found["output", "loss"]], [wanted.loss]),
+        error([outputs["output", "loss"]], [wanted.loss]),
         error(
             [gradients[name] for name in wanted.gradients], wanted.gradients.values(), least_part
         ),

@@ -77,6 +77,6 @@ def tokens(seed: int = 0, length: int = TOKENS) -> Tensor:
 
 def targets(seed: int = 1, length: int = TOKENS) -> Tensor:
     """Labels of tokens, some of which do not count."""
-    found = tokens(seed, length)
-    found[0, 2:4] = -100
-    return found
+    labels = tokens(seed, length)
+    labels[0, 2:4] = -100
+    return labels

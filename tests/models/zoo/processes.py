@@ -60,11 +60,11 @@ def save_plans(model: Model, folder: Path, meshes: Sequence[str] = MESHES) -> No
     module = model.build()
     plain = capture(module, (), model.inputs)
     lossy = capture(module, (), model.with_loss)
-    given = plain.flatten((), model.inputs), lossy.flatten((), model.with_loss)
+    arguments = plain.flatten((), model.inputs), lossy.flatten((), model.with_loss)
     training = training_program(lossy.program, trainable=module, optimizer=None, loss="loss")
     for number, mesh in enumerate(meshes):
         for kind, program, inputs in zip(
-            ("forward", "training"), (plain.program, training), given, strict=True
+            ("forward", "training"), (plain.program, training), arguments, strict=True
         ):
             place = folder / f"{model.name}-{number}-{kind}"
             _save(program, inputs, mesh, place)
@@ -87,7 +87,7 @@ def run_saved(folder: Path) -> Iterator[tuple[str, str]]:
     while todo := [path.name for path in sorted(folder.iterdir()) if not _is_done(path)]:
         command = torchrun_command(RANKS, folder, "tests.models.zoo.worker", [str(folder), *todo])
         environment = {**worker_environment(folder, RANKS), "PYTHONPATH": str(ROOT)}
-        found = subprocess.run(
+        ended = subprocess.run(
             command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False
         )
         (folder / "store").unlink(missing_ok=True)
@@ -96,7 +96,7 @@ def run_saved(folder: Path) -> Iterator[tuple[str, str]]:
             return
         # The first without outputs ended the run; the others get another.
         (folder / left[0] / "failed").touch()
-        yield left[0], found.stderr[-2000:]
+        yield left[0], ended.stderr[-2000:]
 
 
 def _is_done(path: Path) -> bool:
@@ -110,22 +110,22 @@ def errors(model: Model, mesh: str, folder: Path, wanted: Reference) -> Errors:
     """Hold what the processes computed against torch."""
     number = MESHES.index(mesh)
     forward, training = (
-        _found(folder / f"{model.name}-{number}-{kind}", Mesh.parse(mesh))
+        _whole_results(folder / f"{model.name}-{number}-{kind}", Mesh.parse(mesh))
         for kind in ("forward", "training")
     )
     outputs = of_role(forward, "output").values()
     return Errors(error(outputs, wanted.outputs), training_error(training, wanted, LEAST_PART))
 
 
-def _found(place: Path, mesh: Mesh) -> dict[tuple[str, str], Tensor]:
+def _whole_results(place: Path, mesh: Mesh) -> dict[tuple[str, str], Tensor]:
     """Return whole results by role and name, put together from what the ranks wrote."""
     names = torch.load(place / NAMES, weights_only=False)
     ranks = [torch.load(place / f"{rank}-{OUTPUTS}") for rank in range(RANKS)]
-    found: dict[tuple[str, str], Tensor] = {}
+    outputs: dict[tuple[str, str], Tensor] = {}
     for (key, placed), *parts in zip(names, *ranks, strict=True):
         shape = list(parts[0].shape)
         for axis, part in placed.axes:
             if isinstance(part, Split):
                 shape[part.dim] *= mesh.size(axis)
-        found[key] = combine(parts, placed, mesh, shape)
-    return found
+        outputs[key] = combine(parts, placed, mesh, shape)
+    return outputs

@@ -22,9 +22,9 @@ def _classifier(name: str, cls: str, config: str, size: int, **sizes: Any) -> Mo
 
 
 def _clip_tokens() -> Tensor:
-    found = tokens()
-    found[:, -1] = VOCAB - 1
-    return found
+    ids = tokens()
+    ids[:, -1] = VOCAB - 1
+    return ids
 
 
 TOWER = {key: VIT[key] for key in (

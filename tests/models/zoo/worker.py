@@ -34,8 +34,8 @@ def main(folder: Path, names: list[str]) -> None:
                 loaded, load_weights(loaded, rank), rank=rank, communicator=meshes[str(mesh)]
             )
             inputs = torch.load(folder / name / INPUTS)
-            found = run(*held_parts(loaded.plan, inputs, rank))
-            torch.save([value.clone() for value in found], folder / name / f"{rank}-{OUTPUTS}")
+            outputs = run(*held_parts(loaded.plan, inputs, rank))
+            torch.save([value.clone() for value in outputs], folder / name / f"{rank}-{OUTPUTS}")
 
 
 if __name__ == "__main__":
