@@ -27,12 +27,12 @@ def test_folding_is_torch(fn: str, dtype: str) -> None:
         (VALUES[k] if n % 2 == 0 else VALUES[k][::-1], (7,), k) for n, k in enumerate(kinds)
     ]
     result = "i1" if row.result == "bool" else dtype
-    found = fold_pointwise(fn, operands, (7,), result)
-    if found is None:
+    folded = fold_pointwise(fn, operands, (7,), result)
+    if folded is None:
         return
-    given = [torch.tensor(v, dtype=dtypes()[k]) for v, _, k in operands]
-    want = run("flow.pointwise", {"fn": fn}, given, [((7,), result)])[0]
-    got = torch.tensor(found, dtype=dtypes()[result])
+    tensors = [torch.tensor(v, dtype=dtypes()[k]) for v, _, k in operands]
+    want = run("flow.pointwise", {"fn": fn}, tensors, [((7,), result)])[0]
+    got = torch.tensor(folded, dtype=dtypes()[result])
     assert torch.equal(torch.nan_to_num(got, 9.0), torch.nan_to_num(want, 9.0))
     if want.is_floating_point():
         assert torch.equal(torch.signbit(got)[~want.isnan()], torch.signbit(want)[~want.isnan()])

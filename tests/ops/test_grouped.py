@@ -44,24 +44,24 @@ def grouped(gradients: Sequence[int] = ()) -> FlowOp:
         "target": "aten::_grouped_mm",
         "arguments": json.dumps([[{"operand": i} for i in range(3)], {}]),
     }
-    made = [((12, 6), "f32")]
+    result_kinds = [((12, 6), "f32")]
     if gradients:
-        made, kinds = [kinds[i] for i in gradients], [*kinds, *made]
+        result_kinds, kinds = [kinds[i] for i in gradients], [*kinds, *result_kinds]
         arguments = json.dumps(["flow.extern", call, 3, [0], list(gradients)])
         call = {"target": "irc::vjp", "arguments": arguments}
     block = Block(arg_types=[TensorType.of(*kind) for kind in kinds])
-    op = ExternOp.make(block.args, [TensorType.of(*kind) for kind in made], id="n0", **call)
+    op = ExternOp.make(block.args, [TensorType.of(*kind) for kind in result_kinds], id="n0", **call)
     block.add_op(op)
     return op
 
 
 def values(op: FlowOp, offsets: list[int]) -> list[Tensor]:
     rng = torch.Generator().manual_seed(0)
-    made = [
+    tensors = [
         torch.randn(tensor(v).static_shape(), generator=rng, dtype=torch.float64) for v in op.inputs
     ]
-    made[2] = torch.tensor(offsets, dtype=torch.int32)
-    return made
+    tensors[2] = torch.tensor(offsets, dtype=torch.int32)
+    return tensors
 
 
 @pytest.mark.parametrize("offsets", GROUPS_OF.values(), ids=list(GROUPS_OF))
@@ -71,12 +71,12 @@ def test_every_split_gives_the_whole_product(mesh: str, offsets: list[int]) -> N
     for op in (grouped(), grouped([0, 1]), grouped([1])):
         whole = values(op, offsets)
         expected = run_op(op, whole, dtype=torch.float64)
-        found = signatures(op, on)
-        assert any(GROUPS in name for s in found for name in s.strategy)
-        for signature in found:
+        choices = signatures(op, on)
+        assert any(GROUPS in name for s in choices for name in s.strategy)
+        for signature in choices:
             held = [shard(v, p, on) for v, p in zip(whole, signature.operands, strict=True)]
-            made = run_ranks(op, signature, on, held, dtype=torch.float64)
-            for value, parts, placed in zip(expected, made, signature.results, strict=True):
+            outputs = run_ranks(op, signature, on, held, dtype=torch.float64)
+            for value, parts, placed in zip(expected, outputs, signature.results, strict=True):
                 joined = combine(parts, placed, on, value.shape)
                 assert torch.allclose(joined, value, rtol=1e-12, atol=1e-12), signature
 
@@ -87,11 +87,11 @@ def test_the_reference_is_torch(offsets: list[int]) -> None:
     ends = torch.tensor(offsets, dtype=torch.int32)
     # Torch's kernel wants strides of 16 bytes.
     x, weight = torch.randn(12, 8, requires_grad=True), torch.randn(4, 8, 16, requires_grad=True)
-    found = grouped_mm(x, weight, ends)
+    product = grouped_mm(x, weight, ends)
     expected = functional.grouped_mm(x, weight, offs=ends)
-    torch.testing.assert_close(found, expected)
-    g = torch.randn_like(found)
-    ours, theirs = (torch.autograd.grad(y, [x, weight], g) for y in (found, expected))
+    torch.testing.assert_close(product, expected)
+    g = torch.randn_like(product)
+    ours, theirs = (torch.autograd.grad(y, [x, weight], g) for y in (product, expected))
     torch.testing.assert_close(ours, theirs)
     blocks = torch.randn(4, 3, 8)
     torch.testing.assert_close(grouped_mm(blocks, weight), functional.grouped_mm(blocks, weight))
@@ -122,8 +122,13 @@ class Experts(torch.nn.Module):
         count = (expert[:, None] == torch.arange(4)).sum(0)
         ends = count.cumsum(0).to(torch.int32)
         inner = functional.silu(functional.grouped_mm(x[order], self.up, offs=ends))
-        made = functional.grouped_mm(inner, self.down, offs=ends)
-        return (x + torch.zeros_like(made).index_add(0, order, made)).float().square().mean()
+        expert_outputs = functional.grouped_mm(inner, self.down, offs=ends)
+        return (
+            (x + torch.zeros_like(expert_outputs).index_add(0, order, expert_outputs))
+            .float()
+            .square()
+            .mean()
+        )
 
 
 def is_call(op: Operation, target: str) -> bool:
@@ -150,9 +155,9 @@ def test_a_module_with_grouped_matmuls_is_split_by_experts(mesh: str) -> None:
     AutoShardPass(mesh=mesh, cluster="demo-gpus", pins=pins).apply(context(), module)
     LowerBoxingPass().apply(context(), module)
     assert sum(is_call(op, "irc::grouped_rows") for op in module.walk()) == len(products) == 2
-    found = run_spmd(module, inputs, Mesh.parse(mesh), dtype=wide)
-    assert len(found) == len(expected) == 3
-    for value, whole in zip(found, expected, strict=True):
+    outputs = run_spmd(module, inputs, Mesh.parse(mesh), dtype=wide)
+    assert len(outputs) == len(expected) == 3
+    for value, whole in zip(outputs, expected, strict=True):
         torch.testing.assert_close(value, whole, rtol=1e-9, atol=1e-12)
     model(x, expert).backward()
     for (role, name), value in zip(results(entry(module)), expected, strict=True):

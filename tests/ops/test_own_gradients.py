@@ -35,8 +35,8 @@ def _(xs: list[Tensor], y: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(y), torch.empty_like(y)
 
 
-def gradients_of_both(given: Any, xs: list[Tensor], y: Tensor) -> tuple[Tensor, ...]:
-    first, second = (torch.zeros_like(y) if g is None else g for g in given)
+def gradients_of_both(seeds: Any, xs: list[Tensor], y: Tensor) -> tuple[Tensor, ...]:
+    first, second = (torch.zeros_like(y) if g is None else g for g in seeds)
     return first * xs[1] * y, first * xs[0] * y, first * xs[0] * xs[1] + second
 
 
@@ -87,8 +87,8 @@ def test_gradients_pass_an_op_that_torch_has_no_formula_for(
     irc.register_op(cube, **parts[declared])
     net = Net()
     wanted = torch.autograd.grad(plain(net, X).square().sum(), list(net.parameters()))
-    found = torch.autograd.grad(compiler(net)(X).square().sum(), list(net.parameters()))
-    for one, other in zip(found, wanted, strict=True):
+    gradients = torch.autograd.grad(compiler(net)(X).square().sum(), list(net.parameters()))
+    for one, other in zip(gradients, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)
 
 
@@ -99,11 +99,11 @@ def test_lists_and_several_results_have_their_gradients() -> None:
         first, second = both([a, b.sin()], y)
         return (first * second).sum()
 
-    given = [torch.randn(3, 5, requires_grad=True) for _ in range(3)]
-    a, b, y = given
-    wanted = torch.autograd.grad((a * b.sin() * y * (y + 1)).sum(), given)
-    found = torch.autograd.grad(irc.compile(function)(*given), given)
-    for one, other in zip(found, wanted, strict=True):
+    inputs = [torch.randn(3, 5, requires_grad=True) for _ in range(3)]
+    a, b, y = inputs
+    wanted = torch.autograd.grad((a * b.sin() * y * (y + 1)).sum(), inputs)
+    gradients = torch.autograd.grad(irc.compile(function)(*inputs), inputs)
+    for one, other in zip(gradients, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
@@ -116,8 +116,8 @@ def test_a_formula_of_torch_stays() -> None:
     own.register_autograd(lambda ctx, g: g * 7)
     irc.register_op(own, derivative=lambda g, x: (g[0] * 2,))
     x = torch.ones(3, requires_grad=True)
-    (found,) = torch.autograd.grad(irc.compile(lambda x: own(x) + 1)(x).sum(), x)
-    assert found.tolist() == [7, 7, 7]
+    (gradient,) = torch.autograd.grad(irc.compile(lambda x: own(x) + 1)(x).sum(), x)
+    assert gradient.tolist() == [7, 7, 7]
 
 
 WRONG: dict[str, tuple[Callable[..., Any], str]] = {

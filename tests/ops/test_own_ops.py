@@ -57,23 +57,23 @@ class Own(nn.Module):
         inner = self.up(x)
         match self.kind:
             case "library":
-                made = self.op(inner, x.sum(1, keepdim=True) + inner)
+                hidden = self.op(inner, x.sum(1, keepdim=True) + inner)
             case "triton":
-                made = self.op(inner)
+                hidden = self.op(inner)
             case _:
-                made = self.op(inner, self.down.weight.T @ self.down.weight, 0.5)
-        return self.down(made).square().mean()
+                hidden = self.op(inner, self.down.weight.T @ self.down.weight, 0.5)
+        return self.down(hidden).square().mean()
 
     def expected(self, x: Tensor) -> Tensor:
         inner = self.up(x)
         match self.kind:
             case "library":
-                made = inner * (x.sum(1, keepdim=True) + inner).sigmoid()
+                hidden = inner * (x.sum(1, keepdim=True) + inner).sigmoid()
             case "triton":
-                made = 2 * inner + 1
+                hidden = 2 * inner + 1
             case _:
-                made = 0.5 * inner @ (self.down.weight.T @ self.down.weight)
-        return self.down(made).square().mean()
+                hidden = 0.5 * inner @ (self.down.weight.T @ self.down.weight)
+        return self.down(hidden).square().mean()
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +93,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Callable[
 
 
 def own(module: ModuleOp) -> ExternOp:
-    found = [op for op in module.walk() if isinstance(op, ExternOp)]
-    (op,) = (op for op in found if op.plain["target"].startswith("irc_own"))
+    externs = [op for op in module.walk() if isinstance(op, ExternOp)]
+    (op,) = (op for op in externs if op.plain["target"].startswith("irc_own"))
     return op
 
 
@@ -109,8 +109,8 @@ def test_an_own_op_is_sharded_by_its_rule_forward_and_backward(
     module = captured.program.module
     inputs = [*captured.program.tensors.values(), x]
     expected = model.expected(x)
-    (found,) = run_function(module, inputs)
-    torch.testing.assert_close(found, expected)
+    (loss,) = run_function(module, inputs)
+    torch.testing.assert_close(loss, expected)
     DifferentiatePass(loss=results(entry(module))[0][1]).apply(context(), module)
     CanonicalizePass().apply(context(), module)
     pins = f"pin op *{id_of(own(module))} = {PIN[kind]}"
@@ -192,8 +192,8 @@ def test_a_declaration_can_be_changed_in_a_running_process() -> None:
     call = {"target": "irc_own_new::op", "arguments": '[[{"operand": 0}], {}]'}
     for factor in (2, 3):
         irc.register_op("irc_own_new::op", reference=lambda x, factor=factor: factor * x)
-        (found,) = library.run("flow.extern", call, [torch.ones(1)], [((1,), "f32")])
-        assert found.item() == factor
+        (output,) = library.run("flow.extern", call, [torch.ones(1)], [((1,), "f32")])
+        assert output.item() == factor
     DECLARED.clear()
     DECLARED.update(before)
 
@@ -230,13 +230,13 @@ def test_an_installed_package_declares_its_ops(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "METADATA").write_text(METADATA)
     (folder / "entry_points.txt").write_text("[irc.ops]\nirc_own_package = irc_own_declared\n")
-    found = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={"PYTHONPATH": str(tmp_path), "PATH": ""},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert found.returncode == 0, found.stderr
-    assert "tensor([3., 3.])" in found.stdout
+    assert ended.returncode == 0, ended.stderr
+    assert "tensor([3., 3.])" in ended.stdout
     assert declaration("irc_own_package::triple") is None

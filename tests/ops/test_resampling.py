@@ -45,8 +45,8 @@ class Resample(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the loss."""
         x = torch.einsum("bc...,cd->bd...", x, self.mix)
-        made = F.interpolate(x, self.size, mode=self.mode, antialias=self.smooth)
-        return (made**2).mean()
+        resampled = F.interpolate(x, self.size, mode=self.mode, antialias=self.smooth)
+        return (resampled**2).mean()
 
 
 @pytest.mark.parametrize(("mode", "size", "smooth"), CASES)
@@ -56,7 +56,7 @@ def test_a_resampling_is_split_and_right(mode: str, size: tuple[int, ...], smoot
     loss = module(x)
     loss.backward()
     program = training_program(capture(module, (x,)).program, optimizer=None)
-    given = program.bind({program.input_names[0]: x})
+    inputs = program.bind({program.input_names[0]: x})
     for op in program.module.walk():
         if isinstance(op, ExternOp):
             split = [s.operands[0] for s in axis_signatures(op) if isinstance(s.operands[0], Split)]
@@ -65,8 +65,8 @@ def test_a_resampling_is_split_and_right(mode: str, size: tuple[int, ...], smoot
     pins = "* = [data = S(0), tensor = S(1)]" if mode == "bilinear" else ""
     shard = AutoShardPass(mesh=str(mesh), cluster="demo-gpus", inputs="any", pins=pins)
     run_passes(program.module, [find_pass("canonicalize")(), shard, find_pass("lower-boxing")()])
-    found = run_spmd(program.module, given, mesh, dtype=torch.float64)
-    named = dict(zip(results(entry(program.module)), found, strict=True))
+    outputs = run_spmd(program.module, inputs, mesh, dtype=torch.float64)
+    named = dict(zip(results(entry(program.module)), outputs, strict=True))
     torch.testing.assert_close(named["output", program.output_names[0]], loss.detach())
     torch.testing.assert_close(named["gradient", "mix"], module.mix.grad)
 

@@ -38,14 +38,14 @@ i64, f32 = "i64", "f32"
 
 
 def build(op: type[FlowOp], *operands: Any, result: Any = None, **attrs: Any) -> FlowOp:
-    given = [o if isinstance(o[0], tuple) else (o, f32) for o in (o or ((),) for o in operands)]
-    given = [((), f32) if o == ((),) else o for o in given]
-    block = Block(arg_types=[TensorType.of(*o) for o in given])
-    results = [result] if result else op.infer(attrs, given)
+    kinds = [o if isinstance(o[0], tuple) else (o, f32) for o in (o or ((),) for o in operands)]
+    kinds = [((), f32) if o == ((),) else o for o in kinds]
+    block = Block(arg_types=[TensorType.of(*o) for o in kinds])
+    results = [result] if result else op.infer(attrs, kinds)
     results = [r if isinstance(r[0], tuple) else (r, f32) for r in results]
-    made = op.make(list(block.args), [TensorType.of(*r) for r in results], **attrs)
-    block.add_op(made)
-    return made
+    built = op.make(list(block.args), [TensorType.of(*r) for r in results], **attrs)
+    block.add_op(built)
+    return built
 
 
 def window(**changed: Any) -> dict[str, Any]:
@@ -156,12 +156,12 @@ def place(
     flat: int, shape: tuple[int, ...], sizes: list[list[tuple[int, Any, bool]]]
 ) -> dict[int, int]:
     """Return the value of each factor at a flat index: the definition, digit by digit."""
-    found: dict[int, int] = {}
+    digits: dict[int, int] = {}
     for size, dim in zip(reversed(shape), reversed(sizes), strict=True):
         flat, index = divmod(flat, size)
         for key, factor, _ in reversed(dim):
-            index, found[key] = divmod(index, factor)
-    return found
+            index, digits[key] = divmod(index, factor)
+    return digits
 
 
 shapes = st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=4).map(tuple)

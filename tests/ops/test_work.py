@@ -19,9 +19,9 @@ MESH = Mesh.parse("data=2,tensor=4")
 
 
 def build(cls: type[FlowOp], *shapes: tuple[int, ...], **attrs: object) -> FlowOp:
-    given = [(shape, "f32") for shape in shapes]
-    block = Block(arg_types=[TensorType.of(*o) for o in given])
-    op = cls.make(list(block.args), [TensorType.of(*r) for r in cls.infer(attrs, given)], **attrs)
+    kinds = [(shape, "f32") for shape in shapes]
+    block = Block(arg_types=[TensorType.of(*o) for o in kinds])
+    op = cls.make(list(block.args), [TensorType.of(*r) for r in cls.infer(attrs, kinds)], **attrs)
     block.add_op(op)
     return op
 
@@ -43,10 +43,10 @@ def test_a_split_divides_the_work_and_what_is_moved() -> None:
 
 def test_a_split_that_a_strategy_makes_divides_the_work_as_well() -> None:
     """Ranks with some rows of a loss have parts of the gradient of its weight."""
-    given = [((32,), "f32"), ((32, 8), "bf16"), ((40, 8), "bf16"), ((32,), "i64"), ((32,), "f32")]
-    block = Block(arg_types=[TensorType.of(*each) for each in given])
+    kinds = [((32,), "f32"), ((32, 8), "bf16"), ((40, 8), "bf16"), ((32,), "i64"), ((32,), "f32")]
+    block = Block(arg_types=[TensorType.of(*each) for each in kinds])
     call = arguments(BACKWARD, ("g", "h", "w", "index", "sums"))
-    results = [TensorType.of(*each) for each in given[1:3]]
+    results = [TensorType.of(*each) for each in kinds[1:3]]
     op = ExternOp.make(list(block.args), results, target=BACKWARD, arguments=call)
     block.add_op(op)
     mesh = Mesh.parse("data=4")

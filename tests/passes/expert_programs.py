@@ -97,8 +97,8 @@ def program(layer: Layer, mesh: str, *, gradient: bool = False) -> ModuleOp:
     attrs = (
         [DictionaryAttr({"sbp": PlacementAttr(p)}) for p in side] for side in (operands, results)
     )
-    args, made = attrs
-    func = finish_function("forward", block, values, arg_attrs=args, res_attrs=made)
+    args, res_attrs = attrs
+    func = finish_function("forward", block, values, arg_attrs=args, res_attrs=res_attrs)
     module = ModuleOp([func])
     module.attributes["irc.mesh"] = StringAttr(mesh)
     verify_module(module)

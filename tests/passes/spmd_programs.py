@@ -68,10 +68,10 @@ class _Writer:
                 inputs = [
                     self.operand(b, block, kind, values) for kind in func.function_type.inputs
                 ]
-                made = b.call(func.sym_name.data, inputs, [*func.function_type.outputs])
+                outputs = b.call(func.sym_name.data, inputs, [*func.function_type.outputs])
                 if func is blocks[1]:
-                    made[0].owner.attributes["phase"] = StringAttr("step")  # type: ignore[union-attr]
-                values += [self.maybe(b, v, 0.4) for v in made]
+                    outputs[0].owner.attributes["phase"] = StringAttr("step")  # type: ignore[union-attr]
+                values += [self.maybe(b, v, 0.4) for v in outputs]
                 if self.draw.random() < 0.5:
                     values.append(self.local(b, self.draw.choice(values)))
         return finish_function("forward", block, values)
@@ -110,21 +110,21 @@ class _Writer:
         kinds += [AllGatherOp] if shape else []
         kinds += [ReduceScatterOp, AllToAllOp] if dims else []
         cls = self.draw.choice(kinds)
-        made, attrs = list(shape), dict[str, Any](axis=axis)
+        result_shape, attrs = list(shape), dict[str, Any](axis=axis)
         if cls in (AllReduceOp, ReduceScatterOp):
             attrs["fn"] = self.draw.choice(("sum", "sum", "max"))
         if cls is AllGatherOp:
             attrs["dim"] = self.draw.randrange(len(shape))
-            made[attrs["dim"]] *= size
+            result_shape[attrs["dim"]] *= size
         elif cls is ReduceScatterOp:
             attrs["dim"] = self.draw.choice(dims)
-            made[attrs["dim"]] //= size
+            result_shape[attrs["dim"]] //= size
         elif cls is AllToAllOp:
             attrs["split_dim"] = self.draw.choice(dims)
             attrs["concat_dim"] = self.draw.randrange(len(shape))
-            made[attrs["split_dim"]] //= size
-            made[attrs["concat_dim"]] *= size
-        kind = TensorType.of(made)
+            result_shape[attrs["split_dim"]] //= size
+            result_shape[attrs["concat_dim"]] *= size
+        kind = TensorType.of(result_shape)
         (pending,) = b.ops(cls, [value], results=[PendingType(kind)], **attrs)
         (result,) = b.ops(WaitOp, [pending], results=[kind])
         for each in (pending, result):

@@ -28,8 +28,8 @@ def steps(module: nn.Module, count: int, **options: Any) -> list[torch.Tensor]:
     assert dump(load(dump(program.module))) == dump(program.module)
     losses: list[torch.Tensor] = []
     for _ in range(count):
-        found = run(program, TOKENS, TARGETS, lr=LR)
-        for (role, name), value in found.items():
+        outputs = run(program, TOKENS, TARGETS, lr=LR)
+        for (role, name), value in outputs.items():
             if role == "state":
                 program.tensors[name] = value
             else:
@@ -60,14 +60,14 @@ def test_three_steps(
     mine, theirs = small_gpt().double(), small_gpt().double()
     losses = steps(mine, 3, **options)
     optimizer = make(theirs.parameters())
-    for found in losses:
+    for step_loss in losses:
         optimizer.zero_grad()
         loss = theirs(TOKENS, TARGETS)
         loss.backward()
         if clip:
             torch.nn.utils.clip_grad_norm_(theirs.parameters(), clip)
         optimizer.step()
-        torch.testing.assert_close(found, loss.detach(), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(step_loss, loss.detach(), rtol=1e-9, atol=1e-9)
     for (name, value), want in zip(mine.named_parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(value, want, rtol=1e-9, atol=1e-9, msg=name)
 

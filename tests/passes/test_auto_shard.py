@@ -56,8 +56,8 @@ def module_of(
     results = build(FlowBuilder(block), *block.args)  # type: ignore[operator]
     names = [argument_attrs("output", f"y{i}") for i in range(len(results) - len(states))]
     names += [argument_attrs("state", name) for name in states]
-    given = [argument_attrs(role, name) for role, name, _ in args]
-    func = finish_function("forward", block, results, arg_attrs=given, res_attrs=names)
+    arg_attrs = [argument_attrs(role, name) for role, name, _ in args]
+    func = finish_function("forward", block, results, arg_attrs=arg_attrs, res_attrs=names)
     module = ModuleOp([func, *blocks])  # type: ignore[list-item]
     module.verify()
     return module
@@ -86,9 +86,9 @@ def placements(module: ModuleOp) -> dict[str, str]:
 
 
 def boxings(module: ModuleOp, function: str = "forward") -> list[tuple[str, str]]:
-    found = (op for op in functions(module)[function].body.block.ops if isinstance(op, BoxingOp))
+    ops = (op for op in functions(module)[function].body.block.ops if isinstance(op, BoxingOp))
     return [
-        (str(tensor(op.inputs[0]).placement), str(tensor(op.outputs[0]).placement)) for op in found
+        (str(tensor(op.inputs[0]).placement), str(tensor(op.outputs[0]).placement)) for op in ops
     ]
 
 
@@ -125,10 +125,10 @@ def report(module: ModuleOp) -> dict[str, object]:
 
 
 def test_the_report_proves_the_optimum_and_names_runners_up() -> None:
-    found = report(shard(mlp(batch=3), "tensor=4"))
-    assert found["gap"] < 1e-9  # rounding of the bound
-    assert found["added_up_s"] == found["bound_s"]
-    rows = {row["id"]: row for row in found["ops"]}  # type: ignore[union-attr]
+    plan_report = report(shard(mlp(batch=3), "tensor=4"))
+    assert plan_report["gap"] < 1e-9  # rounding of the bound
+    assert plan_report["added_up_s"] == plan_report["bound_s"]
+    rows = {row["id"]: row for row in plan_report["ops"]}  # type: ignore[union-attr]
     assert list(rows) == ["n0", "n1", "n2", "n3", "n4"]
     assert rows["n0"]["chosen"].endswith("([tensor = S(1)])")
     assert all(row["more_s"] >= 0 for row in rows.values() if "runner_up" in row)
@@ -318,8 +318,8 @@ def test_a_budget_bounds_what_is_held_at_the_worst_moment() -> None:
     assert float(report(tight)["added_up_s"]) > float(report(free)["added_up_s"])  # type: ignore[arg-type]
     LowerBoxingPass().apply(context(), tight)
     # A rank makes room for its results before it starts.
-    made = sum(bytes_of(v) for v in entry(tight).body.block.last_op.operands)  # type: ignore[union-attr]
-    assert memory_of(tight).total_bytes + made == pytest.approx(held, rel=0.02)
+    result_bytes = sum(bytes_of(v) for v in entry(tight).body.block.last_op.operands)  # type: ignore[union-attr]
+    assert memory_of(tight).total_bytes + result_bytes == pytest.approx(held, rel=0.02)
     parts = report(tight)["peak_bytes"]
     assert isinstance(parts, dict)
     assert sum(parts.values()) == held
@@ -392,8 +392,10 @@ def test_named_sizes_must_be_bound_first() -> None:
 
 
 def test_options_are_read_from_text() -> None:
-    (made,) = parse_passes('auto-shard{mesh="data=2" cluster=8xH100 memory_bytes=64 report=false}')
-    assert made == AutoShardPass(mesh="data=2", cluster="8xH100", memory_bytes=64, report=False)
+    (parsed,) = parse_passes(
+        'auto-shard{mesh="data=2" cluster=8xH100 memory_bytes=64 report=false}'
+    )
+    assert parsed == AutoShardPass(mesh="data=2", cluster="8xH100", memory_bytes=64, report=False)
 
 
 def test_boxings_have_ids_and_source_lines_of_their_own() -> None:

@@ -219,7 +219,7 @@ def test_equal_ops_are_one_and_unread_ones_none() -> None:
 
 def test_library_ops_of_unknown_effect_are_never_shared() -> None:
     def body(b: FlowBuilder, x: SSAValue) -> list[SSAValue]:
-        made = [
+        clones = [
             b.op(
                 ExternOp,
                 [x],
@@ -229,7 +229,7 @@ def test_library_ops_of_unknown_effect_are_never_shared() -> None:
             )
             for _ in range(2)
         ]
-        return [b.pointwise("maximum", *made)]
+        return [b.pointwise("maximum", *clones)]
 
     assert simplified(body) == ["extern", "extern", "maximum"]
 
@@ -258,8 +258,8 @@ def test_what_has_no_elements_is_not_computed() -> None:
     b = FlowBuilder(block)
     module = ModuleOp([finish_function("forward", block, body(b, *block.args))])
     CanonicalizePass().apply(context(), module)
-    (found,) = run_function(module, [torch.empty(5, 0)])
-    assert found.shape == (5, 0)
+    (output,) = run_function(module, [torch.empty(5, 0)])
+    assert output.shape == (5, 0)
     assert [op.name for op in entry(module).body.block.ops if isinstance(op, FlowOp)] == [
         "flow.constant"
     ]
@@ -291,8 +291,8 @@ def test_a_window_ends_where_no_place_reaches_the_image(
         "fn": "avg", "window": window, "strides": strides, "low": low, "high": high,
         "dilations": (1, 1), "count_padding": counted,
     }  # fmt: skip
-    found = b.op(PoolOp, [block.args[0]], result=T((2, *places)), **attrs)
-    module = ModuleOp([finish_function("forward", block, [found])])
+    pooled = b.op(PoolOp, [block.args[0]], result=T((2, *places)), **attrs)
+    module = ModuleOp([finish_function("forward", block, [pooled])])
     x = torch.randn(2, 5, 7, dtype=torch.float64)
     (want,) = run_function(module, [x])
     CanonicalizePass().apply(context(), module)

@@ -65,10 +65,10 @@ def contractions(module: ModuleOp, part: str, function: str = "") -> int:
 @pytest.mark.parametrize("tied", [True, False])
 def test_gpt(tied: bool) -> None:
     program = differentiate(program_of(small_gpt(tied=tied), TOKENS, TARGETS))
-    found = run(program, TOKENS, TARGETS)
+    outputs = run(program, TOKENS, TARGETS)
     loss, wanted = torch_gradients(small_gpt(tied=tied), lambda m: m(TOKENS, TARGETS))
-    torch.testing.assert_close(found["output", program.output_names[0]], loss)
-    assert_equal(gradients(found), wanted)
+    torch.testing.assert_close(outputs["output", program.output_names[0]], loss)
+    assert_equal(gradients(outputs), wanted)
 
 
 def test_llama_of_hugging_face() -> None:
@@ -78,10 +78,10 @@ def test_llama_of_hugging_face() -> None:
     assert list(functions(program.module)) == ["block_0_forward", "block_0_backward", "forward"]
     with all_double():
         loss, wanted = torch_gradients(hugging_face.llama(2), lambda m: m(TOKENS, **options).loss)
-    found = run(program, TOKENS, TARGETS)
-    torch.testing.assert_close(found["output", "loss"], loss)
+    outputs = run(program, TOKENS, TARGETS)
+    torch.testing.assert_close(outputs["output", "loss"], loss)
     assert len(wanted) == 21
-    assert_equal(gradients(found), wanted)
+    assert_equal(gradients(outputs), wanted)
 
 
 def test_t5_with_a_learned_attention_bias() -> None:
@@ -93,18 +93,18 @@ def test_t5_with_a_learned_attention_bias() -> None:
     with all_double():
         _, wanted = torch_gradients(hugging_face.t5(), lambda m: m(tokens, **options).loss)
     names = {"input_ids": tokens, "decoder_input_ids": labels, "labels": labels}
-    found = run(program, *(names[name] for name in program.input_names))
-    assert_equal(gradients(found), wanted)
+    outputs = run(program, *(names[name] for name in program.input_names))
+    assert_equal(gradients(outputs), wanted)
 
 
 def test_cnn_in_training_mode_keeps_its_statistics() -> None:
     image, label = torch.randn(3, 3, 23, 29, dtype=torch.float64), torch.tensor([1, 3, 6])
     module = Classifier()
     program = differentiate(program_of(module.double(), image, label))
-    found = run(program, image, label)
-    assert sum(role == "state" for role, _ in found) == 21
+    outputs = run(program, image, label)
+    assert sum(role == "state" for role, _ in outputs) == 21
     _, wanted = torch_gradients(Classifier(), lambda m: m(image, label))
-    assert_equal(gradients(found), wanted)
+    assert_equal(gradients(outputs), wanted)
 
 
 def test_depth_does_not_grow_the_program() -> None:
@@ -143,12 +143,12 @@ def test_phases_say_what_can_be_delayed() -> None:
 def test_gradients_stop_at_frozen_layers() -> None:
     program = program_of(small_gpt(tied=False), TOKENS, TARGETS)
     differentiate(program, trainable="head.*,norm.*,layers.1.mlp.*")
-    found = gradients(run(program, TOKENS, TARGETS))
-    assert set(found) == {"head.weight", "norm.weight", "norm.bias"} | {
+    named_gradients = gradients(run(program, TOKENS, TARGETS))
+    assert set(named_gradients) == {"head.weight", "norm.weight", "norm.bias"} | {
         f"layers.1.mlp.{layer}.{kind}" for layer in ("up", "down") for kind in ("weight", "bias")
     }
     _, wanted = torch_gradients(small_gpt(tied=False), lambda m: m(TOKENS, TARGETS))
-    assert_equal(found, {name: wanted[name] for name in found})
+    assert_equal(named_gradients, {name: wanted[name] for name in named_gradients})
     # The first layer is called as it was; the second has no backward of its attention.
     assert "block_0" in functions(program.module)
     assert contractions(program.module, "weight", "block_0_backward") == 2
@@ -160,9 +160,9 @@ def test_frozen_weights_between_trained_ones_pass_gradients_on() -> None:
     differentiate(program, frozen="layers.*")
     assert contractions(program.module, "weight", "block_0_backward") == 0
     assert contractions(program.module, "input", "block_0_backward") == 4
-    found = gradients(run(program, TOKENS, TARGETS))
+    named_gradients = gradients(run(program, TOKENS, TARGETS))
     _, wanted = torch_gradients(small_gpt(tied=False), lambda m: m(TOKENS, TARGETS))
-    assert_equal(found, {n: g for n, g in wanted.items() if not n.startswith("layers.")})
+    assert_equal(named_gradients, {n: g for n, g in wanted.items() if not n.startswith("layers.")})
 
 
 def test_an_argument_says_that_it_is_frozen() -> None:
@@ -205,14 +205,14 @@ def test_dropout_uses_one_draw_forward_and_backward() -> None:
         if isinstance(op, RandomOp):
             drawn.append(value)
 
-    given = program.bind({program.input_names[0]: x})
-    found = run_function(program.module, given, dtype=torch.float64, trace=keep)
+    inputs = program.bind({program.input_names[0]: x})
+    outputs = run_function(program.module, inputs, dtype=torch.float64, trace=keep)
     mask = drawn[0] >= 0.3
     assert 0 < mask.sum() < mask.numel()
     module = Dropping().double()
     loss = (module.down(torch.where(mask, module.up(x) / 0.7, 0)) ** 2).mean()
     loss.backward()
-    named = dict(zip(results(entry(program.module)), found, strict=True))
+    named = dict(zip(results(entry(program.module)), outputs, strict=True))
     assert_equal(gradients(named), {n: p.grad for n, p in module.named_parameters()})
 
 
@@ -222,10 +222,10 @@ def test_the_row_of_padding_is_not_trained() -> None:
     tokens = torch.tensor([[2, 5, 2], [0, 2, 5]])
     program = differentiate(program_of(module, tokens), seeds="inputs")
     g = torch.randn(2, 3, 1).double()
-    found = gradients(run(program, tokens, g))
+    named_gradients = gradients(run(program, tokens, g))
     module(tokens).backward(g)
-    assert_equal(found, {n: p.grad for n, p in module.named_parameters()})
-    assert not found["0.weight"][2].any()
+    assert_equal(named_gradients, {n: p.grad for n, p in module.named_parameters()})
+    assert not named_gradients["0.weight"][2].any()
 
 
 def test_gradients_of_inputs_from_gradients_of_results() -> None:
@@ -236,10 +236,10 @@ def test_gradients_of_inputs_from_gradients_of_results() -> None:
     program = program_of(module, x.detach())
     differentiate(program, seeds="inputs", inputs="*", outputs="all")
     assert program.input_names == ["input", "gradient.output"]
-    found = gradients(run(program, x.detach(), g))
+    named_gradients = gradients(run(program, x.detach(), g))
     module(x).backward(g)
     wanted = {n: p.grad for n, p in module.named_parameters()}
-    assert_equal(found, {**wanted, "input": x.grad})
+    assert_equal(named_gradients, {**wanted, "input": x.grad})
 
 
 @pytest.mark.parametrize(
@@ -265,13 +265,13 @@ MESHES = ["data=4", "data=2,tensor=2"]
 def test_sharded(mesh: str) -> None:
     """The planner takes a backward graph as any other; gradients of a split batch are reduced."""
     program = differentiate(program_of(small_gpt(), TOKENS, TARGETS))
-    given = program.bind(dict(zip(program.input_names, (TOKENS, TARGETS), strict=True)))
-    wanted = run_function(program.module, given, dtype=torch.float64)
+    inputs = program.bind(dict(zip(program.input_names, (TOKENS, TARGETS), strict=True)))
+    wanted = run_function(program.module, inputs, dtype=torch.float64)
     cluster = f'auto-shard{{mesh="{mesh}" cluster=demo-gpus report=false}}'
     run_passes(program.module, parse_passes(f"canonicalize,{cluster},lower-boxing"))
     program.module.verify()
-    found = run_spmd(program.module, given, Mesh.parse(mesh), dtype=torch.float64)
-    for value, want in zip(found, wanted, strict=True):
+    outputs = run_spmd(program.module, inputs, Mesh.parse(mesh), dtype=torch.float64)
+    for value, want in zip(outputs, wanted, strict=True):
         torch.testing.assert_close(value, want, rtol=1e-9, atol=1e-9)
     reduced = [
         op for op in program.module.walk() if op.name in ("comm.all_reduce", "comm.reduce_scatter")
@@ -284,8 +284,8 @@ def test_a_split_batch_leaves_partial_gradients(mesh: str) -> None:
     """With the batch pinned to be split, every weight's gradient is a sum over ranks."""
     program = differentiate(program_of(Classifier(), torch.randn(4, 3, 23, 29), torch.arange(4)))
     inputs = {"image": torch.randn(4, 3, 23, 29), "label": torch.arange(4)}
-    given = program.bind(inputs)
-    wanted = run_function(program.module, given, dtype=torch.float64)
+    bound = program.bind(inputs)
+    wanted = run_function(program.module, bound, dtype=torch.float64)
     pins = "image = [data = S(0)]; label = [data = S(0)]"
     if "tensor" in mesh:
         pins = "image = [data = S(0), tensor = B]; label = [data = S(0), tensor = B]"
@@ -299,6 +299,6 @@ def test_a_split_batch_leaves_partial_gradients(mesh: str) -> None:
     assert len(kernels) == 3, "the stem, and two of a residual block"
     assert all(placed is not None and isinstance(placed["data"], Partial) for placed in kernels)
     run_passes(program.module, parse_passes("lower-boxing"))
-    found = run_spmd(program.module, given, Mesh.parse(mesh), dtype=torch.float64)
-    for value, want in zip(found, wanted, strict=True):
+    outputs = run_spmd(program.module, bound, Mesh.parse(mesh), dtype=torch.float64)
+    for value, want in zip(outputs, wanted, strict=True):
         torch.testing.assert_close(value, want, rtol=1e-9, atol=1e-9)

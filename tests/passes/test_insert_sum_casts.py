@@ -47,14 +47,14 @@ def test_sums_are_rounded_as_they_are_asked_for(compute: str | None, sums: str, 
     recipe = replace(recipe_of("sgd"), precision=Precision(compute=compute))
     captured, _ = captured_step(module, F.cross_entropy, recipe, (X, Y), {})
     program = training_program(captured.program, optimizer=recipe.optimizer)
-    given = program.bind(dict(zip(program.input_names, (X, Y, LR), strict=True)))
+    inputs = program.bind(dict(zip(program.input_names, (X, Y, LR), strict=True)))
     casts = f"insert-sum-casts{{dtype={sums}}}," if sums else ""
     run_passes(program.module, parse_passes(f"canonicalize,{SHARD},{casts}lower-boxing"))
     sums_of = AllReduceOp | ReduceScatterOp
     summed = [tensor(op.operands[0]) for op in program.module.walk() if isinstance(op, sums_of)]
     assert {kind.dtype for kind in summed if kind.ndim} == {dtype}
-    found = run_spmd(program.module, given, Mesh.parse("data=2"))
-    named = {n: v for (_, n), v in zip(results(entry(program.module)), found, strict=True)}
+    outputs = run_spmd(program.module, inputs, Mesh.parse("data=2"))
+    named = {n: v for (_, n), v in zip(results(entry(program.module)), outputs, strict=True)}
     with torch.autocast("cpu", torch.bfloat16, enabled=compute is not None):
         F.cross_entropy(module(X), Y).backward()
     gradient = -named["2.weight"]
@@ -136,9 +136,9 @@ def test_what_a_block_adds_up_over_one_axis_alone_is_not_rounded_before_the_othe
     # Into the dtype of sums, and back behind the last one.
     assert [tensor(op.outputs[0]).dtype for op in casts] == [dtype, "bf16"]
     x, g = (torch.randn(4, 2, size, generator=DRAW).bfloat16() for size in (6, 8))
-    (found,) = run_spmd(module, [x, g], Mesh.parse("data=2,tensor=2"))
+    (gradient,) = run_spmd(module, [x, g], Mesh.parse("data=2,tensor=2"))
     whole = torch.einsum("bsi,bso->io", x.float(), g.float())
-    torch.testing.assert_close(found.float(), whole, rtol=1e-2, atol=3e-2)
+    torch.testing.assert_close(gradient.float(), whole, rtol=1e-2, atol=3e-2)
 
 
 def test_summands_that_nothing_adds_up_are_rounded_each() -> None:

@@ -45,26 +45,26 @@ def steps(module: ModuleOp) -> list[Operation]:
 def test_each_transition_has_its_op(
     before: str, after: str, op: str, attrs: dict[str, object], local: tuple[int, ...]
 ) -> None:
-    made = steps(lower(before, after, mesh="a=2"))
-    first = made[0]
+    ops = steps(lower(before, after, mesh="a=2"))
+    first = ops[0]
     assert first.name == f"comm.{op}"
     assert first.plain == {"axis": "a", **attrs}  # type: ignore[attr-defined]
-    assert tensor(made[-1].results[0]).shape == local
-    assert (id_of(made[-1]), loc_of(made[-1])) == ("n4.box0", "m.py:9")
-    assert [m.name for m in made[1:]] == ([] if op == "local_chunk" else ["comm.wait"])
+    assert tensor(ops[-1].results[0]).shape == local
+    assert (id_of(ops[-1]), loc_of(ops[-1])) == ("n4.box0", "m.py:9")
+    assert [m.name for m in ops[1:]] == ([] if op == "local_chunk" else ["comm.wait"])
 
 
 def test_every_start_is_followed_by_its_wait() -> None:
     module = lower("a = P(sum), b = S(0)", "a = B, b = S(1)")
-    found = steps(module)
-    starts = [op for op in found if isinstance(op, CollectiveOp)]
+    ops = steps(module)
+    starts = [op for op in ops if isinstance(op, CollectiveOp)]
     assert len(starts) >= 2
     for start in starts:
         wait = start.next_op
         assert isinstance(wait, WaitOp)
         assert wait.operands[0] is start.results[0]
-    assert len({id_of(op) for op in found}) == len(found)
-    for op in found:
+    assert len({id_of(op) for op in ops}) == len(ops)
+    for op in ops:
         sbp = op.attributes["sbp"]
         assert isinstance(sbp, ArrayAttr)
         assert all(isinstance(p, PlacementAttr) for p in sbp)

@@ -29,11 +29,11 @@ def lowered(module: nn.Module, x: torch.Tensor) -> tuple[Any, torch.Tensor]:
     LowerExternsPass().apply(Context(), program)
     program.verify()
     names = dict(module.named_parameters())
-    given = [
+    inputs = [
         x if role == "input" else names[name].detach()
         for role, name, _ in arguments(entry(program))
     ]
-    return program, execute(program, given)[0]
+    return program, execute(program, inputs)[0]
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -51,9 +51,9 @@ def test_one_dim(
     options: Any = {"stride": stride, "dilation": dilation, "padding": padding, "groups": groups}
     module = nn.ConvTranspose1d(4, 6, taps, output_padding=extra, **options).double()
     x = torch.randn(2, 4, 11).double()
-    program, found = lowered(module, x)
+    program, output = lowered(module, x)
     assert not any(isinstance(op, ExternOp) for op in program.walk())
-    torch.testing.assert_close(found, module(x))
+    torch.testing.assert_close(output, module(x))
 
 
 def test_no_product_with_zero_is_made() -> None:
@@ -84,13 +84,13 @@ def test_kernels(module: nn.Module, shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
     with torch.no_grad():
         fast = irc.compile(module)
-        found = fast(x)
+        output = fast(x)
         dispatcher: Any = dispatcher_of(fast)
         (version,) = dispatcher.versions
         assert not [a.op for a in version._executor.plan.actions if hasattr(a, "op")]
         wanted = module.double()(x.double())
         module.float()
-    assert float((found - wanted).abs().max() / wanted.abs().max()) < 2e-6
+    assert float((output - wanted).abs().max() / wanted.abs().max()) < 2e-6
 
 
 def test_gradients_of_convolutions() -> None:
@@ -118,8 +118,8 @@ def test_onnx_crops_its_ends_apart() -> None:
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     onnx.checker.check_model(model)
-    (found,) = irc.onnx.InferenceSession(model).run(None, {"x": x})
+    (output,) = irc.onnx.InferenceSession(model).run(None, {"x": x})
     full = torch.nn.functional.conv_transpose2d(
         torch.from_numpy(x), torch.from_numpy(w), torch.from_numpy(bias), (2, 3), (0, 0), (1, 1)
     )
-    torch.testing.assert_close(torch.from_numpy(found), full[:, :, 1:12, :16])
+    torch.testing.assert_close(torch.from_numpy(output), full[:, :, 1:12, :16])

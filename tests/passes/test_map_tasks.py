@@ -42,9 +42,9 @@ class Graph:
                 [self.unary, self.binary, self.binary, self.reduce, self.reduce, self.reshape,
                  self.transpose, self.slice, self.broadcast, self.contract, self.take, self.where]
             )  # fmt: skip
-            made = step(self.pick())
-            if made is not None and max(tensor(made).static_shape(), default=1) < 200:
-                self.values.append(made)
+            value = step(self.pick())
+            if value is not None and max(tensor(value).static_shape(), default=1) < 200:
+                self.values.append(value)
 
     def pick(self) -> SSAValue:
         """Prefer values made lately."""
@@ -122,8 +122,8 @@ class Graph:
                 right = letters[-1] + "xyzw"[: len(other) - 1]
                 result = list(letters[:-1] + right[1:])
                 self.random.shuffle(result)
-                made = f"{letters},{right}->{''.join(result)}"
-                return self.b.op(ContractOp, [x, y], spec=made) if len(result) < 5 else None
+                spec = f"{letters},{right}->{''.join(result)}"
+                return self.b.op(ContractOp, [x, y], spec=spec) if len(result) < 5 else None
         return None
 
     def take(self, x: SSAValue) -> SSAValue | None:
@@ -136,8 +136,8 @@ class Graph:
         return self.b.op(TakeOp, [x, index], dim=dim)
 
     def module(self) -> ModuleOp:
-        made = self.values[len(self.block.args) :]
-        results = self.random.sample(made, min(3, len(made)))
+        computed = self.values[len(self.block.args) :]
+        results = self.random.sample(computed, min(3, len(computed)))
         return ModuleOp([finish_function("forward", self.block, results)])
 
 
@@ -248,8 +248,8 @@ def test_matmul_over_windows_copies_what_walks_two_dims_in_turn(swapped: bool, t
     def body(b: FlowBuilder, image: SSAValue, x: SSAValue) -> list[SSAValue]:
         parts = b.reshape(image, (3, 2, 4, 5, 7))
         windows = b.reshape(b.op(TransposeOp, [parts], perm=(0, 2, 1, 3, 4)), (12, 10, 7))
-        given = [windows, x] if swapped else [x, windows]
-        return [b.op(ContractOp, given, spec="abz,aby->zy")]
+        operands = [windows, x] if swapped else [x, windows]
+        return [b.op(ContractOp, operands, spec="abz,aby->zy")]
 
     module = build([(3, 2, 20, 7), (12, 10, 6)], body)
     assert lowered(module, FusePass(), MapTasksPass(target))[-1] < 1e-12
@@ -346,10 +346,10 @@ def test_gathers_read_through_views(dim: int) -> None:
 def test_reductions_of_every_function_and_dtype() -> None:
     def body(b: FlowBuilder, x: SSAValue, i: SSAValue, h: SSAValue) -> list[SSAValue]:
         positive = b.pointwise("gt", x, b.scalar(0.0, "f32"))
-        made = [b.reduce(fn, positive, [1], keep_dims=False) for fn in ("any", "all")]
-        made += [b.reduce(fn, x, [1], keep_dims=True) for fn in ("sum", "prod", "max", "min")]
-        made += [b.reduce(fn, i, [0], keep_dims=False) for fn in ("sum", "max")]
-        return [*made, b.reduce("sum", h, [0, 1], keep_dims=True)]
+        reduced = [b.reduce(fn, positive, [1], keep_dims=False) for fn in ("any", "all")]
+        reduced += [b.reduce(fn, x, [1], keep_dims=True) for fn in ("sum", "prod", "max", "min")]
+        reduced += [b.reduce(fn, i, [0], keep_dims=False) for fn in ("sum", "max")]
+        return [*reduced, b.reduce("sum", h, [0, 1], keep_dims=True)]
 
     module = build([(5, 7), (5, 7), (5, 7)], body, "f32 i64 bf16")
     assert lowered(module, FusePass(), MapTasksPass())[-1] < 1e-12

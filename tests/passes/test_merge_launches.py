@@ -94,15 +94,15 @@ def test_two_are_left_and_so_is_another_body() -> None:
 
 def test_what_reads_another_comes_after_it() -> None:
     """A chain of equal kernels is no set of parts."""
-    found = merged(program(three("k0", "k1", "k2", operands=("%x", "%a", "%b"))))
-    assert found == ["k0", "k1", "k2"]
+    launched = merged(program(three("k0", "k1", "k2", operands=("%x", "%a", "%b"))))
+    assert launched == ["k0", "k1", "k2"]
 
 
 def test_a_reader_in_between_ends_the_run() -> None:
     lines = three("k0", "k1", "k2") + "\n" + launch("%d", "k3", "%b")
     lines += "".join("\n" + launch(f"%e{i}", "k0", "%d") for i in range(3))
-    found = merged(program(lines, "%a, %b, %c, %d, %e0, %e1, %e2"))
-    assert found == ["k0_each", "k3", "k0_each1"]
+    launched = merged(program(lines, "%a, %b, %c, %d, %e0, %e1, %e2"))
+    assert launched == ["k0_each", "k3", "k0_each1"]
 
 
 def test_kernels_that_reduce_look_up_or_read_a_transpose_are_no_parts() -> None:
@@ -144,12 +144,12 @@ def test_an_unknown_target_is_refused() -> None:
 
 
 def training(target: str, module: nn.Module, *args: torch.Tensor) -> ModuleOp:
-    found = training_program(
+    training_step = training_program(
         capture(module, args).program, trainable=module, optimizer="adamw", loss=""
     )
     backend = "cpu" if target == "cpu" else "triton"
-    run_passes(found.module, default_pipeline(Options(backend=backend, target=target)))
-    return found.module
+    run_passes(training_step.module, default_pipeline(Options(backend=backend, target=target)))
+    return training_step.module
 
 
 @pytest.mark.parametrize("target", ["cpu", "sm_90"])

@@ -84,8 +84,8 @@ def test_with_prices_a_wait_comes_when_its_collective_has_ended() -> None:
     def seconds(op: Operation) -> float:
         return 2.5 if isinstance(op, comm.CollectiveOp) else 0.0 if op.name == "comm.wait" else 1.0
 
-    found = scheduled(entry(module).body.block, seconds, 4)
-    names = [op.attributes["id"].data for op in found]
+    order = scheduled(entry(module).body.block, seconds, 4)
+    names = [op.attributes["id"].data for op in order]
     # Three ops cover the collective; then its reader, the later of the two by its own place.
     assert names.index("n1") == 4
 
@@ -106,12 +106,12 @@ def test_a_link_is_kept_busy_while_a_long_op_runs(
     def seconds(op: Operation) -> float:
         return 2.0 if isinstance(op, comm.CollectiveOp) else 7.0 * (op.name == "task.launch")
 
-    found = scheduled(entry(module).body.block, seconds)
+    order = scheduled(entry(module).body.block, seconds)
     # Four keep it busy for eight seconds of seven. What is gathered would be held meanwhile: the
     # next one is read seven seconds later, and takes two.
-    first = next(i for i, op in enumerate(found) if op.name == "task.launch")
-    assert sum(isinstance(op, comm.CollectiveOp) for op in found[:first]) == early
-    waits = [op for op in found if isinstance(op, comm.WaitOp)]
+    first = next(i for i, op in enumerate(order) if op.name == "task.launch")
+    assert sum(isinstance(op, comm.CollectiveOp) for op in order[:first]) == early
+    waits = [op for op in order if isinstance(op, comm.WaitOp)]
     assert len(waits) == 6
 
 
@@ -126,11 +126,11 @@ def test_what_leads_to_a_long_collective_goes_first() -> None:
     def seconds(op: Operation) -> float:
         return {"comm.all_reduce": 2.0, "task.launch": 1.0}.get(op.name, 0.0)
 
-    found = scheduled(entry(module).body.block, seconds)
-    assert [op.attributes["id"].data for op in found[:2]] == ["n3", "n4"]
+    order = scheduled(entry(module).body.block, seconds)
+    assert [op.attributes["id"].data for op in order[:2]] == ["n3", "n4"]
     # Where it takes the link less than the op takes, nothing ends sooner: the text's order stays.
-    costs = {op: seconds(op) for op in found}
-    costs |= {op: 0.5 for op in found if isinstance(op, comm.CollectiveOp)}
+    costs = {op: seconds(op) for op in order}
+    costs |= {op: 0.5 for op in order if isinstance(op, comm.CollectiveOp)}
     short = scheduled(entry(module).body.block, costs.__getitem__)
     assert [op.attributes["id"].data for op in short[:3]] == ["n0", "n1", "n2"]
 
@@ -171,12 +171,12 @@ def test_every_operand_comes_first(
     before = ids(module)
     block = entry(module).body.block
     price = {op: costs[i % 60] for i, op in enumerate(block.ops)}
-    found = scheduled(block, price.__getitem__, in_flight)
+    order = scheduled(block, price.__getitem__, in_flight)
     done: set[Operation] = set()
     pending = 0
-    for op in found:
+    for op in order:
         assert all(not isinstance(v.owner, Operation) or v.owner in done for v in op.operands)
         done.add(op)
         pending += isinstance(op, comm.CollectiveOp) - isinstance(op, comm.WaitOp)
         assert in_flight is None or pending <= in_flight
-    assert len(found) == len(before)
+    assert len(order) == len(before)

@@ -46,12 +46,12 @@ def packed_and_run(proto: onnx.ModelProto, x: Array) -> tuple[int, Array]:
     for each in (CanonicalizePass(), PackQuantizedPass()):
         each.apply(context(), program.module)
     program.module.verify()
-    given = [
+    inputs = [
         torch.from_numpy(x) if role == "input" else program.tensors[name]
         for role, name, _ in arguments(entry(program.module))
     ]
     count = sum(isinstance(op, PackedContractOp) for op in program.module.walk())
-    return count, execute(program.module, given)[0].numpy()
+    return count, execute(program.module, inputs)[0].numpy()
 
 
 @pytest.mark.parametrize("zeros", [(0, 0), (3, 0), (7, 5)])
@@ -64,9 +64,9 @@ def test_matmul_integer_is_exact(a: str, b: str, sizes: Any, zeros: Any) -> None
     stored = {"w": w, "zx": BYTES[a][0](zeros[0]), "zw": BYTES[b][0](zeros[1])}
     expected = (x.astype(np.int64) - zeros[0]) @ (w.astype(np.int64) - zeros[1])
     proto = model([node], x, stored)
-    count, found = packed_and_run(proto, x)
+    count, interpreted = packed_and_run(proto, x)
     assert count == 1
-    assert (found == expected).all()
+    assert (interpreted == expected).all()
     (compiled,) = irc.onnx.InferenceSession(proto).run(None, {"x": x})
     assert (compiled == expected).all()
 
@@ -76,9 +76,9 @@ def test_zero_points_of_rows_and_columns() -> None:
     zx, zw = some_bytes("u8", 6), some_bytes("u8", 7)
     node = helper.make_node("MatMulInteger", ["x", "w", "zx", "zw"], ["y"])
     expected = (x.astype(int) - zx[:, None].astype(int)) @ (w.astype(int) - zw.astype(int))
-    count, found = packed_and_run(model([node], x, {"w": w, "zx": zx, "zw": zw}), x)
+    count, interpreted = packed_and_run(model([node], x, {"w": w, "zx": zx, "zw": zw}), x)
     assert count == 1
-    assert (found == expected).all()
+    assert (interpreted == expected).all()
 
 
 def quantised(x: Array, scale: float, zero: int) -> Array:
@@ -123,11 +123,11 @@ def test_convolution_between_quantised_sides(
     exact = exact + (bias * bias_scale.astype(np.float64))[:, None, None]
     expected = quantised(np.maximum(exact, 0), 0.05, 3)
     proto = model(nodes, x, stored)
-    packed, found = packed_and_run(proto, x)
+    packed, interpreted = packed_and_run(proto, x)
     assert packed == 1
     (compiled,) = irc.onnx.InferenceSession(proto).run(None, {"x": x})
     apart = np.abs(np.maximum(exact, 0) / 0.05 % 1 - 0.5)
-    for result in (found, compiled):
+    for result in (interpreted, compiled):
         steps = np.abs(result.astype(np.float64) - expected)
         assert steps.max() <= 1
         assert not steps[apart > 2e-4].any()
@@ -146,10 +146,10 @@ def test_matmul_of_few_bits_is_packed() -> None:
     stored = {"w": q[..., 0::2] | q[..., 1::2] << 4, "s": scales.reshape(-1)}
     proto = model([node], x, stored)
     proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    count, found = packed_and_run(proto, x)
+    count, interpreted = packed_and_run(proto, x)
     dense = ((q.astype(np.float64) - 8) * scales[..., None]).reshape(n, k)
     assert count == 1
-    np.testing.assert_allclose(found, x @ dense.T, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(interpreted, x @ dense.T, rtol=1e-5, atol=1e-5)
 
 
 def test_every_operand_of_a_packed_product_may_need_a_copy() -> None:
@@ -171,11 +171,11 @@ def test_every_operand_of_a_packed_product_may_need_a_copy() -> None:
     }  # fmt: skip
     proto = model([heads, turn, back, node], x, stored)
     proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    (found,) = irc.onnx.InferenceSession(proto.SerializeToString()).run(None, {"x": x})
+    (compiled,) = irc.onnx.InferenceSession(proto.SerializeToString()).run(None, {"x": x})
     dense = ((q.astype(np.float64) - zeros[..., None]) * scales[..., None]).reshape(n, k)
     rows = x.reshape(2, 4, 7, 8).transpose(0, 2, 1, 3).reshape(2, 7, 32)
     wanted = rows @ dense.T
-    assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
+    assert np.abs(compiled - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 
 def test_declines_scales_that_change_along_the_sum_of_bytes() -> None:
@@ -185,11 +185,11 @@ def test_declines_scales_that_change_along_the_sum_of_bytes() -> None:
     wide = helper.make_node("DequantizeLinear", ["w", "ws"], ["wd"])
     product = helper.make_node("MatMul", ["d", "wd"], ["y"])
     stored = {"xs": RNG.random(8).astype(np.float32), "w": w, "ws": np.float32(0.5)}
-    count, found = packed_and_run(model([scale, wide, product], x, stored), x)
+    count, interpreted = packed_and_run(model([scale, wide, product], x, stored), x)
     # The weight alone is packed: x is a float in every sense.
     assert count == 1
     expected = (x * stored["xs"]).astype(np.float64) @ (w * 0.5)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(interpreted, expected, rtol=1e-5)
     both = helper.make_node("MatMul", ["d", "d2"], ["y"])
     turn = helper.make_node("Transpose", ["d"], ["d2"])
     count, _ = packed_and_run(model([scale, turn, both], x, {"xs": stored["xs"]}), x)
@@ -206,16 +206,16 @@ def test_quantised_convolutions_of_the_older_form(dtype: str, stride: int, pad: 
         "xs": np.float32(0.5), "xz": BYTES[dtype][0](3), "w": w, "ws": scales.astype(np.float32),
         "wz": np.zeros(7, np.int8), "ys": np.float32(1.25), "yz": BYTES[dtype][0](9), "b": bias,
     }  # fmt: skip
-    given = ["x", "xs", "xz", "w", "ws", "wz", "ys", "yz", "b"]
+    input_names = ["x", "xs", "xz", "w", "ws", "wz", "ys", "yz", "b"]
     window: dict[str, Any] = {"strides": [stride] * 2, "pads": [pad] * 4}
-    proto = model([helper.make_node("QLinearConv", given, ["y"], **window)], x, stored)
+    proto = model([helper.make_node("QLinearConv", input_names, ["y"], **window)], x, stored)
     sums = exact_sums(x, 3, w, stride, pad) + bias[:, None, None]
     steps = sums * (0.5 * scales.astype(np.float32).astype(float) / 1.25)[:, None, None]
     expected = np.clip(np.rint(steps) + 9, *(BYTES[dtype][1], BYTES[dtype][2] - 1))
-    count, found = packed_and_run(proto, x)
+    count, interpreted = packed_and_run(proto, x)
     assert count == 1
     (compiled,) = irc.onnx.InferenceSession(proto).run(None, {"x": x})
-    for result in (found, compiled):
+    for result in (interpreted, compiled):
         assert np.abs(result.astype(float) - expected).max() <= 1
         assert (result != expected).mean() < 0.01
 
@@ -246,10 +246,10 @@ def test_convolutions_of_groups_are_exact(dtype: str, groups: int, depth: int, o
     sums = torch.nn.functional.conv2d(
         image, torch.from_numpy(w.astype(float)), stride=(1, 2), dilation=(2, 1), groups=groups
     ).numpy()
-    count, found = packed_and_run(proto, x)
+    count, interpreted = packed_and_run(proto, x)
     (compiled,) = irc.onnx.InferenceSession(proto).run(None, {"x": x})
     assert count == 1
-    assert (found == sums).all()
+    assert (interpreted == sums).all()
     assert (compiled == sums).all()
 
 
@@ -262,7 +262,7 @@ def test_depthwise_about_a_zero_point_of_the_call(kernel: int) -> None:
         helper.make_node("ConvInteger", ["q", "w", "z"], ["y"], pads=[kernel // 2] * 4, group=200),
     ]
     proto = model(nodes, x, {"w": w})
-    count, found = packed_and_run(proto, x)
+    count, interpreted = packed_and_run(proto, x)
     low, high = min(float(x.min()), 0.0), max(float(x.max()), 0.0)
     scale = np.float32(high - low) / np.float32(255)
     zero = int(np.rint(-np.float32(low) / scale))
@@ -272,7 +272,7 @@ def test_depthwise_about_a_zero_point_of_the_call(kernel: int) -> None:
     ).numpy()
     (compiled,) = irc.onnx.InferenceSession(proto).run(None, {"x": x})
     assert count == 2
-    for result in (found, compiled):
+    for result in (interpreted, compiled):
         assert (result == sums).all()
 
 
@@ -282,10 +282,10 @@ def test_conv_integer_is_exact(dtype: str, pad: int) -> None:
     x, w = some_bytes(dtype, 2, 5, 9, 8), some_bytes("i8", 7, 5, 3, 3)
     node = helper.make_node("ConvInteger", ["x", "w", "xz"], ["y"], pads=[pad] * 4)
     proto = model([node], x, {"w": w, "xz": BYTES[dtype][0](3)})
-    count, found = packed_and_run(proto, x)
+    count, interpreted = packed_and_run(proto, x)
     (compiled,) = irc.onnx.InferenceSession(proto).run(None, {"x": x})
     assert count == 1
-    for result in (found, compiled):
+    for result in (interpreted, compiled):
         assert (result == exact_sums(x, 3, w, 1, pad)).all()
 
 
@@ -297,12 +297,12 @@ def test_conv_integer_about_a_zero_point_of_the_call() -> None:
         helper.make_node("ConvInteger", ["q", "w", "z"], ["y"], pads=[1] * 4),
     ]
     proto = model(nodes, x, {"w": w})
-    count, found = packed_and_run(proto, x)
+    count, interpreted = packed_and_run(proto, x)
     low, high = min(float(x.min()), 0.0), max(float(x.max()), 0.0)
     scale = np.float32(high - low) / np.float32(255)
     zero = int(np.rint(-np.float32(low) / scale))
     q = np.clip(np.rint(x / scale) + zero, 0, 255)
     (compiled,) = irc.onnx.InferenceSession(proto).run(None, {"x": x})
     assert count == 2  # and the sums of the weight inside, which are made once
-    for result in (found, compiled):
+    for result in (interpreted, compiled):
         assert (result == exact_sums(q, zero, w, 1, 1)).all()

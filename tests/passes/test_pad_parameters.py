@@ -70,22 +70,22 @@ def step(module: nn.Module, passes: str = "") -> tuple[Program, list[torch.Tenso
         run_passes(program.module, parse_passes(f"canonicalize,{passes}"))
     # The optimiser's states take the shapes of the padded parameters.
     program = training_program(program, optimizer={"kind": "adamw", "clip_norm": 0.5})
-    given = dict(zip(program.input_names, (X, Y, LR), strict=True))
-    return program, program.bind(given)
+    inputs = dict(zip(program.input_names, (X, Y, LR), strict=True))
+    return program, program.bind(inputs)
 
 
 def check(module: nn.Module, mesh: str, layout: str = "", pins: str = "") -> Program:
     """Hold a step on a mesh against the step of one device; return it, placed."""
-    plain, given = step(module)
-    wanted = run_function(plain.module, given, dtype=torch.float64)
+    plain, inputs = step(module)
+    wanted = run_function(plain.module, inputs, dtype=torch.float64)
     chosen = f'mesh="{mesh}" layout="{layout}" pins="{pins}"'
-    program, given = step(module, f"pad-parameters{{{chosen}}}")
-    given = padded_inputs(program.module, given)
+    program, inputs = step(module, f"pad-parameters{{{chosen}}}")
+    inputs = padded_inputs(program.module, inputs)
     more = f"{chosen} cluster=demo-gpus report=false"
     run_passes(program.module, parse_passes(f"canonicalize,auto-shard{{{more}}},lower-boxing"))
     program.module.verify()
-    made = run_spmd(program.module, given, Mesh.parse(mesh), dtype=torch.float64)
-    for (_, name), value, want in zip(results(entry(program.module)), made, wanted, strict=True):
+    outputs = run_spmd(program.module, inputs, Mesh.parse(mesh), dtype=torch.float64)
+    for (_, name), value, want in zip(results(entry(program.module)), outputs, wanted, strict=True):
         if want.ndim:
             assert not value[len(want) :].any(), name
             value = value[: len(want)]
@@ -173,7 +173,7 @@ def test_irc_check_sees_no_padding(tmp_path: Path) -> None:
 def test_irc_check_sees_no_padding_of_states(tmp_path: Path) -> None:
     """Of a step, whose parameters and states are padded."""
     plan, linear = tmp_path / "plan", nn.Linear(7, 11).train()
-    given, options = (torch.randn(4, 7), torch.arange(4)), {"mesh": "data=2", "layout": "fsdp"}
+    batch, options = (torch.randn(4, 7), torch.arange(4)), {"mesh": "data=2", "layout": "fsdp"}
     trained = {"optimizer": "adamw", "loss": F.cross_entropy, "cluster": "demo-gpus"}
-    irc.export_plan(linear, given, out=plan, **options, **trained)
+    irc.export_plan(linear, batch, out=plan, **options, **trained)
     assert "every stage agrees" in str(check_plan(str(plan)))

@@ -68,28 +68,31 @@ def test_gradients_are_torchs(policy: str, layers: int) -> None:
         program_of(module, TOKENS, TARGETS), optimizer=None, recompute=policy
     )
     program.module.verify()
-    found = gradients(run(program, TOKENS, TARGETS))
+    named_gradients = gradients(run(program, TOKENS, TARGETS))
     with all_double():
         _, wanted = torch_gradients(module, lambda m: m(TOKENS, TARGETS))
-    assert found.keys() == {name for name in wanted if name in found} and found
-    for name, value in found.items():
+    assert (
+        named_gradients.keys() == {name for name in wanted if name in named_gradients}
+        and named_gradients
+    )
+    for name, value in named_gradients.items():
         torch.testing.assert_close(value, wanted[name], rtol=1e-9, atol=1e-9, msg=name)
 
 
 def test_what_is_saved_falls_as_the_closed_forms_say() -> None:
     """34 + 5 a s / h, 34 and 2 bytes of ``s b h`` in half precision, of one layer on one device."""
-    size, heads, found = (2, 256, 128), 4, dict[str, float]()
+    size, heads, saved = (2, 256, 128), 4, dict[str, float]()
     for policy in ("none", "cheap", "selective", "full"):
         with torch.device("meta"):
             module, x = Stack(128, heads, 2).bfloat16(), torch.empty(size, dtype=torch.bfloat16)
         program = training_program(program_of(module, x), optimizer=None, recompute=policy)
-        found[policy] = saved_bytes(program.module)["block_0_forward"] / x.numel()
+        saved[policy] = saved_bytes(program.module)["block_0_forward"] / x.numel()
     scores = heads * 256 / 128
     # Half of cheap's savings are the operands of products that pointwise ops give.
-    assert found["none"] == pytest.approx(34 + 5 * scores, rel=0.05)
-    assert found["cheap"] == pytest.approx(22 + 3 * scores, rel=0.05)
-    assert found["selective"] == pytest.approx(34, rel=0.05)
-    assert found["full"] == pytest.approx(2, rel=0.05)
+    assert saved["none"] == pytest.approx(34 + 5 * scores, rel=0.05)
+    assert saved["cheap"] == pytest.approx(22 + 3 * scores, rel=0.05)
+    assert saved["selective"] == pytest.approx(34, rel=0.05)
+    assert saved["full"] == pytest.approx(2, rel=0.05)
 
 
 @pytest.mark.parametrize("policy", ["selective", "full"])
@@ -102,11 +105,11 @@ def test_random_ops_draw_the_same_again(policy: str) -> None:
         if isinstance(op, RandomOp):
             drawn[phase_of(op)].append(value)
 
-    given = program.bind({program.input_names[0]: X})
-    found = run_function(program.module, given, dtype=torch.float64, trace=trace)
+    inputs = program.bind({program.input_names[0]: X})
+    outputs = run_function(program.module, inputs, dtype=torch.float64, trace=trace)
     saved = training_program(program_of(dropping(), X), optimizer=None)
-    wanted = run_function(saved.module, given, dtype=torch.float64)
-    for value, want in zip(found, wanted, strict=True):
+    wanted = run_function(saved.module, inputs, dtype=torch.float64)
+    for value, want in zip(outputs, wanted, strict=True):
         torch.testing.assert_close(value, want, rtol=1e-10, atol=1e-12)
     assert len(drawn["backward"]) == (9 if policy == "full" else 3)
     for value in drawn["backward"]:
@@ -117,12 +120,12 @@ def test_random_ops_draw_the_same_again(policy: str) -> None:
 def test_every_rank_runs_the_same_collectives_again(policy: str) -> None:
     """T-37: recomputed ops are the program's, so no rank skips a collective: all agree."""
     program = training_program(program_of(dropping(2), X), optimizer=None, recompute=policy)
-    given = program.bind({program.input_names[0]: X})
-    wanted = run_function(program.module, given, dtype=torch.float64)
+    inputs = program.bind({program.input_names[0]: X})
+    wanted = run_function(program.module, inputs, dtype=torch.float64)
     shard = 'canonicalize,auto-shard{mesh="tensor=2" cluster=demo-gpus report=false},lower-boxing'
     run_passes(program.module, parse_passes(shard))
-    found = run_spmd(program.module, given, Mesh.parse("tensor=2"), dtype=torch.float64)
-    for value, want in zip(found, wanted, strict=True):
+    outputs = run_spmd(program.module, inputs, Mesh.parse("tensor=2"), dtype=torch.float64)
+    for value, want in zip(outputs, wanted, strict=True):
         torch.testing.assert_close(value, want, rtol=1e-6, atol=1e-8)
 
 
@@ -176,8 +179,11 @@ def test_text_form_and_pass_options() -> None:
 
 def test_blocks_may_have_policies_of_their_own() -> None:
     program = training_program(program_of(small_gpt(2), TOKENS, TARGETS), optimizer=None)
-    made = apply_policies(program.module, "none", {"block_0_forward": "full"})
-    assert {d.function: d.policy for d in made} == {"block_0_forward": "full", "forward": "none"}
+    decisions = apply_policies(program.module, "none", {"block_0_forward": "full"})
+    assert {d.function: d.policy for d in decisions} == {
+        "block_0_forward": "full",
+        "forward": "none",
+    }
 
 
 def test_a_glob_that_matches_nothing_is_refused() -> None:
@@ -198,8 +204,8 @@ def test_what_a_library_draws_is_saved() -> None:
             return (self.up(F.dropout(self.up(x), 0.5, True)) ** 2).mean()
 
     program = training_program(program_of(Noisy(), X), optimizer=None, recompute="full")
-    found, wanted = (run(program, X) for _ in range(2))
-    for key, value in found.items():
+    outputs, wanted = (run(program, X) for _ in range(2))
+    for key, value in outputs.items():
         torch.testing.assert_close(value, wanted[key], rtol=0, atol=0)
 
 
@@ -208,14 +214,14 @@ def test_auto_takes_the_cheapest_policy_that_fits() -> None:
     tokens = torch.randint(0, 96, (8, 64))
     program = training_program(program_of(small_gpt(4, block=64), tokens, tokens), optimizer=None)
     need = held_alone(program.module).num_bytes
-    found: dict[str, int] = {}
+    saved: dict[str, int] = {}
     for name, memory in {"ample": 2 * need, "short": need * 6 // 10}.items():
         module = program.module.clone()
         (auto,) = parse_passes(f"recompute{{policy=auto memory_bytes={memory}}}")
         auto.apply(context(), module)
-        found[name] = saved_bytes(module)["block_0_forward"]
+        saved[name] = saved_bytes(module)["block_0_forward"]
         assert held_alone(module).num_bytes <= memory
-    assert found["short"] < found["ample"] / 5
+    assert saved["short"] < saved["ample"] / 5
 
 
 def test_the_pipeline_takes_a_policy() -> None:

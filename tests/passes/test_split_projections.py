@@ -96,9 +96,9 @@ def captured(module: nn.Module) -> tuple[Program, torch.Tensor]:
 def difference(program: Program, x: torch.Tensor, wanted: torch.Tensor) -> float:
     """Return the largest difference, of the largest value: sums are added in another order."""
     tensors = cut(slices_in(entry(program.module)), program.tensors)
-    given = [x if role == "input" else tensors[name]
+    inputs = [x if role == "input" else tensors[name]
              for role, name, _ in arguments(entry(program.module))]  # fmt: skip
-    return float((execute(program.module, given)[0] - wanted).abs().max() / wanted.abs().max())
+    return float((execute(program.module, inputs)[0] - wanted).abs().max() / wanted.abs().max())
 
 
 @pytest.mark.parametrize("layers", [1, 2])

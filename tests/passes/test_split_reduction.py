@@ -43,8 +43,8 @@ def run(module: ModuleOp, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     (func,) = [op for op in module.body.block.ops if isinstance(op, FuncOp)]
     values = dict(zip(func.body.block.args, inputs, strict=True))
     for op in launches(module):
-        found = run_launch(op, module, [values[v] for v in op.inputs], torch.float64)
-        values.update(zip(op.outputs, found, strict=True))
+        outputs = run_launch(op, module, [values[v] for v in op.inputs], torch.float64)
+        values.update(zip(op.outputs, outputs, strict=True))
     return [values[v] for v in func.body.block.last_op.operands]
 
 
@@ -62,8 +62,8 @@ def test_parts_give_the_same_numbers(dtype: str, shape: dict) -> None:
     run_passes(module, [SplitReductionPass(target="sm_90")])
     module.verify()
     assert len(launches(module)) == 2
-    (found,) = run(module, inputs)
-    torch.testing.assert_close(found.double(), wanted[0], rtol=1e-10, atol=1e-9)
+    (output,) = run(module, inputs)
+    torch.testing.assert_close(output.double(), wanted[0], rtol=1e-10, atol=1e-9)
 
 
 def test_the_epilogue_is_of_the_whole_sum() -> None:

@@ -175,9 +175,9 @@ def test_the_op_that_had_an_id_keeps_it() -> None:
         first, second, _ = ops(module)
         value = first.results[0]
         for _ in range(2):
-            made = carry(PointwiseOp.make([value], [value.type], fn="neg"), first)
-            entry(module).body.block.insert_op_before(made, second)
-            value = made.results[0]
+            negation = carry(PointwiseOp.make([value], [value.type], fn="neg"), first)
+            entry(module).body.block.insert_op_before(negation, second)
+            value = negation.results[0]
         second.operands = [value]
 
     module = load(PROGRAM)
@@ -194,8 +194,8 @@ def test_levels_are_told_from_text() -> None:
     run_passes(task, default_pipeline(Options()))
     fused = load(PROGRAM)
     run_passes(fused, irc.plugin.parse_passes("fuse"))
-    found = [levels_of(m) for m in (load(PROGRAM), load(FLOW_SBP), load(SPMD), fused, task)]
-    assert found == [("flow", "spmd"), ("flow+sbp",), ("spmd",), ("spmd",), ("task",)]
+    levels = [levels_of(m) for m in (load(PROGRAM), load(FLOW_SBP), load(SPMD), fused, task)]
+    assert levels == [("flow", "spmd"), ("flow+sbp",), ("spmd",), ("spmd",), ("task",)]
     assert levels_of(load("builtin.module {}")) == ("flow", "flow+sbp", "spmd", "task")
 
 
@@ -281,11 +281,11 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "passes",
     [("first", "second", "third"), ("second", "first", "third"), ("first,second", "third")],
 )
-def test_they_go_behind_each_other_in_any_order(given: tuple[str, ...]) -> None:
-    names = [each.name for each in default_pipeline(Options(passes=given))]
+def test_they_go_behind_each_other_in_any_order(passes: tuple[str, ...]) -> None:
+    names = [each.name for each in default_pipeline(Options(passes=passes))]
     assert names[:4] == ["canonicalize", "first", "second", "third"]
 
 
@@ -308,10 +308,10 @@ def test_what_no_pipeline_can_run_is_refused(text: str, code: str, says: str, me
         assert vars(default_pipeline(Options(passes=("needs{count=2}",)))[3])["count"] == 2
 
 
-@pytest.mark.parametrize("given", ["first", [Foreign], [Foreign()], [3], [""], 3, None])
-def test_names_are_text(given: object) -> None:
+@pytest.mark.parametrize("passes", ["first", [Foreign], [Foreign()], [3], [""], 3, None])
+def test_names_are_text(passes: object) -> None:
     with pytest.raises(IrcError, match="passes is a list of names") as caught:
-        names_option("passes", given)
+        names_option("passes", passes)
     assert caught.value.code == "option-value"
     assert names_option("rules", [Path("my.rules")]) == ("my.rules",)
 

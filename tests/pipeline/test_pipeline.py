@@ -139,10 +139,10 @@ PLUGINS: dict[str, type[ModulePass]] = {
 def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     find = irc.plugin.find_pass
 
-    def found(name: str) -> type[ModulePass]:
+    def find_with_plugins(name: str) -> type[ModulePass]:
         return PLUGINS.get(name) or find(name)
 
-    monkeypatch.setattr(irc.plugin, "find_pass", found)
+    monkeypatch.setattr(irc.plugin, "find_pass", find_with_plugins)
 
 
 def names(options: Options) -> list[str]:
@@ -245,7 +245,7 @@ def test_a_plugin_may_go_behind_a_pass_of_training() -> None:
 
 @pytest.mark.usefixtures("plugins")
 @pytest.mark.parametrize(
-    ("mesh", "given", "expected"),
+    ("mesh", "passes", "expected"),
     [
         ("", ["quiet"], [*FLOW, "quiet", *RANKS, *KERNELS]),
         ("", ["after-fuse"], [*FLOW, *RANKS, "after-fuse", *KERNELS]),
@@ -258,8 +258,8 @@ def test_a_plugin_may_go_behind_a_pass_of_training() -> None:
         ("", ["on-ranks"], [*FLOW, *RANKS, "on-ranks", *KERNELS]),
     ],
 )
-def test_plugins_go_where_they_say(mesh: str, given: Sequence[str], expected: list[str]) -> None:
-    assert names(Options(mesh=Mesh.parse(mesh), passes=tuple(given))) == [*expected, *MEMORY]
+def test_plugins_go_where_they_say(mesh: str, passes: Sequence[str], expected: list[str]) -> None:
+    assert names(Options(mesh=Mesh.parse(mesh), passes=tuple(passes))) == [*expected, *MEMORY]
 
 
 @pytest.mark.usefixtures("plugins")

@@ -155,9 +155,9 @@ class Task:
 def symbol(name: str):
     from xdsl.dialects.builtin import FlatSymbolRefAttr, SymbolRefAttr
 
-    made = SymbolRefAttr(name)
-    assert isinstance(made, SymbolRefAttr), FlatSymbolRefAttr
-    return made
+    reference = SymbolRefAttr(name)
+    assert isinstance(reference, SymbolRefAttr), FlatSymbolRefAttr
+    return reference
 
 
 def elementwise_kernel(name: str, fn: str, shape: Sequence[int], arity: int) -> task.KernelOp:

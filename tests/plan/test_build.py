@@ -38,10 +38,10 @@ def test_an_intermediate_lies_in_the_arena_and_the_result_does_not() -> None:
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 9), st.integers(0, 9)), max_size=12))
 @settings(max_examples=200, deadline=None)
 def test_buffers_alive_together_do_not_overlap(raw: list[tuple[int, int, int]]) -> None:
-    found = [Interval(size, min(a, b), max(a, b)) for size, a, b in raw]
-    offsets, total = assign_offsets(found)
-    assert total >= lower_bound_bytes(found)
-    places = list(zip(found, offsets, strict=True))
+    intervals = [Interval(size, min(a, b), max(a, b)) for size, a, b in raw]
+    offsets, total = assign_offsets(intervals)
+    assert total >= lower_bound_bytes(intervals)
+    places = list(zip(intervals, offsets, strict=True))
     for i, (x, at_x) in enumerate(places):
         assert at_x % 64 == 0
         assert at_x + x.size_bytes <= max(total, at_x)
@@ -84,18 +84,18 @@ def test_work_for_a_buffer_hardly_grows_with_the_others() -> None:
 
     def calls(count: int) -> float:
         buffers = [Interval(64 + 64 * (n % 7), n, 2 * count - n) for n in range(count)]
-        made = 0
+        num_calls = 0
 
         def called(*_: object) -> None:
-            nonlocal made
-            made += 1
+            nonlocal num_calls
+            num_calls += 1
 
         sys.setprofile(called)
         try:
             assign_offsets(buffers)
         finally:
             sys.setprofile(None)
-        return made / count
+        return num_calls / count
 
     assert calls(200) < 1.5 * calls(50)
 
@@ -115,9 +115,9 @@ def test_buffers_of_a_collective_in_flight_stay_alive() -> None:
     between = plan.actions[plan.actions.index(start) + 1]
     assert isinstance(between, Kernels)
     for call in between.calls:
-        made = plan.buffers[call.args[-1]]
+        output = plan.buffers[call.args[-1]]
         for offset, size in held:
-            assert made.offset + made.size_bytes <= offset or offset + size <= made.offset
+            assert output.offset + output.size_bytes <= offset or offset + size <= output.offset
 
 
 def test_views_are_aliases_with_offsets_that_add_up() -> None:
@@ -139,17 +139,22 @@ def test_results_that_own_no_memory_are_copied(case: str) -> None:
     t = Task()
     x = t.argument("input", "x", (4, 6))
     w = t.argument("parameter", "w", (4, 6))
-    made = t.pointwise("neg", x)
-    result = {"argument": x, "view": t.view(made, (6,), (1,), offset=6), "twice": made, "weight": w}
-    plan = build_plan(t.finish(made, result[case]))
+    negated = t.pointwise("neg", x)
+    result = {
+        "argument": x,
+        "view": t.view(negated, (6,), (1,), offset=6),
+        "twice": negated,
+        "weight": w,
+    }
+    plan = build_plan(t.finish(negated, result[case]))
     assert [type(a) for a in plan.actions] == [Kernels, Copy]
     verify_plan(plan)
 
 
 def test_a_reshaped_result_is_not_copied() -> None:
     t = Task()
-    made = t.pointwise("neg", t.argument("input", "x", (4, 6)))
-    plan = build_plan(t.finish(t.view(made, (24,), (1,))))
+    negated = t.pointwise("neg", t.argument("input", "x", (4, 6)))
+    plan = build_plan(t.finish(t.view(negated, (24,), (1,))))
     assert [type(a) for a in plan.actions] == [Kernels]
     assert plan.buffers[plan.outputs[0]].shape == (24,)
 

@@ -23,59 +23,63 @@ from tests.plan.programs import build_plan, mlp, sharded
 
 
 @pytest.fixture
-def made() -> LoadedPlan:
+def mlp_plan() -> LoadedPlan:
     plan = build_plan(mlp())
     kernels = {f"{kernel.name}.ll": f"; {kernel.name}\n" for kernel in plan.kernels}
     return make_plan(plan, ir={"00-capture.mlir": "builtin.module {}\n"}, kernels=kernels)
 
 
 @pytest.fixture
-def folder(made: LoadedPlan, tmp_path: Path) -> Path:
-    save_plan(tmp_path / "plan", made, tensors={"up.weight": torch.ones(6, 9)})
+def folder(mlp_plan: LoadedPlan, tmp_path: Path) -> Path:
+    save_plan(tmp_path / "plan", mlp_plan, tensors={"up.weight": torch.ones(6, 9)})
     return tmp_path / "plan"
 
 
-def test_what_is_saved_is_loaded(made: LoadedPlan, folder: Path) -> None:
+def test_what_is_saved_is_loaded(mlp_plan: LoadedPlan, folder: Path) -> None:
     loaded = load_plan(folder)
-    assert (loaded.plan, loaded.texts, loaded.hash) == (made.plan, made.texts, made.hash)
+    assert (loaded.plan, loaded.texts, loaded.hash) == (
+        mlp_plan.plan,
+        mlp_plan.texts,
+        mlp_plan.hash,
+    )
     assert list(loaded.ir()) == ["ir/00-capture.mlir"]
     assert loaded.kernel_sources()["relu_5x9"] == "; relu_5x9\n"
 
 
-def test_the_hash_does_not_depend_on_weights_or_place(made: LoadedPlan, tmp_path: Path) -> None:
-    one = save_plan(tmp_path / "one", made, tensors={"up.weight": torch.ones(6, 9)})
-    two = save_plan(tmp_path / "two", made, tensors={"up.weight": torch.zeros(6, 9)})
+def test_the_hash_does_not_depend_on_weights_or_place(mlp_plan: LoadedPlan, tmp_path: Path) -> None:
+    one = save_plan(tmp_path / "one", mlp_plan, tensors={"up.weight": torch.ones(6, 9)})
+    two = save_plan(tmp_path / "two", mlp_plan, tensors={"up.weight": torch.zeros(6, 9)})
     assert one == two == load_plan(tmp_path / "two").hash
-    assert str(tmp_path).encode() not in b"".join([*made.texts.values(), made.manifest])
-    other = make_plan(made.plan, ir={"00-capture.mlir": "// other\n"})
+    assert str(tmp_path).encode() not in b"".join([*mlp_plan.texts.values(), mlp_plan.manifest])
+    other = make_plan(mlp_plan.plan, ir={"00-capture.mlir": "// other\n"})
     assert other.hash != one
 
 
-def test_a_plan_packs_into_bytes(made: LoadedPlan) -> None:
-    data = pack(made)
-    assert unpack(data).hash == made.hash
+def test_a_plan_packs_into_bytes(mlp_plan: LoadedPlan) -> None:
+    data = pack(mlp_plan)
+    assert unpack(data).hash == mlp_plan.hash
     for broken in (data[:-1], data + b"x", data[:5], b"", b"\xff" * 64):
         with pytest.raises(IrcError, match="plan-corrupt"):
             unpack(broken)
 
 
-def test_an_existing_folder_is_kept(made: LoadedPlan, folder: Path) -> None:
+def test_an_existing_folder_is_kept(mlp_plan: LoadedPlan, folder: Path) -> None:
     before = (folder / "manifest.json").read_bytes()
     with pytest.raises(IrcError, match="output-exists"):
-        save_plan(folder, made)
+        save_plan(folder, mlp_plan)
     assert (folder / "manifest.json").read_bytes() == before
-    other = make_plan(made.plan)
+    other = make_plan(mlp_plan.plan)
     save_plan(folder, other, force=True)
     assert load_plan(folder).hash == other.hash
     assert not (folder / "ir").exists()
     assert [p.name for p in folder.parent.iterdir()] == ["plan"]
 
 
-def test_force_does_not_delete_what_is_no_plan(made: LoadedPlan, tmp_path: Path) -> None:
+def test_force_does_not_delete_what_is_no_plan(mlp_plan: LoadedPlan, tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_text("cat")
     with pytest.raises(IrcError, match="not folders of something else"):
-        save_plan(tmp_path / "photos", made, force=True)
+        save_plan(tmp_path / "photos", mlp_plan, force=True)
     assert (tmp_path / "photos" / "cat.jpg").exists()
     (tmp_path / "file").write_text("")
     with pytest.raises(IrcError, match="output-exists"):
@@ -83,25 +87,25 @@ def test_force_does_not_delete_what_is_no_plan(made: LoadedPlan, tmp_path: Path)
 
 
 def test_a_failure_leaves_nothing_behind(
-    made: LoadedPlan, folder: Path, monkeypatch: pytest.MonkeyPatch
+    mlp_plan: LoadedPlan, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Path, "write_bytes", _disk_full)
     with pytest.raises(IrcError, match="No space left"):
-        save_plan(folder.parent / "new", made)
+        save_plan(folder.parent / "new", mlp_plan)
     with pytest.raises(IrcError, match="No space left"):
-        save_plan(folder, make_plan(made.plan), force=True)
+        save_plan(folder, make_plan(mlp_plan.plan), force=True)
     assert [p.name for p in folder.parent.iterdir()] == ["plan"]
     monkeypatch.undo()
-    assert load_plan(folder).hash == made.hash
+    assert load_plan(folder).hash == mlp_plan.hash
 
 
 def _disk_full(*_: object) -> int:
     raise OSError(28, "No space left on device")
 
 
-def test_an_unsupported_weight_leaves_nothing_behind(made: LoadedPlan, tmp_path: Path) -> None:
+def test_an_unsupported_weight_leaves_nothing_behind(mlp_plan: LoadedPlan, tmp_path: Path) -> None:
     with pytest.raises(IrcError, match="complex128"):
-        save_plan(tmp_path / "plan", made, tensors={"w": torch.ones(2, dtype=torch.complex128)})
+        save_plan(tmp_path / "plan", mlp_plan, tensors={"w": torch.ones(2, dtype=torch.complex128)})
     assert not list(tmp_path.iterdir())
 
 
@@ -274,11 +278,11 @@ def test_a_stale_buffer_is_found() -> None:
 
 @pytest.mark.parametrize("replaces", [False, True])
 def test_what_a_killed_process_has_left_is_swept(
-    made: LoadedPlan, tmp_path: Path, replaces: bool
+    mlp_plan: LoadedPlan, tmp_path: Path, replaces: bool
 ) -> None:
     target = tmp_path / "plan"
     if replaces:
-        save_plan(target, made)
+        save_plan(target, mlp_plan)
     code = (
         "import os, signal, sys; from pathlib import Path; from irc.plan.save import published\n"
         "with published(Path(sys.argv[1])) as place:\n"
@@ -296,8 +300,8 @@ def test_what_a_killed_process_has_left_is_swept(
     sweep(target)
     assert [path.name for path in tmp_path.iterdir()] == (["plan"] if replaces else [])
     if replaces:
-        assert load_plan(target).hash == made.hash
-    save_plan(target, made, force=True)
+        assert load_plan(target).hash == mlp_plan.hash
+    save_plan(target, mlp_plan, force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["plan"]
 
 

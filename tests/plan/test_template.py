@@ -66,7 +66,7 @@ def witness(values: Mapping[str, int]) -> Witness:
 
 
 @pytest.fixture(scope="module")
-def made() -> list[Witness]:
+def witness_plans() -> list[Witness]:
     return [witness(values) for values in [*WITNESSES, {"B": 29, "S": 103}]]
 
 
@@ -128,10 +128,10 @@ def test_trees_unify_to_polynomials_and_evaluate_back() -> None:
         return {"a": (w["S"], 5, "text"), "b": [w["B"] * w["S"] * 1.0, 1 / w["S"]], "c": None}
 
     fitter = Fitter(WITNESSES)
-    found = unify([tree(w) for w in WITNESSES], fitter)
-    assert found == {"a": (S, 5, "text"), "b": [Real(B * S), Real(S, inverse=True)], "c": None}
+    unified = unify([tree(w) for w in WITNESSES], fitter)
+    assert unified == {"a": (S, 5, "text"), "b": [Real(B * S), Real(S, inverse=True)], "c": None}
     values = {"B": 3, "S": 7}
-    assert evaluate(found, lambda size: value_of(size, values)) == tree(values)
+    assert evaluate(unified, lambda size: value_of(size, values)) == tree(values)
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,8 @@ def test_numbers_that_no_size_is() -> None:
             unify(trees, fitter)
 
 
-def test_a_template_is_the_plan_at_other_sizes(made: list[Witness]) -> None:
-    template = plan_template(made)
+def test_a_template_is_the_plan_at_other_sizes(witness_plans: list[Witness]) -> None:
+    template = plan_template(witness_plans)
     for values in ({"B": 2, "S": 2}, {"B": 3, "S": 200}, {"B": 64, "S": 17}):
         own = witness(values)
         assert template.agrees(own) is None
@@ -167,32 +167,34 @@ def test_a_template_is_the_plan_at_other_sizes(made: list[Witness]) -> None:
         verify_plan(plan)
         assert [b.shape for b in plan.buffers] == [b.shape for b in own.plan.buffers]
         for kernel, wanted in zip(template.kernels, own.kernels, strict=True):
-            found = kernel.at(values)
-            assert found.task_mapping == wanted.task_mapping
-            assert [str(op) for op in found.body.block.ops] == [
+            sized = kernel.at(values)
+            assert sized.task_mapping == wanted.task_mapping
+            assert [str(op) for op in sized.body.block.ops] == [
                 str(op) for op in wanted.body.block.ops
             ]
     assert template.span.holds({"B": 50, "S": 150})
     assert not template.span.holds({"B": 50, "S": 300})
 
 
-def test_a_wrong_polynomial_is_caught(made: list[Witness], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_polynomial_is_caught(
+    witness_plans: list[Witness], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A fit that agrees with the witnesses it is from, and is wrong, does not pass the last one."""
     right = Fitter.fit
     vanishing: Dim = product(S + -w["S"] for w in WITNESSES)
 
     def planted(fitter: Fitter, values: tuple[int, ...]) -> Dim | None:
-        found = right(fitter, values)
-        return found + vanishing if isinstance(found, Size) else found
+        fitted = right(fitter, values)
+        return fitted + vanishing if isinstance(fitted, Size) else fitted
 
     monkeypatch.setattr(Fitter, "fit", planted)
     with pytest.raises(DifferentError, match="the plan held back"):
-        plan_template(made)
+        plan_template(witness_plans)
 
 
-def test_every_wrong_number_of_a_plan_is_caught(made: list[Witness]) -> None:
+def test_every_wrong_number_of_a_plan_is_caught(witness_plans: list[Witness]) -> None:
     """One number of one plan is changed: no template comes of it."""
-    third = made[2]
+    third = witness_plans[2]
     for index, buffer in enumerate(third.plan.buffers):
         if not any(n > 1 for n in buffer.shape):
             continue
@@ -200,11 +202,11 @@ def test_every_wrong_number_of_a_plan_is_caught(made: list[Witness]) -> None:
         changed[index] = replace(buffer, shape=(buffer.shape[0] + 1, *buffer.shape[1:]))
         wrong = replace(third, plan=replace(third.plan, buffers=tuple(changed)))
         with pytest.raises(DifferentError):
-            plan_template([*made[:2], wrong, *made[3:]])
+            plan_template([*witness_plans[:2], wrong, *witness_plans[3:]])
 
 
-def test_another_structure_is_no_agreement(made: list[Witness]) -> None:
-    template = plan_template(made)
+def test_another_structure_is_no_agreement(witness_plans: list[Witness]) -> None:
+    template = plan_template(witness_plans)
     other = witness({"B": 5, "S": 11})
     fewer = replace(other, plan=replace(other.plan, steps=other.plan.steps[:-1]))
     reason = template.agrees(fewer)
@@ -219,9 +221,9 @@ def test_a_stack_overlaps_at_no_sizes(
     raw: list[tuple[int, int, int]], numbers: random.Random
 ) -> None:
     intervals = [Interval(size, first, first + length) for size, first, length in raw]
-    found = stack(intervals)
+    stacked = stack(intervals)
     for sizes in ([i.size_bytes for i in intervals], [numbers.randrange(900) for _ in intervals]):
-        offsets, total = found.place(sizes)
+        offsets, total = stacked.place(sizes)
         for a, b in combinations(range(len(sizes)), 2):
             alive = intervals[a].first <= intervals[b].last
             if alive and intervals[b].first <= intervals[a].last:
@@ -241,9 +243,9 @@ def test_what_windows_reach_of_an_image_is_fitted() -> None:
         {"B": b, "H": h, "W": w, "p": -(-h // 2), "q": -(-w // 2)}
         for b, h, w in [(13, 67, 97), (14, 62, 94), (17, 116, 124), (12, 68, 92), (22, 61, 101)]
     ]
-    found = Fitter(seen).fit(tuple(3 * w["B"] * (2 * w["p"] + 1) * (2 * w["q"] - 1) for w in seen))
+    fitted = Fitter(seen).fit(tuple(3 * w["B"] * (2 * w["p"] + 1) * (2 * w["q"] - 1) for w in seen))
     p, q, b = symbol("p"), symbol("q"), symbol("B")
-    assert found == product([b, p * 2 + 1, q * 2 - 1]) * 3
+    assert fitted == product([b, p * 2 + 1, q * 2 - 1]) * 3
 
 
 def test_each_quotient_has_several_numbers_at_the_witnesses() -> None:
@@ -263,19 +265,19 @@ def test_each_quotient_has_several_numbers_at_the_witnesses() -> None:
 
 
 def test_witnesses_are_admitted_and_apart() -> None:
-    found = witnesses({"B": 2, "S": 128}, lambda v: v["S"] <= 128 and v["S"] % 8 == 0)
-    assert len(found) == 5 and all(v["S"] % 8 == 0 and v["S"] != 128 for v in found)
-    assert len({v["S"] for v in found}) == len({v["B"] for v in found}) == 5
+    chosen = witnesses({"B": 2, "S": 128}, lambda v: v["S"] <= 128 and v["S"] % 8 == 0)
+    assert len(chosen) == 5 and all(v["S"] % 8 == 0 and v["S"] != 128 for v in chosen)
+    assert len({v["S"] for v in chosen}) == len({v["B"] for v in chosen}) == 5
     assert witnesses({"S": 7}, lambda v: v["S"] == 7) == []
 
 
 def test_no_size_follows_from_another_at_the_witnesses() -> None:
     """13 + 47 = 17 + 43 = 19 + 41 = 23 + 37 = 29 + 31: a length would be read off the batch."""
-    found = witnesses({"B": 1, "N": 50, "M": 50}, lambda v: v["M"] < v["N"] and v["B"] < v["M"])
-    sums = {v["B"] + v["M"] for v in found}
-    assert len(found) == 5 and len(sums) > 1
+    chosen = witnesses({"B": 1, "N": 50, "M": 50}, lambda v: v["M"] < v["N"] and v["B"] < v["M"])
+    sums = {v["B"] + v["M"] for v in chosen}
+    assert len(chosen) == 5 and len(sums) > 1
     for a, b in (("B", "N"), ("B", "M"), ("N", "M")):
-        points = np.array([[1, v[a], v[b]] for v in found])
+        points = np.array([[1, v[a], v[b]] for v in chosen])
         assert np.linalg.matrix_rank(points) == 3
     # Where one does follow, there are witnesses all the same.
     assert len(witnesses({"A": 9, "B": 10}, lambda v: v["B"] == v["A"] + 1)) == 5
@@ -289,19 +291,19 @@ def test_a_size_of_millions_has_witnesses_soon(step: int) -> None:
         asked.append(values["N"])
         return values["N"] % step == 0
 
-    found = witnesses({"N": 4_000_000 // step * step}, admitted)
-    assert len({v["N"] for v in found}) == 5 and all(v["N"] % step == 0 for v in found)
+    chosen = witnesses({"N": 4_000_000 // step * step}, admitted)
+    assert len({v["N"] for v in chosen}) == 5 and all(v["N"] % step == 0 for v in chosen)
     assert len(asked) < 20_000
 
 
 def test_quotients_ask_for_all_remainders() -> None:
-    found = witnesses({"H": 32}, lambda _: True, extended=lambda v: {**v, "q": v["H"] // 2})
-    assert {v["H"] % 2 for v in found} == {0, 1}
+    chosen = witnesses({"H": 32}, lambda _: True, extended=lambda v: {**v, "q": v["H"] // 2})
+    assert {v["H"] % 2 for v in chosen} == {0, 1}
 
 
 def test_quotients_by_much_differ() -> None:
-    found = witnesses({"N": 9600}, lambda _: True, extended=lambda v: {**v, "q": v["N"] // 160})
-    assert len({v["N"] // 160 for v in found}) == len(found) == 5
+    chosen = witnesses({"N": 9600}, lambda _: True, extended=lambda v: {**v, "q": v["N"] // 160})
+    assert len({v["N"] // 160 for v in chosen}) == len(chosen) == 5
 
 
 def test_one_template_serves_all_sizes() -> None:
@@ -337,11 +339,14 @@ def test_too_few_sizes_make_no_template() -> None:
 def test_kernels_of_a_gpu_take_sizes_too() -> None:
     plans = OpenPlans(Anything({}), program_at, Options(backend="cuda"))
     plans.at({"B": 4, "S": 32})
-    (before, shared), (made,) = (plans.work.emitted, plans.work.shared), plans.templates
-    assert shared > 0 and {kernel.division for kernel in made.template.kernels} <= {"same", "tiles"}
+    (before, shared), (entry,) = (plans.work.emitted, plans.work.shared), plans.templates
+    assert shared > 0 and {kernel.division for kernel in entry.template.kernels} <= {
+        "same",
+        "tiles",
+    }
     verify_plan(plans.at({"B": 5, "S": 31}).plan)
     assert (plans.work.emitted, plans.work.shared) == (2 * before, shared)
 
 
-def test_templates_are_typed(made: list[Witness]) -> None:
-    assert isinstance(plan_template(made), PlanTemplate)
+def test_templates_are_typed(witness_plans: list[Witness]) -> None:
+    assert isinstance(plan_template(witness_plans), PlanTemplate)

@@ -98,9 +98,9 @@ def test_kernels_of_others_are_written_again(plan: Path, tmp_path: Path) -> None
     expected = irc.load(plan)(X)[0]
     canary = tmp_path / "canary"
     edit_kernels(plan, with_command(canary))
-    found = runnable(load_plan(plan))
-    assert found.code == "rewritten"
-    assert not any(b"@system" in t for n, t in found.texts.items() if n.startswith("kernels/"))
+    loaded = runnable(load_plan(plan))
+    assert loaded.code == "rewritten"
+    assert not any(b"@system" in t for n, t in loaded.texts.items() if n.startswith("kernels/"))
     torch.testing.assert_close(irc.load(plan)(X)[0], expected)
     assert not canary.exists()
 
@@ -521,6 +521,6 @@ def test_sources_of_gpu_kernels_are_written_again_too(
     before = {path.name: path.read_text() for path in (out / "kernels").iterdir()}
     edit_kernels(out, lambda text: f'import os; os.system("touch {tmp_path}/canary")\n{text}')
     monkeypatch.setattr(built, "_here", set())
-    found = runnable(load_plan(out))
-    assert found.code == "rewritten"
-    assert found.kernel_sources() == {Path(name).stem: text for name, text in before.items()}
+    loaded = runnable(load_plan(out))
+    assert loaded.code == "rewritten"
+    assert loaded.kernel_sources() == {Path(name).stem: text for name, text in before.items()}

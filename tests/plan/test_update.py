@@ -90,29 +90,29 @@ def compiled(update: Update) -> tuple[Any, nn.Module, Tensor]:
     return irc.compile(module), copy.deepcopy(module), x
 
 
-def copies(found: Any) -> int:
-    plan = dispatcher_of(found).versions[0].plan  # type: ignore[union-attr]
+def copies(module: Any) -> int:
+    plan = dispatcher_of(module).versions[0].plan  # type: ignore[union-attr]
     return sum(isinstance(a, Copy) and a.target in plan.weights for a in plan.actions)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("update", [*CASES, old_and_new, normalised])
 def test_states_are_what_torch_makes_of_them(update: Any) -> None:
-    found, eager, x = compiled(update)
+    fast, eager, x = compiled(update)
     for _ in range(3):
-        assert torch.allclose(found(x), eager(x), rtol=1e-4, atol=1e-5)
+        assert torch.allclose(fast(x), eager(x), rtol=1e-4, atol=1e-5)
         for name in ("a", "b"):
-            assert torch.allclose(found.get_buffer(name), eager.get_buffer(name), atol=1e-5), name
+            assert torch.allclose(fast.get_buffer(name), eager.get_buffer(name), atol=1e-5), name
     if update in CASES:
-        assert copies(found) == CASES[update]
+        assert copies(fast) == CASES[update]
 
 
 @torch.no_grad()
 def test_a_write_in_place_counts_as_one() -> None:
-    found, _, x = compiled(average)
-    before = found.a._version
-    found(x)
-    assert found.a._version > before
+    fast, _, x = compiled(average)
+    before = fast.a._version
+    fast(x)
+    assert fast.a._version > before
 
 
 @torch.no_grad()
@@ -121,10 +121,10 @@ def test_an_input_may_be_the_state_itself() -> None:
         m.a.mul_(0.5)
         return (x @ x).relu()
 
-    found, eager, x = compiled(reads_later)
-    found(x), eager(x)
-    assert torch.allclose(found(found.a), eager(eager.a.clone()), atol=1e-5)
-    assert torch.allclose(found.a, eager.a)
+    fast, eager, x = compiled(reads_later)
+    fast(x), eager(x)
+    assert torch.allclose(fast(fast.a), eager(eager.a.clone()), atol=1e-5)
+    assert torch.allclose(fast.a, eager.a)
 
 
 @torch.no_grad()
@@ -137,22 +137,22 @@ def test_a_bad_index_leaves_states_as_they_were(is_fused: bool) -> None:
 
     module = States(counts)
     good, bad = torch.arange(6), torch.tensor([0, 1, 2, 3, 4, 99])
-    found = irc.compile(module)
-    found(good)
+    fast = irc.compile(module)
+    fast(good)
     before = module.a.clone()
     with pytest.raises(IrcError, match="index-out-of-range"):
-        found(bad)
+        fast(bad)
     assert torch.equal(module.a, before)
     eager = copy.deepcopy(module)
-    assert torch.allclose(found(good), eager(good))
+    assert torch.allclose(fast(good), eager(good))
     assert torch.allclose(module.a, eager.a, atol=1e-5)
 
 
 @torch.no_grad()
 def test_a_kernel_may_share_memory_only_where_it_says_so() -> None:
-    found, _, x = compiled(average)
-    found(x)
-    plan = dispatcher_of(found).versions[0].plan  # type: ignore[union-attr]
+    fast, _, x = compiled(average)
+    fast(x)
+    plan = dispatcher_of(fast).versions[0].plan  # type: ignore[union-attr]
     verify_plan(plan)
     kernels = tuple(replace(kernel, in_place=()) for kernel in plan.kernels)
     with pytest.raises(IrcError, match="which it reads"):

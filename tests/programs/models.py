@@ -228,7 +228,7 @@ def trained_eagerly(name: str, steps: int) -> tuple[list[float], dict[str, torch
     return losses, model.state_dict()
 
 
-def furthest(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> float:
+def furthest(state: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> float:
     """Return the largest difference between two states of a model."""
-    assert set(found) == set(expected)
-    return max((found[n].double() - t.double()).abs().max().item() for n, t in expected.items())
+    assert set(state) == set(expected)
+    return max((state[n].double() - t.double()).abs().max().item() for n, t in expected.items())

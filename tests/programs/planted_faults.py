@@ -76,19 +76,21 @@ def reused_slot(plan: PartsPlan, seen: Values, rng: Random) -> Fault | None:
     """A function puts a value where another lies that is read later."""
     choices: list[tuple[int, Place, Place]] = []
     for place, tape in enumerate(plan.tapes):
-        made: dict[Place, int] = {}
+        defined: dict[Place, int] = {}
         for event in tape.events:
             if event.what != "run":
                 continue
             # What is read now was made before all that was made since.
             for where in event.reads.values():
-                own = made.get(where, len(tape.events))
+                own = defined.get(where, len(tape.events))
                 choices += [
                     (place, where, other)
-                    for other, at in made.items()
+                    for other, at in defined.items()
                     if other[:2] == where[:2] and other.slot != where.slot and at > own
                 ]
-            made |= dict.fromkeys(event.makes.values(), len(made) and 1 + max(made.values()))
+            defined |= dict.fromkeys(
+                event.makes.values(), len(defined) and 1 + max(defined.values())
+            )
     if not choices:
         return None
     at, where, other = rng.choice(choices)
@@ -170,8 +172,8 @@ def _first(plan: PartsPlan, part: int) -> str:
 
 def _parameters(plan: PartsPlan, part: int) -> list[Any]:
     forward = plan.parts[part][_first(plan, part)].plan
-    found = [forward.buffers[index] for index in forward.weights]
-    return [b for b in found if b.role == "parameter"]
+    buffers = [forward.buffers[index] for index in forward.weights]
+    return [b for b in buffers if b.role == "parameter"]
 
 
 def swapped_messages(plan: PartsPlan, seen: Values, rng: Random) -> Fault | None:

@@ -244,12 +244,12 @@ def test_what_differs_is_said(
     assert main(["diff", str(plan), str(plan)]) == 0
     assert capsys.readouterr().out == "the plans are the same\n"
     assert main(["diff", str(plan), other, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    changes = {c["name"]: (c["before"], c["after"]) for c in (*found["whole"], *found["stages"])}
+    report = json.loads(capsys.readouterr().out)
+    changes = {c["name"]: (c["before"], c["after"]) for c in (*report["whole"], *report["stages"])}
     assert changes["micro-batches"] == ("4", "8")
     assert changes["stage 0 layers"] == ("tok, pos, blocks.0", "tok, pos")
     assert "schedule" not in changes
-    assert "stage 0 F" in found["functions"]
+    assert "stage 0 F" in report["functions"]
     assert main(["diff", str(plan), other]) == 0
     assert "stage 0 layers" in capsys.readouterr().out
     assert main(["diff", str(plan), f"{other}/parts/0/F"]) != 0

@@ -48,16 +48,16 @@ def planned(schedule: str, mesh: str, **options: Any) -> Planned:
 @pytest.fixture
 def placed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The stages that a search was made for."""
-    found: list[int] = []
+    numbers: list[int] = []
     place = stage_plans._place  # pyright: ignore[reportPrivateUsage]
 
-    def noted(*given: Any) -> Any:
-        found.append(given[0].number)
-        return place(*given)
+    def noted(*arguments: Any) -> Any:
+        numbers.append(arguments[0].number)
+        return place(*arguments)
 
     monkeypatch.setattr(stage_plans, "_place", noted)
     monkeypatch.setenv("IRC_PROCESSES", "1")  # so that this one is asked
-    return found
+    return numbers
 
 
 def parts_table(text: str) -> list[str]:
@@ -86,8 +86,8 @@ def test_the_plan_is_that_of_each_alone(
     placed.clear()
     numbers = count()
 
-    def other(*given: object) -> str:
-        return f"{next(numbers)} of {len(given)}"
+    def other(*arguments: object) -> str:
+        return f"{next(numbers)} of {len(arguments)}"
 
     monkeypatch.setattr(placing, "key_of", other)
     alone, _, _ = planned(schedule, mesh, pins=pins, keep_ir=not pins)

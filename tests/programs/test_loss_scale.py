@@ -52,14 +52,14 @@ def test_one_rank_that_overflows_stops_all(weight: str) -> None:
     program.tensors["up.weight"][:, 7] = 0
     scales = {SCALE: torch.tensor(1e37), INVERSE: torch.tensor(1e-37)}
     named = dict(zip(program.input_names, [x] * len(program.input_names), strict=True))
-    given = program.bind({**named, **scales, "lr": LR})
+    inputs = program.bind({**named, **scales, "lr": LR})
     pins = f'"*.weight" = [tensor = {weight}]'
     options = {"mesh": "tensor=2", "cluster": "demo-gpus", "report": False, "pins": pins}
     passes = [builtin_pass(n)() for n in ("canonicalize", "lower-boxing")]
     passes.insert(1, builtin_pass("auto-shard")(**options))
     run_passes(program.module, passes)
-    found = run_spmd(program.module, given, Mesh.parse("tensor=2"))
-    named = {n: v for (_, n), v in zip(results(entry(program.module)), found, strict=True)}
+    outputs = run_spmd(program.module, inputs, Mesh.parse("tensor=2"))
+    named = {n: v for (_, n), v in zip(results(entry(program.module)), outputs, strict=True)}
     assert float(named[OVERFLOWS]) == 8
     for name, before in program.tensors.items():
         assert torch.equal(named[name], before), name

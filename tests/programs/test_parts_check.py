@@ -56,8 +56,8 @@ def gpt() -> Planned:
     return planned("gpt", "1f1b", "pipe=2")
 
 
-def check(given: Planned, **options: Any) -> str:
-    plan, weights, batch = given
+def check(case: Planned, **options: Any) -> str:
+    plan, weights, batch = case
     return str(check_parts(plan, weights, batch, **options))
 
 
@@ -76,9 +76,9 @@ def check(given: Planned, **options: Any) -> str:
 )
 def test_all_ranks_in_one_process(name: str, schedule: str, mesh: str, pins: str) -> None:
     """Losses and parameters are eager's, and so is each value on its way."""
-    given = planned(name, schedule, mesh, pins)
-    assert "are as eager has them" in check(given)
-    plan, weights, batch = given
+    case = planned(name, schedule, mesh, pins)
+    assert "are as eager has them" in check(case)
+    plan, weights, batch = case
     verify_parts(plan)
     run = run_here(plan, weights, [batch] * 2, lr=OPTIMIZER["lr"])
     losses, state = trained_eagerly(name, 2)
@@ -89,17 +89,17 @@ def test_all_ranks_in_one_process(name: str, schedule: str, mesh: str, pins: str
 
 def test_gradients_that_are_rounding_alone_are_no_faults() -> None:
     """Those of the biases before batch norms are zero: in float32 no digit of them is told."""
-    given = planned("conv", "1f1b", "pipe=2", dtype=torch.float32)
-    plan, weights, batch = given
+    case = planned("conv", "1f1b", "pipe=2", dtype=torch.float32)
+    plan, weights, batch = case
     biased = {n: t + torch.randn(t.shape) for n, t in weights.items() if n.endswith("0.bias")}
     assert biased
     assert "are as eager has them" in check((plan, {**weights, **biased}, batch))
 
 
-def named(given: Planned, **options: Any) -> str:
+def named(case: Planned, **options: Any) -> str:
     """Return what the check says of a plan with a fault."""
     with pytest.raises(IrcError) as caught:
-        check(given, **options)
+        check(case, **options)
     assert caught.value.code == "check-failed"
     return caught.value.message
 

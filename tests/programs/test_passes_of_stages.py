@@ -45,8 +45,8 @@ def planned(name: str, schedule: str, mesh: str, pins: str = "") -> Checked:
     return plan, dict(captured.program.tensors), list(batch)
 
 
-def check(given: Checked) -> str:
-    plan, weights, batch = given
+def check(case: Checked) -> str:
+    plan, weights, batch = case
     return str(check_parts(plan, weights, batch))
 
 
@@ -122,9 +122,9 @@ def test_a_pass_that_goes_wrong_is_named(
 ) -> None:
     """The first stage, micro-batch, function, pass and op."""
     plant(monkeypatch, name, reads, fn, "sigmoid" if fn == "tanh" else "add")
-    given = planned("frozen", "1f1b", mesh, "cut* = [data = S(0)]" if "data" in mesh else "")
+    case = planned("frozen", "1f1b", mesh, "cut* = [data = S(0)]" if "data" in mesh else "")
     with pytest.raises(IrcError) as caught:
-        check(given)
+        check(case)
     assert caught.value.code == "check-failed"
     assert re.search(words, caught.value.message), caught.value.message
 

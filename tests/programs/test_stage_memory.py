@@ -128,18 +128,18 @@ def test_one_device_without_stages_has_a_budget() -> None:
         with pytest.raises(IrcError) as caught:
             step(**{option: 10})
         assert caught.value.code == "sharding-infeasible"
-        found = re.search(rf"{option}=(\d+)", caught.value.help)
-        assert found
-        step(**{option: int(found[1])})
+        match = re.search(rf"{option}=(\d+)", caught.value.help)
+        assert match
+        step(**{option: int(match[1])})
         with pytest.raises(IrcError):
-            step(**{option: int(found[1]) - 1})
+            step(**{option: int(match[1]) - 1})
 
 
 def smallest(error: IrcError) -> int:
     """Return the budget that an error says works."""
-    found = re.search(r"memory_bytes=(\d+)", error.help)
-    assert found
-    return int(found[1])
+    match = re.search(r"memory_bytes=(\d+)", error.help)
+    assert match
+    return int(match[1])
 
 
 def test_a_search_that_fits_nothing_says_how_many_micro_batches_do() -> None:
@@ -153,12 +153,12 @@ def test_a_search_that_fits_nothing_says_how_many_micro_batches_do() -> None:
         tried.append(slots)
         return slots <= 3
 
-    found = too_small(error, 1, schedule, runs, fits)
-    assert (found.code, max(tried)) == ("pipeline-memory", 3)
-    assert "stage 1" in found.message
-    assert "keeps up to 4 micro-batches" in "".join(found.because)
-    assert "memory_bytes=9" in found.help
-    assert "at most 3 micro-batches" in found.help
+    refusal = too_small(error, 1, schedule, runs, fits)
+    assert (refusal.code, max(tried)) == ("pipeline-memory", 3)
+    assert "stage 1" in refusal.message
+    assert "keeps up to 4 micro-batches" in "".join(refusal.because)
+    assert "memory_bytes=9" in refusal.help
+    assert "at most 3 micro-batches" in refusal.help
 
 
 def test_stages_of_one_rank_share_its_memory() -> None:

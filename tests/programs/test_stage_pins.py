@@ -41,8 +41,8 @@ def gpt() -> Program:
 def layers(program: Program, count: int, pins: str, stages: str = "") -> list[set[str]]:
     """Cut a program, and return the layers of each stage."""
     module = program.module.clone()
-    given: dict[str, object] = {"count": count, "pins": pins, "stages": stages}
-    run_passes(module, [builtin_pass("canonicalize")(), builtin_pass("cut-stages")(**given)])
+    options: dict[str, object] = {"count": count, "pins": pins, "stages": stages}
+    run_passes(module, [builtin_pass("canonicalize")(), builtin_pass("cut-stages")(**options)])
     return [
         {
             re.match(r"blocks\.\d+|[^.]+", name)[0]  # type: ignore[index]
@@ -216,8 +216,8 @@ def test_the_cut_is_the_best_of_all_that_keep_to_it(gpt: Program, count: int) ->
             with pytest.raises(IrcError, match=r"leaves|no cut keeps"):
                 balanced(func, costs, count, fixed)
             continue
-        found = balanced(func, costs, count, fixed)
-        own = [found[op] for op in line.ops]
+        stage_by_op = balanced(func, costs, count, fixed)
+        own = [stage_by_op[op] for op in line.ops]
         bounds = (*map(own.index, range(count)), len(own))
         assert own == sorted(own)
         assert bounds in legal, text

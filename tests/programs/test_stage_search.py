@@ -140,9 +140,9 @@ def test_what_is_kept_of_micro_batches_in_flight_is_counted() -> None:
     assert split["objective_s"] > four["objective_s"]
 
 
-def sums(found: Functions) -> set[str]:
+def sums(stage_functions: Functions) -> set[str]:
     """Return how the sums of gradients lie between functions."""
-    named = arguments(entry(found.modules["step"]))
+    named = arguments(entry(stage_functions.modules["step"]))
     return {str(tensor(value).placement) for role, _, value in named if role == "accumulator"}
 
 
@@ -162,11 +162,11 @@ def test_the_price_is_what_each_function_takes_as_often_as_it_runs(merged: bool)
     module = stage(GPT(layers=2), batch, 4, {"kind": "adamw", "clip_norm": 1.0})
     pins = '"blocks.*.weight" = [data = S(0)]'
     report = placed(module, StageRuns(4, merged=merged), "data=2", pins=pins)
-    found = split_functions(module, splits_backward=not merged)
+    stage_functions = split_functions(module, splits_backward=not merged)
     cost = ClusterCost(find_cluster(CLUSTER), Mesh.parse("data=2"))
     total = 0.0
     taken: set[str] = set()
-    for kind, own in found.modules.items():
+    for kind, own in stage_functions.modules.items():
         seconds = sum(_prices(own, report, cost, taken))
         stated = report["functions"][kind]
         assert stated["runs"] == (4 if kind in "FBIW" else 1)
@@ -206,9 +206,9 @@ def test_norm_and_update_read_accumulators() -> None:
     module = stage(GPT(layers=2), batch, 4, {"kind": "adamw", "clip_norm": 1.0})
     pins = '"accumulated.*" = [data = S(0)]; "blocks.*.weight" = [data = B]'
     placed(module, StageRuns(4), "data=2", pins=pins)
-    found = split_functions(module, splits_backward=False)
+    stage_functions = split_functions(module, splits_backward=False)
     for kind in ("norm", "step"):
-        func = entry(found.modules[kind])
+        func = entry(stage_functions.modules[kind])
         assert not [name for role, name, _ in arguments(func) if role == "saved"]
         assert not [name for role, name in results(func) if role == "saved"]
 
@@ -219,10 +219,10 @@ def test_the_choice_is_the_best_of_all() -> None:
     cost = ClusterCost(find_cluster(CLUSTER), Mesh.parse("data=2"))
     graph = Graph(module, cost, Wishes())
     trees = Trees(cost.boxing)
-    found = solve(graph.problem, cost.boxing, trees=trees)
+    solution = solve(graph.problem, cost.boxing, trees=trees)
     every = product(*(range(len(node.seconds)) for node in graph.problem.nodes))
     prices = (graph.problem.seconds(choice, trees) for choice in every)
-    assert found.seconds == pytest.approx(min(s for s in prices if s is not None))
+    assert solution.seconds == pytest.approx(min(s for s in prices if s is not None))
 
 
 def test_a_stage_receives_its_part_where_the_link_between_stages_is_slow(

@@ -33,9 +33,9 @@ def captured(name: str) -> Program:
 
 def cut(name: str, count: int, stages: str = "") -> Stages:
     program = captured(name)
-    given: dict[str, object] = {"count": count, "stages": stages}
+    options: dict[str, object] = {"count": count, "stages": stages}
     run_passes(
-        program.module, [builtin_pass("canonicalize")(), builtin_pass("cut-stages")(**given)]
+        program.module, [builtin_pass("canonicalize")(), builtin_pass("cut-stages")(**options)]
     )
     return stages_of(program.module)
 
@@ -142,16 +142,18 @@ def test_functions_verify_and_hand_on_what_they_read(splits: bool) -> None:
     module = step_of("gpt").module
     if splits:
         split_calls(module)
-    found = split_functions(module, splits_backward=splits)
-    assert list(found.modules) == (["F", "I", "W", "step"] if splits else ["F", "B", "step"])
-    made: set[str] = set()
-    for kind, module in found.modules.items():
+    stage_functions = split_functions(module, splits_backward=splits)
+    assert list(stage_functions.modules) == (
+        ["F", "I", "W", "step"] if splits else ["F", "B", "step"]
+    )
+    returned: set[str] = set()
+    for kind, module in stage_functions.modules.items():
         verify_module(module)
         func = entry(module)
         handed = {name for role, name, _ in arguments(func) if role == "saved"}
-        assert handed <= made, kind
-        made |= {name for role, name in results(func) if role == "saved"}
-    assert found.registers["gradient.cut0.1"] == "gradient.cut0.1"
+        assert handed <= returned, kind
+        returned |= {name for role, name in results(func) if role == "saved"}
+    assert stage_functions.registers["gradient.cut0.1"] == "gradient.cut0.1"
 
 
 @pytest.mark.parametrize("stages", ["tok, pos, blocks.0; blocks.1-blocks.9, norm, head"])

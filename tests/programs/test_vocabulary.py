@@ -56,9 +56,9 @@ def planned(
     return plan, dict(captured.program.tensors), list(batch)
 
 
-def furthest(given: Planned, model: nn.Module, steps: int = 3) -> float:
+def furthest(case: Planned, model: nn.Module, steps: int = 3) -> float:
     """Return by how much losses and parameters after some steps differ from eager's."""
-    plan, weights, batch = given
+    plan, weights, batch = case
     run = run_here(plan, weights, [batch] * steps, lr=0.05)
     losses, state = eager(model, tuple(batch), steps)
     apart = [abs(float(a) - b) for a, b in zip(run.losses, losses, strict=True)]
@@ -67,8 +67,8 @@ def furthest(given: Planned, model: nn.Module, steps: int = 3) -> float:
     return max(*apart, *moved)
 
 
-def check(given: Planned) -> str:
-    plan, weights, batch = given
+def check(case: Planned) -> str:
+    plan, weights, batch = case
     return str(check_parts(plan, weights, batch))
 
 
@@ -77,9 +77,9 @@ def check(given: Planned) -> str:
 def test_losses_and_parameters_are_those_of_one_process(name: str, algorithm: int) -> None:
     """Vocabularies that ranks do not share equally, biases, smoothed labels, ignored targets."""
     model, batch = head_and_batch(name)
-    given = planned(model, batch, f"vocab-{algorithm}:1f1b", "pipe=3")
-    assert "are as eager has them" in check(given)
-    assert furthest(given, model) < 1e-12
+    case = planned(model, batch, f"vocab-{algorithm}:1f1b", "pipe=3")
+    assert "are as eager has them" in check(case)
+    assert furthest(case, model) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_losses_and_parameters_are_those_of_one_process(name: str, algorithm: in
 )
 def test_in_other_schedules_and_on_other_meshes(schedule: str, mesh: str) -> None:
     model, batch = head_and_batch("ignored")
-    given = planned(model, batch, schedule, mesh)
-    assert "are as eager has them" in check(given)
-    assert furthest(given, model) < 1e-12
+    case = planned(model, batch, schedule, mesh)
+    assert "are as eager has them" in check(case)
+    assert furthest(case, model) < 1e-12
 
 
 @pytest.mark.parametrize("algorithm", [1, 2])
@@ -106,9 +106,9 @@ def test_micro_batches_that_skip_stages_go_through_all_slices(algorithm: int) ->
     model, batch = head_and_batch("ignored")
     cut = (["tok", "layers.0"], ["layers.1"], ["layers.2"], ["layers.3", "norm"])
     pins = "; ".join(f"stage {', '.join(own)} = {stage}" for stage, own in enumerate(cut))
-    given = planned(model, batch, f"vocab-{algorithm}:skip", "pipe=4", pins=pins)
-    assert given[0].schedule.skips == ((1,), (2,), (1,), (2,))
-    assert "are as eager has them" in check(given)
+    case = planned(model, batch, f"vocab-{algorithm}:skip", "pipe=4", pins=pins)
+    assert case[0].schedule.skips == ((1,), (2,), (1,), (2,))
+    assert "are as eager has them" in check(case)
 
 
 @pytest.mark.parametrize("algorithm", [1, 2])
@@ -172,15 +172,15 @@ def test_a_planted_fault_is_named(planter: str, algorithm: int) -> None:
     torch.manual_seed(0)
     model = Worded(classes=2 * WIDTH).double()
     batch = tuple(torch.randint(2 * WIDTH, (8, 6)) for _ in range(2))
-    plan, weights, given = planned(model, batch, f"vocab-{algorithm}:1f1b")
-    seen = run_here(plan, weights, [given], lr=0.0).seen
+    plan, weights, inputs = planned(model, batch, f"vocab-{algorithm}:1f1b")
+    seen = run_here(plan, weights, [inputs], lr=0.0).seen
     planted = 0
     for seed in range(3):
         fault = PLANTERS[planter](plan, seen, Random(seed))
         if fault is None:
             continue
         with pytest.raises(IrcError) as caught:
-            check_parts(fault.plan, weights, given, peers=fault.peers)
+            check_parts(fault.plan, weights, inputs, peers=fault.peers)
         assert re.search(fault.words, caught.value.message), (caught.value.message, fault.words)
         planted += 1
     assert planted

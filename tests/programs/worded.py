@@ -60,9 +60,9 @@ class Worded(nn.Module):
         for layer in self.layers:
             x = x + torch.tanh(layer(x))
         x = self.norm(x)
-        made = x @ self.head if self.turned else F.linear(x, self.head)
-        made = made if self.bias is None else made + self.bias
-        return made.float() if self.cast else made
+        logits = x @ self.head if self.turned else F.linear(x, self.head)
+        logits = logits if self.bias is None else logits + self.bias
+        return logits.float() if self.cast else logits
 
     def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = self.logits(ids).flatten(0, 1)
