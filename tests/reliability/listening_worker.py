@@ -14,23 +14,23 @@ LISTENS = "0A"
 
 def family(launcher: int) -> list[int]:
     """Return a process and its children."""
-    found = [launcher]
+    processes = [launcher]
     for place in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if place.name.isdigit():
                 fields = (place / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-                found += [int(place.name)] if int(fields[1]) == launcher else []
-    return found
+                processes += [int(place.name)] if int(fields[1]) == launcher else []
+    return processes
 
 
 def sockets_of(processes: list[int]) -> set[str]:
     """Return the sockets that processes have open."""
-    found: set[str] = set()
+    sockets: set[str] = set()
     for pid in processes:
         with contextlib.suppress(OSError):
             links = (str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir())
-            found.update(link[8:-1] for link in links if link.startswith("socket:["))
-    return found
+            sockets.update(link[8:-1] for link in links if link.startswith("socket:["))
+    return sockets
 
 
 def listening(launcher: int) -> list[str]:

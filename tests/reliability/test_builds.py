@@ -52,7 +52,7 @@ def test_r01_output_is_the_same_to_the_byte(model: Path, tmp_path: Path) -> None
             "OMP_NUM_THREADS": "2",
         },
     )
-    found = []
+    plans = []
     for number, variables in enumerate(ways):
         place = tmp_path / f"place{number}" / ("x" * (number + 1))
         place.mkdir(parents=True)
@@ -60,8 +60,8 @@ def test_r01_output_is_the_same_to_the_byte(model: Path, tmp_path: Path) -> None
         cache = {"IRC_CACHE_DIR": str(place / "cache")}
         done = command(*words, cwd=place, **variables, **cache)
         assert done.returncode == 0, done.stderr
-        found.append(contents(place / "out"))
-    assert found[0] == found[1]
+        plans.append(contents(place / "out"))
+    assert plans[0] == plans[1]
 
 
 def test_r02_writers_that_die_leave_whole_entries(
@@ -157,9 +157,9 @@ def test_r09_odd_tensors_are_as_in_eager() -> None:
         return x + y, (x * 2).abs(), x.sum(), x.clamp(-1, 1) / y, x.to(torch.float64).sqrt()
 
     for name, x in ODD.items():
-        for wanted, found in zip(model(x, x), irc.compile(model)(x, x), strict=True):
+        for wanted, output in zip(model(x, x), irc.compile(model)(x, x), strict=True):
             torch.testing.assert_close(
-                found, wanted, equal_nan=True, rtol=1e-6, atol=1e-6, msg=lambda m, n=name: n + m
+                output, wanted, equal_nan=True, rtol=1e-6, atol=1e-6, msg=lambda m, n=name: n + m
             )
 
 

@@ -180,5 +180,5 @@ def test_s16_cache_folders(plan: Path, tmp_path: Path, monkeypatch: pytest.Monke
             os.umask(before)
     assert [path.name for path in victim.iterdir()] == ["mine.txt"]
     assert not list(shared.iterdir())
-    made = [path for path in (tmp_path / "new" / "deep").rglob("*") if path.is_dir()]
-    assert not [path for path in made if path.stat().st_mode & 0o022]
+    folders = [path for path in (tmp_path / "new" / "deep").rglob("*") if path.is_dir()]
+    assert not [path for path in folders if path.stat().st_mode & 0o022]

@@ -58,9 +58,11 @@ def chain(names: list[str]) -> onnx.ModelProto:
         )
         nodes[-1].doc_string = name
         value = f"y{name}"
-    given = helper.make_tensor_value_info(f"{names[0]} in", FLOAT, [names[-1], 4])
-    made = helper.make_tensor_value_info(value, FLOAT, [names[-1], 4])
-    graph = helper.make_graph(nodes, names[0], [given], [made], weights, doc_string=names[0])
+    input_info = helper.make_tensor_value_info(f"{names[0]} in", FLOAT, [names[-1], 4])
+    output_info = helper.make_tensor_value_info(value, FLOAT, [names[-1], 4])
+    graph = helper.make_graph(
+        nodes, names[0], [input_info], [output_info], weights, doc_string=names[0]
+    )
     model = helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=8)
     helper.set_model_props(model, {name: name for name in names})
     return model
@@ -99,8 +101,8 @@ def test_s02_names_that_collide_stay_apart(here: Path) -> None:
     """S02: names that any replacement of characters would make equal, as weights and values."""
     model = chain([f"{name}#{i}"[: len(name) + 1] for i, name in enumerate(COLLIDING)])
     x = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
-    (found,) = irc.onnx.InferenceSession(model).run(None, {model.graph.input[0].name: x})
-    np.testing.assert_allclose(found, expected(len(COLLIDING), x), rtol=1e-5)
+    (output,) = irc.onnx.InferenceSession(model).run(None, {model.graph.input[0].name: x})
+    np.testing.assert_allclose(output, expected(len(COLLIDING), x), rtol=1e-5)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda", "triton"])
@@ -178,8 +180,8 @@ def test_s06_expressions_of_sizes_are_not_run(
     model = chain(["w"])
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = text
     onnx.save(model, "m.onnx")
-    (found,) = irc.onnx.InferenceSession("m.onnx").run(None, {"w in": np.ones((2, 4), np.float32)})
-    assert found.shape == (2, 4)
+    (output,) = irc.onnx.InferenceSession("m.onnx").run(None, {"w in": np.ones((2, 4), np.float32)})
+    assert output.shape == (2, 4)
     assert main(["compile", "m.onnx", "-o", "plan", "--size", f"w={text}"]) == 2
     assert "error[" in capsys.readouterr().err
 
@@ -218,8 +220,8 @@ def test_s08_external_data(here: Path, capsys: pytest.CaptureFixture[str]) -> No
     Path("w.bin").write_bytes(weight.tobytes())
     onnx.save(with_external(), "m.onnx")
     x = np.ones((2, 4), np.float32)
-    (found,) = irc.onnx.InferenceSession("m.onnx").run(None, {"w in": x})
-    np.testing.assert_allclose(found, x * weight + weight)
+    (output,) = irc.onnx.InferenceSession("m.onnx").run(None, {"w in": x})
+    np.testing.assert_allclose(output, x * weight + weight)
     os.mkfifo("pipe")
     with Path("sparse.bin").open("wb") as file:
         file.truncate(1 << 40)

@@ -43,8 +43,8 @@ class Other(Half):
     name, extension = "other", "../x"
     def emit_plan_sources(self, kernels): return {}
 
-def nothing(*given): return None
-def fails(*given): raise KeyError("stages")
+def nothing(*arguments): return None
+def fails(*arguments): raise KeyError("stages")
 TEXT = "text"
 """
 
@@ -71,10 +71,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     warn_of_disabled.cache_clear()
 
 
-def step(**given: object) -> object:
+def step(**options: object) -> object:
     model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
-    made = irc.compile_step(model, loss=nn.MSELoss(), optimizer={"kind": "sgd"}, **given)
-    return made(*torch.randn(2, 4, 4), lr=0.1)
+    compiled = irc.compile_step(model, loss=nn.MSELoss(), optimizer={"kind": "sgd"}, **options)
+    return compiled(*torch.randn(2, 4, 4), lr=0.1)
 
 
 def test_who_names_none_is_warned_once_and_served() -> None:
@@ -132,7 +132,7 @@ def test_every_look_up_says_what_is_disabled(look_up: Callable[[], None]) -> Non
 
 @pytest.mark.filterwarnings("ignore::irc.installed.PluginWarning")
 @pytest.mark.parametrize(
-    ("given", "code", "says"),
+    ("options", "code", "says"),
     [
         ({"backend": "both"}, "plugin-clash", "irc-one and irc-two"),
         ({"schedule": "both", "micro_batches": 2}, "plugin-clash", "irc-one and irc-two"),
@@ -148,9 +148,9 @@ def test_every_look_up_says_what_is_disabled(look_up: Callable[[], None]) -> Non
         ({"recompute": "text"}, "plugin-broken", "is no function"),
     ],
 )
-def test_who_names_one_is_told_why(given: dict[str, object], code: str, says: str) -> None:
+def test_who_names_one_is_told_why(options: dict[str, object], code: str, says: str) -> None:
     with pytest.raises(IrcError) as caught:
-        step(**given)
+        step(**options)
     assert caught.value.code == code
     assert says in caught.value.render()
 

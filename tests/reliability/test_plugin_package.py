@@ -132,7 +132,7 @@ def test_list_shows_what_it_registers(capsys: pytest.CaptureFixture[str]) -> Non
 def test_names_that_are_nearly_right() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     x, y = torch.randn(2, 4, 4)
-    for given, said in (
+    for options, said in (
         ({"schedule": "gpipe-last-frist", "micro_batches": 2}, "did you mean 'gpipe-last-first'"),
         ({"schedule": "gpipe-last-first:2", "micro_batches": 2}, "one stage a rank"),
         ({"recompute": "keep-product"}, "keep-products"),
@@ -141,4 +141,4 @@ def test_names_that_are_nearly_right() -> None:
         ({"backend": "listin"}, "did you mean 'listing'"),
     ):
         with pytest.raises(IrcError, match=said):
-            irc.compile_step(model, loss=nn.MSELoss(), optimizer={"kind": "sgd"}, **given)(x, y)
+            irc.compile_step(model, loss=nn.MSELoss(), optimizer={"kind": "sgd"}, **options)(x, y)

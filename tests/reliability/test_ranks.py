@@ -137,9 +137,9 @@ def test_s18_irc_run_listens_on_loopback_alone(
     monkeypatch.setenv("IRC_TEST_LISTENING", str(tmp_path / "listening.json"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     run_plan(plan, worker="tests.reliability.listening_worker", compare=False)
-    found = json.loads((tmp_path / "listening.json").read_text())
-    assert found
-    assert set(found) <= {"0100007F", "0" * 24 + "01000000"}  # 127.0.0.1, ::1
+    addresses = json.loads((tmp_path / "listening.json").read_text())
+    assert addresses
+    assert set(addresses) <= {"0100007F", "0" * 24 + "01000000"}  # 127.0.0.1, ::1
     commands = [torchrun_command(2, tmp_path, "worker", []) for _ in range(2)]
     ids = {command[command.index("--rdzv-id") + 1] for command in commands}
     assert len(ids) == 2

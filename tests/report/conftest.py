@@ -54,19 +54,23 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return folders of the net: on one device, split in pairs, on two axes; and of the odd op."""
     folder = tmp_path_factory.mktemp("plans")
     module, x = nets.net()
-    made: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for name, mesh, pins in (
         ("one", "", ""),
         ("pair", "tensor=2", PAIR),
         ("free", "tensor=2", ""),
         ("grid", "data=2,tensor=2", f"{PAIR}\nnorm.* = [tensor = S(0)]"),
     ):
-        made[name] = folder / name
-        export_plan(module.eval(), (x,), out=made[name], mesh=mesh, cluster="demo-gpus", pins=pins)
-    made["odd"] = folder / "odd"
+        folders[name] = folder / name
+        export_plan(
+            module.eval(), (x,), out=folders[name], mesh=mesh, cluster="demo-gpus", pins=pins
+        )
+    folders["odd"] = folder / "odd"
     square = torch.randn(8, 8)
-    export_plan(nets.Odd(), (square, square), out=made["odd"], mesh="tensor=2", cluster="demo-gpus")
-    return made
+    export_plan(
+        nets.Odd(), (square, square), out=folders["odd"], mesh="tensor=2", cluster="demo-gpus"
+    )
+    return folders
 
 
 @pytest.fixture(scope="session")
@@ -82,15 +86,17 @@ def transformers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     whole = "".join(f'at "{line}" = [tensor = B]\n' for line in residuals)
     norm = line_of(forward, "self.norm(")
     parts = "".join(f'at "{line}" = [tensor = S(1)]\n' for line in (*residuals, norm))
-    made: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for name, mesh, pins in (
         ("whole", "tensor=2", MEGATRON + ends + whole),
         ("sequence", "data=2,tensor=2", MEGATRON + ends + parts),
     ):
-        made[name] = folder / name
-        given = (tokens,)
-        export_plan(module.eval(), given, out=made[name], mesh=mesh, cluster="demo-gpus", pins=pins)
-    return made
+        folders[name] = folder / name
+        inputs = (tokens,)
+        export_plan(
+            module.eval(), inputs, out=folders[name], mesh=mesh, cluster="demo-gpus", pins=pins
+        )
+    return folders
 
 
 @pytest.fixture(scope="session")

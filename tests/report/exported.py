@@ -36,8 +36,8 @@ def main(source: str, nets: str, net: str) -> None:
     expected, gradients = output_and_gradients(model, x)
     names, sizes = zip(*exported.MESH.items(), strict=True)
     exported.parallelize(model, init_device_mesh("cpu", sizes, mesh_dim_names=names))
-    found, sharded = output_and_gradients(model, x)
-    assert torch.allclose(found, expected, rtol=1e-9, atol=1e-12)
+    output, sharded = output_and_gradients(model, x)
+    assert torch.allclose(output, expected, rtol=1e-9, atol=1e-12)
     num_split = 0
     for name, grad in sharded.items():
         if isinstance(grad, DTensor):

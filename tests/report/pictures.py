@@ -81,17 +81,19 @@ def drawn(page: Path, picture: Path) -> None:
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         raise RuntimeError("pictures are drawn by chromium, which is not installed")
-    made = page.with_suffix(".png")
+    screenshot = page.with_suffix(".png")
     subprocess.run(
         [
             chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-            f"--window-size={SIZE[0]},{SIZE[1]}", f"--screenshot={made}", page.as_uri(),
+            f"--window-size={SIZE[0]},{SIZE[1]}", f"--screenshot={screenshot}", page.as_uri(),
         ],
         check=True, capture_output=True, timeout=120,
     )  # fmt: skip
-    if made.stat().st_size > MOST_BYTES:
-        raise RuntimeError(f"{made} has {made.stat().st_size} bytes, more than {MOST_BYTES}")
-    shutil.copy(made, picture)
+    if screenshot.stat().st_size > MOST_BYTES:
+        raise RuntimeError(
+            f"{screenshot} has {screenshot.stat().st_size} bytes, more than {MOST_BYTES}"
+        )
+    shutil.copy(screenshot, picture)
 
 
 def main(names: list[str]) -> None:

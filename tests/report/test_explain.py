@@ -134,13 +134,13 @@ def test_fusion_groups_say_why(plans: dict[str, Path]) -> None:
 
 
 def test_json_has_every_fact(plans: dict[str, Path]) -> None:
-    found = json.loads(explain_plan(plans["grid"], as_json=True))
-    assert found["mesh"] == {"data": 2, "tensor": 2}
-    assert {"arguments", "ops", "collectives", "fusion", "fallbacks", "time"} <= found.keys()
+    facts = json.loads(explain_plan(plans["grid"], as_json=True))
+    assert facts["mesh"] == {"data": 2, "tensor": 2}
+    assert {"arguments", "ops", "collectives", "fusion", "fallbacks", "time"} <= facts.keys()
     (op,) = json.loads(explain_plan(plans["grid"], op="b0n3", as_json=True))
     assert op["runner_up"]["more_s"] > 0
     groups = json.loads(explain_plan(plans["grid"], fusion=True, as_json=True))
-    assert groups == found["fusion"]
+    assert groups == facts["fusion"]
 
 
 def test_a_folder_without_ir_says_so(plans: dict[str, Path]) -> None:

@@ -151,10 +151,10 @@ def test_torchtitan_reads_the_section(
 
 
 def test_json_has_every_placement(plans: dict[str, Path]) -> None:
-    found = json.loads(export_plan(plans["grid"], "json"))
-    assert found["arguments"]["blocks.1.up.weight"]["placements"] == ["Replicate()", "Shard(0)"]
-    assert found["axes"]["data"]["role"] == "data"
-    assert found["modules"]["tensor"]["blocks.1.down"]["style"] == "RowwiseParallel"
+    exported = json.loads(export_plan(plans["grid"], "json"))
+    assert exported["arguments"]["blocks.1.up.weight"]["placements"] == ["Replicate()", "Shard(0)"]
+    assert exported["axes"]["data"]["role"] == "data"
+    assert exported["modules"]["tensor"]["blocks.1.down"]["style"] == "RowwiseParallel"
 
 
 def test_names_are_data(tmp_path: Path) -> None:
@@ -172,9 +172,9 @@ def test_names_are_data(tmp_path: Path) -> None:
             return self.get_submodule(name)(x)
 
     pins = "*weight = [tensor = S(0)]"
-    given = (torch.ones(3, 8),)
+    inputs = (torch.ones(3, 8),)
     compile_plan(
-        Model(), given, out=tmp_path / "p", mesh="tensor=2", cluster="demo-gpus", pins=pins
+        Model(), inputs, out=tmp_path / "p", mesh="tensor=2", cluster="demo-gpus", pins=pins
     )
     source = export_plan(tmp_path / "p", "parallelize-module")
     exported = imported(source, tmp_path / "plan.py")

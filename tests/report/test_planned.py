@@ -25,22 +25,22 @@ def test_a_table_of_a_search() -> None:
     )
     lacking = Judged(Configuration(Mesh.parse("tensor=8")), error=error)
     outcome = Outcome(best, (best, pinned, lacking), 40, "an interrupt", bound_s=0.4)
-    found = planned(
+    report = planned(
         outcome, OUTLINE, find_cluster("8xH100"),
         program="net.py:build", objective="throughput", tokens=4096,
     )  # fmt: skip
-    first, second, last = found.rows
+    first, second, last = report.rows
     assert first.mfu == 3e15 / (8 * 989e12)
     assert (first.items_per_s, first.exposed) == (4096.0, 0.1)
     assert (second.bubble, second.pinned) == (0.25, True)
     assert (last.needs_bytes, last.why_not) == (99, "too large")
-    text = plan_table(found)
+    text = plan_table(report)
     assert "early, by an interrupt" in text
     assert "tokens/s" in text
     assert "pinned  pipe=2,tensor=4 as tp+sp" in text
     assert "99 B" in text
     assert "60.0 % at most: products alone take 400" in text
-    assert found.as_json()["gap"] == 0.6
+    assert report.as_json()["gap"] == 0.6
     below = planned(
         replace(outcome, bound_s=1.5), OUTLINE, find_cluster("8xH100"), program="net.py:build",
         objective="throughput",
@@ -55,15 +55,15 @@ def test_what_was_left_alone_is_said_with_what_it_takes() -> None:
         (Configuration(Mesh.parse(f"pipe={n},data={8 // n}"), 4), Left(1.5, is_bound=n < 8))
         for n in (2, 4, 8)
     )
-    found = planned(
+    report = planned(
         Outcome(best, (best,), 40, left=left), OUTLINE, find_cluster("8xH100"),
         program="net.py:build", objective="throughput",
     )  # fmt: skip
-    text = plan_table(found)
+    text = plan_table(report)
     assert "2 configurations, whose steps take 1.500 s at least" in text
     assert "1 configuration, whose step takes about 1.500 s or more by a closed form" in text
-    assert [each.is_bound for each in found.left] == [True, True, False]
-    assert "left" in found.as_json()
+    assert [each.is_bound for each in report.left] == [True, True, False]
+    assert "left" in report.as_json()
 
 
 def test_money_is_of_what_has_a_price() -> None:
@@ -76,6 +76,6 @@ def test_money_is_of_what_has_a_price() -> None:
     )
     for rows in ((four, eight), (eight, four)):
         outcome = Outcome(rows[0], rows, 0)
-        found = planned(outcome, OUTLINE, cluster, program="net.py:build", objective="cost")
-        assert {row.devices: row.money_per_step for row in found.rows} == {4: 0.004, 8: None}
-        assert "money/step" in plan_table(found)
+        report = planned(outcome, OUTLINE, cluster, program="net.py:build", objective="cost")
+        assert {row.devices: row.money_per_step for row in report.rows} == {4: 0.004, 8: None}
+        assert "money/step" in plan_table(report)

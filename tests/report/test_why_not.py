@@ -23,24 +23,24 @@ def ask(folder: Path, target: str, placement: str) -> WhyNot:
 
 
 def test_an_op_that_is_pinned_costs_what_the_search_says(plans: dict[str, Path]) -> None:
-    found = ask(plans["free"], "b0n0", "S(2)")
-    assert found.chosen is not None
-    assert found.pinned is not None
-    assert found.changes is not None
-    assert found.chosen.total_s == Evidence.of(plans["free"]).search["added_up_s"]
-    assert found.pinned.total_s > found.chosen.total_s
-    assert found.pinned.bytes_held < found.chosen.bytes_held
-    assert "block_0/b0n0" in {name for t in found.changes.ops for name in t.names}
-    text = write(found)
+    answer = ask(plans["free"], "b0n0", "S(2)")
+    assert answer.chosen is not None
+    assert answer.pinned is not None
+    assert answer.changes is not None
+    assert answer.chosen.total_s == Evidence.of(plans["free"]).search["added_up_s"]
+    assert answer.pinned.total_s > answer.chosen.total_s
+    assert answer.pinned.bytes_held < answer.chosen.bytes_held
+    assert "block_0/b0n0" in {name for t in answer.changes.ops for name in t.names}
+    text = write(answer)
     assert "costs       +" in text
     assert "a rank holds" in text
 
 
 def test_the_question_is_put_against_the_users_own_pins(plans: dict[str, Path]) -> None:
     """The plan was made with the weight pinned to rows, and a pin of ours holds against it."""
-    found = ask(plans["pair"], "blocks.{0-2}.up.weight", "B")
-    assert found.changes is not None
-    (change,) = [t for t in found.changes.arguments if "blocks.0.up.weight" in t.names]
+    answer = ask(plans["pair"], "blocks.{0-2}.up.weight", "B")
+    assert answer.changes is not None
+    (change,) = [t for t in answer.changes.arguments if "blocks.0.up.weight" in t.names]
     assert change.change == "S(0) -> R"
 
 
@@ -49,10 +49,10 @@ def test_the_placement_that_is_there_already_costs_nothing(plans: dict[str, Path
 
 
 def test_what_cannot_be_has_its_reason(plans: dict[str, Path]) -> None:
-    found = ask(plans["pair"], "b0n2", "P")
-    assert found.reason[0] == "the constraints leave no placement for op 'b0n2' (flow.pointwise)"
-    assert any("without them it can be" in note for note in found.reason)
-    assert "infeasible" in write(found)
+    answer = ask(plans["pair"], "b0n2", "P")
+    assert answer.reason[0] == "the constraints leave no placement for op 'b0n2' (flow.pointwise)"
+    assert any("without them it can be" in note for note in answer.reason)
+    assert "infeasible" in write(answer)
     odd = ask(plans["pair"], "x", "S(1)")
     assert any("5 is not a multiple of 2" in note for note in odd.reason)
 

@@ -124,17 +124,17 @@ class Written(torch.nn.Module):
 
 
 def operands(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    made = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     shapes = ((2, 4, 5, 16), (2, 4, 7, 16), (2, 4, 7, 6))
-    q, k, v = (torch.randn(shape, generator=made).to(dtype) for shape in shapes)
+    q, k, v = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
     return q, k, v
 
 
 def count(form: Form, dtype: torch.dtype) -> int:
     """Return how many attention ops the program has, after checking what it computes."""
-    given = operands(dtype)
-    program = capture(Written(form), given).program
-    inputs = program.bind(dict(zip(program.input_names, given, strict=True)))
+    qkv = operands(dtype)
+    program = capture(Written(form), qkv).program
+    inputs = program.bind(dict(zip(program.input_names, qkv, strict=True)))
     CanonicalizePass().apply(context(), program.module)
     before = run_function(program.module, inputs)
     RewritePass().apply(context(), program.module)
@@ -166,6 +166,6 @@ def test_what_is_no_attention_stays(form: Form) -> None:
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda f: f.__name__)
 def test_compiled_attention_equals_eager(form: Form) -> None:
-    given = operands(torch.float32)
+    qkv = operands(torch.float32)
     compiled = irc.compile(Written(form))
-    torch.testing.assert_close(compiled(*given), form(*given), atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(compiled(*qkv), form(*qkv), atol=2e-6, rtol=1e-5)

@@ -35,8 +35,8 @@ def products(module: nn.Module, x: torch.Tensor) -> list[int]:
     RewritePass().apply(context(), program.module)
     program.module.verify()
     ops = [op for op in entry(program.module).body.block.ops if isinstance(op, FlowOp)]
-    made = [op for op in ops if op.plain.get("fn") == "mul"]
-    return [len(op.outputs[0].type.shape) for op in made if x.shape[0] in op.outputs[0].type.shape]  # pyright: ignore
+    muls = [op for op in ops if op.plain.get("fn") == "mul"]
+    return [len(op.outputs[0].type.shape) for op in muls if x.shape[0] in op.outputs[0].type.shape]  # pyright: ignore
 
 
 @pytest.mark.parametrize("dims", [1, 2])

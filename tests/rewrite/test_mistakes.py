@@ -138,17 +138,19 @@ def test_a_fraction_is_no_integer() -> None:
     assert "0.5 is no number of i32" in places[0].reason
 
 
-@pytest.mark.parametrize(("made", "fits", "other"), [
+@pytest.mark.parametrize(("replacement", "fits", "other"), [
     ("reshape[3, 5](reshape[15](x))",) * 2 + ("reshape[3, 5](reshape[5, 3](x))",),
     ("sum[0](reshape[1, 15](x))", "sum[-2](x)", "sum[1](x)"),
     ("sum[0](reshape[1, 15](x))", "sum[0](x)", "sum[2](x)"),
     ('cast["f32"](cast["f64"](x))',) * 2 + ('cast["f32"](cast["f16"](x))',),
 ])  # fmt: skip
-def test_attributes_without_names_are_compared(made: str, fits: str, other: str) -> None:
-    if made.startswith("sum"):
-        made = f"broadcast[3, 5](reshape[3, 5]({made}))"
+def test_attributes_without_names_are_compared(replacement: str, fits: str, other: str) -> None:
+    if replacement.startswith("sum"):
+        replacement = f"broadcast[3, 5](reshape[3, 5]({replacement}))"
     for form, times in ((fits, 1), (other, 0)):
-        _, places = applied(f"rule a neg(x) => {made}  rule b {form} where true == false => x")
+        _, places = applied(
+            f"rule a neg(x) => {replacement}  rule b {form} where true == false => x"
+        )
         assert len([p for p in places if p.rule == "b" and p.fits]) == times
 
 
@@ -175,9 +177,9 @@ def test_what_is_no_text_is_no_missing_file(tmp_path: Path) -> None:
 
 def test_the_example_of_the_pass_is_a_rule() -> None:
     documented = inspect.cleandoc(RewritePass.__doc__ or "")
-    found = re.search(r"rule sigmoid_by_parts.*?=> \S+", documented, re.DOTALL)
-    assert found is not None
-    ops, _ = applied(found[0])
+    match = re.search(r"rule sigmoid_by_parts.*?=> \S+", documented, re.DOTALL)
+    assert match is not None
+    ops, _ = applied(match[0])
     assert ops == ["sigmoid", "mul"]
 
 

@@ -18,9 +18,11 @@ from irc.runtime.module_tensors import canonical_names, release
 
 
 def net() -> Any:
-    made = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4))
-    release(made, canonical_names(made), dict.fromkeys(dict(made.named_parameters()), "parameter"))
-    return made
+    module = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4))
+    release(
+        module, canonical_names(module), dict.fromkeys(dict(module.named_parameters()), "parameter")
+    )
+    return module
 
 
 IDS = torch.zeros(2, 3, dtype=torch.int64)

@@ -16,7 +16,7 @@ def refuse(*_: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "made"),
+    ("body", "outputs"),
     [
         ("y = Transpose <perm = [1, 0]> (r)", "float[3,4] y"),
         ("y = Transpose <perm = [1, 0]> (r) z = Identity(r)", "float[3,4] y, float[4,3] z"),
@@ -24,16 +24,16 @@ def refuse(*_: object) -> None:
     ],
 )
 def test_results_that_are_views_go_the_short_way(
-    body: str, made: str, monkeypatch: pytest.MonkeyPatch
+    body: str, outputs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = "int64[1] one = {1}, int64[1] two = {2}"
-    model = model_of(f"r = Relu(x) {body}", "float[4,3] x", made, stored=stored)
+    model = model_of(f"r = Relu(x) {body}", "float[4,3] x", outputs, stored=stored)
     session = irc_onnx.InferenceSession(model.SerializeToString())
     x = np.arange(-6, 6, dtype=np.float32).reshape(4, 3)
     wanted = ReferenceEvaluator(model).run(None, {"x": x})
     results = [session.run(None, {"x": x})]
     monkeypatch.setattr(Executor, "__call__", refuse)
     results.append(session.run(None, {"x": x}))
-    for found in results:
-        for mine, want in zip(found, wanted, strict=True):
+    for values in results:
+        for mine, want in zip(values, wanted, strict=True):
             assert np.array_equal(mine, want)

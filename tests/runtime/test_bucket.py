@@ -60,8 +60,8 @@ def test_the_last_begins_them_all(group: ProcessGroup, op: str) -> None:
 def test_what_is_gathered_along_another_dim_is_unpacked(group: ProcessGroup) -> None:
     value, result, landing = torch.arange(6.0).view(2, 3), torch.zeros(2, 3), torch.zeros(1, 2, 3)
     bucket, op = Bucket(group, 1), "comm.all_gather"
-    given = Operands(value, result, receive=landing)
-    bucket.add(start("a", op), PREPARED[op](1, {"dim": 1}, given))()
+    operands = Operands(value, result, receive=landing)
+    bucket.add(start("a", op), PREPARED[op](1, {"dim": 1}, operands))()
     assert torch.equal(value, result)
 
 
@@ -69,17 +69,17 @@ def test_a_wait_in_another_thread_waits_for_the_last_start(group: ProcessGroup) 
     """So it is where messages are held back for as long as a cluster's links take."""
     bucket, op = Bucket(group, 2), "comm.all_reduce"
     values, results = [torch.ones(2) for _ in "ab"], [torch.zeros(2) for _ in "ab"]
-    given = [
+    prepared = [
         PREPARED[op](1, ATTRS[op], Operands(*pair)) for pair in zip(values, results, strict=True)
     ]
-    end = bucket.add(start("a", op), given[0])
+    end = bucket.add(start("a", op), prepared[0])
     waiting = threading.Thread(target=end)
     waiting.start()
     waiting.join(0.05)
     assert waiting.is_alive()
     noted: list[object] = []
     end.work.get_future().add_done_callback(noted.append)
-    bucket.add(start("b", op), given[1])()
+    bucket.add(start("b", op), prepared[1])()
     waiting.join(10)
     assert not waiting.is_alive() and noted
 
@@ -105,9 +105,9 @@ def test_processors_join_small_messages_only(group: ProcessGroup) -> None:
     results = [torch.zeros_like(value) for value in values]
     bucket, op = Bucket(group, 3), "comm.all_reduce"
     pairs = zip(values, results, strict=True)
-    given = [PREPARED[op](1, ATTRS[op], Operands(*pair)) for pair in pairs]
-    assert [each.is_apart for each in given] == [False, True, False]
-    ends = [bucket.add(start(name, op), each) for name, each in zip("abc", given, strict=True)]
+    prepared = [PREPARED[op](1, ATTRS[op], Operands(*pair)) for pair in pairs]
+    assert [each.is_apart for each in prepared] == [False, True, False]
+    ends = [bucket.add(start(name, op), each) for name, each in zip("abc", prepared, strict=True)]
     ends[0]()
     assert all(torch.equal(a, b) for a, b in zip(values, results, strict=True))
 

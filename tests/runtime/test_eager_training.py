@@ -37,9 +37,9 @@ NAME = "0.weight"
 def planned(folder: Path, model: nn.Module | None = None, **precision: Any) -> LoadedPlan:
     torch.manual_seed(0)
     model = model or nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
-    given = torch.randn(6, 8), torch.arange(6) % 4
+    batch = torch.randn(6, 8), torch.arange(6) % 4
     options = {"optimizer": "adamw", "precision": irc.Precision(**precision), "native": "none"}
-    irc.export_plan(model, given, out=folder / "plan", loss=F.cross_entropy, **options)
+    irc.export_plan(model, batch, out=folder / "plan", loss=F.cross_entropy, **options)
     return load_plan(folder / "plan")
 
 
@@ -53,17 +53,19 @@ def batches(loaded: LoadedPlan, count: int) -> list[dict[str, torch.Tensor]]:
 def test_steps_that_overflow_are_skipped_in_float64(tmp_path: Path, count: int) -> None:
     """At first all of them overflow in float16; weights that are pushed the wrong way are seen."""
     loaded = planned(tmp_path, compute="float16", scaler={"init_scale": 2.0**30})
-    weights, given = load_weights(loaded, None), batches(loaded, count)
-    right = train_eagerly(loaded, weights, given)
+    weights, step_batches = load_weights(loaded, None), batches(loaded, count)
+    right = train_eagerly(loaded, weights, step_batches)
     assert all(right.skips[:3])
     assert right.skips[-1] == (count == 3)
-    whole = train_eagerly(loaded, weights, given, torch.float64, right.skips)
+    whole = train_eagerly(loaded, weights, step_batches, torch.float64, right.skips)
     assert whole.skips == right.skips
     assert torch.equal(whole.tensors[NAME], weights[NAME].double()) == all(right.skips)
-    assert compare_training(loaded, weights, given, right).ok
-    moved = train_eagerly(loaded, weights, given, torch.float64, [False] * count).tensors[NAME]
+    assert compare_training(loaded, weights, step_batches, right).ok
+    moved = train_eagerly(loaded, weights, step_batches, torch.float64, [False] * count).tensors[
+        NAME
+    ]
     wrong = {**right.tensors, NAME: (2 * weights[NAME] - moved).float()}
-    said = compare_training(loaded, weights, given, Trained(right.losses, wrong))
+    said = compare_training(loaded, weights, step_batches, Trained(right.losses, wrong))
     assert not said.ok
     assert said.where == NAME
 
@@ -71,39 +73,39 @@ def test_steps_that_overflow_are_skipped_in_float64(tmp_path: Path, count: int) 
 def test_a_plan_may_skip_other_steps_and_none_without_need(tmp_path: Path) -> None:
     """Where eager overflows at a scale that a plan does not, the plan moves; it may not stand."""
     loaded = planned(tmp_path, compute="float16", scaler={"init_scale": 2.0**24})
-    weights, given = load_weights(loaded, None), batches(loaded, 12)
-    eager = train_eagerly(loaded, weights, given)
+    weights, step_batches = load_weights(loaded, None), batches(loaded, 12)
+    eager = train_eagerly(loaded, weights, step_batches)
     first = eager.skips.index(False)
     assert first >= 2
     fewer = [n < first - 2 for n in range(12)]
-    with_fewer = train_eagerly(loaded, weights, given, torch.float64, fewer)
+    with_fewer = train_eagerly(loaded, weights, step_batches, torch.float64, fewer)
     assert with_fewer.skips == tuple(fewer)
-    assert compare_training(loaded, weights, given, with_fewer).ok
-    lazy = train_eagerly(loaded, weights, given, torch.float64, [True] * 12)
-    said = compare_training(loaded, weights, given, lazy)
+    assert compare_training(loaded, weights, step_batches, with_fewer).ok
+    lazy = train_eagerly(loaded, weights, step_batches, torch.float64, [True] * 12)
+    said = compare_training(loaded, weights, step_batches, lazy)
     assert not said.ok
     assert "which is skipped" in said.where
 
 
 def test_what_masters_keep_is_judged(tmp_path: Path) -> None:
     loaded = planned(tmp_path, parameters="bfloat16", masters="float32")
-    weights, given = load_weights(loaded, None), batches(loaded, 3)
-    right = train_eagerly(loaded, weights, given)
-    assert compare_training(loaded, weights, given, right).ok
+    weights, step_batches = load_weights(loaded, None), batches(loaded, 3)
+    right = train_eagerly(loaded, weights, step_batches)
+    assert compare_training(loaded, weights, step_batches, right).ok
     kept = f"optimizer.remainder.{NAME}"
     wrong = {**right.tensors, kept: right.tensors[kept] + 0.1}
-    said = compare_training(loaded, weights, given, replace(right, tensors=wrong))
+    said = compare_training(loaded, weights, step_batches, replace(right, tensors=wrong))
     assert (said.ok, said.where) == (False, kept)
 
 
 def test_what_rounding_alone_does_is_no_fault(tmp_path: Path) -> None:
     """Adam makes full steps of a rounding's sign, which differ between any two eager runs."""
     loaded = planned(tmp_path, Shifted())
-    weights, given = load_weights(loaded, None), batches(loaded, 3)
+    weights, step_batches = load_weights(loaded, None), batches(loaded, 3)
     for seed in range(10, 16):
-        moved = train_eagerly(loaded, _nudged(weights, seed), given)
-        assert compare_training(loaded, weights, given, moved).ok
-    right = train_eagerly(loaded, weights, given)
+        moved = train_eagerly(loaded, _nudged(weights, seed), step_batches)
+        assert compare_training(loaded, weights, step_batches, moved).ok
+    right = train_eagerly(loaded, weights, step_batches)
     wrong = {**right.tensors, "last.weight": right.tensors["last.weight"] * 1.001}
-    said = compare_training(loaded, weights, given, replace(right, tensors=wrong))
+    said = compare_training(loaded, weights, step_batches, replace(right, tensors=wrong))
     assert (said.ok, said.where) == (False, "last.weight")

@@ -102,8 +102,8 @@ def test_two_threads_do_not_share_an_arena() -> None:
     wrong: list[int] = []
 
     def work(seed: int) -> None:
-        given = torch.full((300,), float(seed))
-        right = [torch.equal(run(given)[0], -(-given).exp()) for _ in range(100)]
+        value = torch.full((300,), float(seed))
+        right = [torch.equal(run(value)[0], -(-value).exp()) for _ in range(100)]
         wrong.extend([seed] * right.count(False))
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
@@ -115,19 +115,19 @@ def test_two_threads_do_not_share_an_arena() -> None:
 
 
 def test_a_plan_of_kernels_is_one_native_call() -> None:
-    made = []
+    segments = []
 
     def load(*args):
-        made.extend(reference_segments(*args))
-        return made
+        segments.extend(reference_segments(*args))
+        return segments
 
     run = executor_of(loaded(mlp()), weights(), load=load)
     run(torch.ones(5, 6))
-    assert [segment.runs for segment in made] == [1]
+    assert [segment.runs for segment in segments] == [1]
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("inputs", "expected"),
     [
         ((), "takes 1 inputs, not 0"),
         ((torch.ones(6, 5),), r"input 'x' is \[6, 5\]"),
@@ -135,10 +135,10 @@ def test_a_plan_of_kernels_is_one_native_call() -> None:
         ((torch.ones(5, 6, device="meta"),), "on meta"),
     ],
 )
-def test_other_inputs_are_refused(given: tuple[torch.Tensor, ...], expected: str) -> None:
+def test_other_inputs_are_refused(inputs: tuple[torch.Tensor, ...], expected: str) -> None:
     run = executor_of(loaded(mlp()), weights(), load=reference_segments)
     with pytest.raises(IrcError, match=expected):
-        run(*given)
+        run(*inputs)
 
 
 def test_other_weights_are_refused() -> None:

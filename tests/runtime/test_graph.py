@@ -38,19 +38,19 @@ class Graph:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
-    made = Device()
+    fake_device = Device()
 
     @contextmanager
     def record(graph: Graph, **_: object) -> Iterator[None]:
-        made.recording = graph.launches
+        fake_device.recording = graph.launches
         yield
-        made.recording = None
+        fake_device.recording = None
 
     capturing = "is_current_stream_capturing"
-    monkeypatch.setattr(torch.cuda, capturing, lambda: made.recording is not None)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", made.graph)
+    monkeypatch.setattr(torch.cuda, capturing, lambda: fake_device.recording is not None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", fake_device.graph)
     monkeypatch.setattr(torch.cuda, "graph", record)
-    return made
+    return fake_device
 
 
 def table(value: int) -> "ctypes.Array[ctypes.c_int64]":
@@ -79,16 +79,16 @@ def test_a_graph_is_of_the_addresses_and_not_of_the_table(device: Device) -> Non
 def test_graphs_that_are_not_used_go(device: Device) -> None:
     segment = GraphedSegment(device, 1)
     for value in [v for v in range(3 * MAX_GRAPHS) for _ in range(2)]:
-        given = table(value)
-        segment.run(ctypes.addressof(given))
+        call_table = table(value)
+        segment.run(ctypes.addressof(call_table))
     assert len(segment._graphs) == MAX_GRAPHS
     assert device.ran == [v for v in range(3 * MAX_GRAPHS) for _ in range(2)]
 
 
 def test_inside_a_graph_of_the_caller_nothing_is_recorded(device: Device) -> None:
-    segment, graph, given = GraphedSegment(device, 1), device.graph(), table(5)
+    segment, graph, call_table = GraphedSegment(device, 1), device.graph(), table(5)
     with torch.cuda.graph(graph):
         for _ in range(3):
-            segment.run(ctypes.addressof(given))
+            segment.run(ctypes.addressof(call_table))
     assert graph.launches == [5, 5, 5]
     assert not segment._graphs

@@ -198,8 +198,8 @@ def test_the_file_is_one_that_the_library_reads(tmp_path: Path) -> None:
         'odd "name"\n\u00e9': torch.ones(1, dtype=torch.int8),
     }  # fmt: skip
     write_safetensors(tmp_path / "w.safetensors", tensors)
-    found = load_file(tmp_path / "w.safetensors")
-    assert set(found) == set(tensors)
+    loaded = load_file(tmp_path / "w.safetensors")
+    assert set(loaded) == set(tensors)
     for name, tensor in tensors.items():
-        assert found[name].dtype == tensor.dtype
-        assert torch.equal(found[name], tensor)
+        assert loaded[name].dtype == tensor.dtype
+        assert torch.equal(loaded[name], tensor)

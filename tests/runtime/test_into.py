@@ -87,9 +87,9 @@ def check(name: str, attrs: dict[str, Any], inputs: list[Tensor]) -> None:
     places = [x.data_ptr() for x in out]
     write(copied, out)
     assert [x.data_ptr() for x in out] == places
-    for found, want in zip(out, wanted, strict=True):
-        assert found.shape == want.shape
-        assert torch.equal(found, want)
+    for output, want in zip(out, wanted, strict=True):
+        assert output.shape == want.shape
+        assert torch.equal(output, want)
     for region in regions:
         beyond = torch.cat([region[:GUARD], region[-GUARD:]])
         assert torch.equal(beyond, torch.full_like(beyond, 7)), "it wrote beyond its results"

@@ -23,9 +23,9 @@ def test_every_pointwise_function_runs_and_has_the_dtype_of_its_row(fn: str) -> 
     integer = fn.startswith(("bit_", "shift_"))
     x = torch.tensor([1, 2, 3]) if integer else torch.tensor([0.25, 0.5, 0.75])
     inputs = [x > 0.4, x, x] if fn == "where" else [x] * row.arity
-    (found,) = library.run("flow.pointwise", {"fn": fn}, inputs, [((3,), "f32")])
-    assert found.shape == (3,)
-    assert found.dtype == (torch.bool if row.result == "bool" else x.dtype)
+    (output,) = library.run("flow.pointwise", {"fn": fn}, inputs, [((3,), "f32")])
+    assert output.shape == (3,)
+    assert output.dtype == (torch.bool if row.result == "bool" else x.dtype)
 
 
 @pytest.mark.parametrize("ceil", [False, True])
@@ -42,8 +42,8 @@ def test_pooling(kernel: int, stride: int, pad: int, *, ceil: bool, counted: boo
     average = F.avg_pool2d(x, kernel, stride, pad, ceil_mode=ceil, count_include_pad=counted)
     for fn, expected in (("max", largest), ("avg", average)):
         results = [(tuple(expected.shape), "f32")]
-        (found,) = library.run("flow.pool", {**attrs, "fn": fn}, [x], results)
-        torch.testing.assert_close(found, expected)
+        (output,) = library.run("flow.pool", {**attrs, "fn": fn}, [x], results)
+        torch.testing.assert_close(output, expected)
 
 
 @pytest.mark.parametrize("mask", ["none", "bool", "additive"])
@@ -62,8 +62,8 @@ def test_attention_with_grouped_heads(mask: str, *, causal: bool) -> None:
         scores = scores.masked_fill(~torch.ones(5, 5, dtype=torch.bool).tril(), -torch.inf)
     expected = torch.softmax(scores, -1) @ v.repeat_interleave(3, 1)
     attrs = {"is_causal": causal, "scale": 0.3}
-    (found,) = library.run("flow.attention", attrs, [q, k, v, *operands], [((2, 6, 5, 4), "f32")])
-    torch.testing.assert_close(found, expected)
+    (output,) = library.run("flow.attention", attrs, [q, k, v, *operands], [((2, 6, 5, 4), "f32")])
+    torch.testing.assert_close(output, expected)
     shapes = [(tuple(t.shape), "f32") for t in (q, k, v)]
     record = OP_BY_NAME["flow.attention"].RECORD
     assert record is not None
@@ -98,8 +98,8 @@ def test_extern_fills_operands_and_keywords() -> None:
         "arguments": '[[{"operand": 0}, [1]], {"correction": 0, "keepdim": true}]',
     }
     x = torch.randn(3, 5)
-    (found,) = library.run("flow.extern", attrs, [x], [((3, 1), "f32")])
-    torch.testing.assert_close(found, x.std(1, correction=0, keepdim=True))
+    (output,) = library.run("flow.extern", attrs, [x], [((3, 1), "f32")])
+    torch.testing.assert_close(output, x.std(1, correction=0, keepdim=True))
 
 
 def test_arguments_that_are_read_once_are_those_of_each_call() -> None:

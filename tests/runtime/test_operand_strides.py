@@ -33,16 +33,16 @@ def last_dim_apart(x: Tensor) -> Tensor:
 def test_flash_attention(position: int, causal: bool, dtype: torch.dtype) -> None:
     """Forward and backward: torch's kernel takes the last stride for granted."""
     plain = [draw(2, 3, 9, 8, seed=i, dtype=dtype) for i in range(3)]
-    given = list(plain)
-    given[position] = last_dim_apart(plain[position])
+    strided = list(plain)
+    strided[position] = last_dim_apart(plain[position])
     options: Any = None, None, None, None, causal, 0.5, True
     wanted = attention.attention(*plain, *options)
-    for one, other in zip(attention.attention(*given, *options), wanted, strict=True):
+    for one, other in zip(attention.attention(*strided, *options), wanted, strict=True):
         assert torch.equal(one, other)
     g, y = draw(2, 3, 9, 8, seed=5, dtype=dtype), wanted[0]
     rest: Any = None, None, None, None, None, causal, 0.5
     want = attention.backward(g, *plain, y, wanted[1], *rest)
-    back = attention.backward(last_dim_apart(g), *given, last_dim_apart(y), wanted[1], *rest)
+    back = attention.backward(last_dim_apart(g), *strided, last_dim_apart(y), wanted[1], *rest)
     for one, other in zip(back, want, strict=True):
         assert torch.equal(one, other)
 
@@ -90,8 +90,8 @@ def _convolved(place: int) -> Callable[..., Tensor]:
         operands = [q, k, v]
         if place < 3:
             operands[place] = F.conv2d(operands[place], w)
-        made = F.scaled_dot_product_attention(*operands)
-        return F.conv2d(made, w) if place == 3 else made
+        attended = F.scaled_dot_product_attention(*operands)
+        return F.conv2d(attended, w) if place == 3 else attended
 
     return run
 
@@ -103,13 +103,13 @@ def test_attention_of_a_convolution(place: int, dtype: torch.dtype, entry: Any) 
     """A convolution's result lies channels last, as does a gradient for one."""
     torch._dynamo.reset()
     shapes = [(2, 2, 5, 8), (2, 2, 17, 8), (2, 2, 17, 8), (2, 2, 1, 1)]
-    given = [draw(*s, seed=i, dtype=dtype) for i, s in enumerate(shapes)]
+    inputs = [draw(*s, seed=i, dtype=dtype) for i, s in enumerate(shapes)]
     f = _convolved(place)
     fast = entry(f)
     results: list[list[Tensor]] = []
     for run in (f, fast, fast):
-        leaves = [x.clone().requires_grad_() for x in given]
-        made = run(*leaves)
-        results.append([made, *torch.autograd.grad((made * made).sum(), leaves)])
-    for found in results[1:]:
-        torch.testing.assert_close(found, results[0])
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        output = run(*leaves)
+        results.append([output, *torch.autograd.grad((output * output).sum(), leaves)])
+    for values in results[1:]:
+        torch.testing.assert_close(values, results[0])

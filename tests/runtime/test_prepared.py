@@ -38,21 +38,21 @@ def close(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def compiled(module: nn.Module, rows: int = 9) -> tuple[Any, torch.Tensor]:
     x = torch.randn(rows, 33)
-    found = irc.compile(module)
+    fast = irc.compile(module)
     with torch.no_grad():
-        assert close(found(x), module(x))
-    return found, x
+        assert close(fast(x), module(x))
+    return fast, x
 
 
-def plan_of(found: Any, which: int = 0) -> Any:
-    return dispatcher_of(found).versions[which].plan  # type: ignore[union-attr]
+def plan_of(module: Any, which: int = 0) -> Any:
+    return dispatcher_of(module).versions[which].plan  # type: ignore[union-attr]
 
 
 @torch.no_grad()
 def test_weights_are_packed_once_and_again_after_a_write() -> None:
     module = Twice()
-    found, x = compiled(module)
-    plan = plan_of(found)
+    fast, x = compiled(module)
+    plan = plan_of(fast)
     assert plan.prepared_bytes > 0
     assert any("pack" in k.name for k in plan.kernels)
     for write in (
@@ -62,25 +62,25 @@ def test_weights_are_packed_once_and_again_after_a_write() -> None:
         lambda: nn.init.ones_(module.linear.weight),
     ):
         write()
-        assert close(found(x), module(x))
+        assert close(fast(x), module(x))
 
 
 @torch.no_grad()
 def test_other_memory_is_a_recompile() -> None:
     module = Twice()
-    found, x = compiled(module)
+    fast, x = compiled(module)
     module.linear.weight.data = torch.randn(70, 33)
-    assert close(found(x), module(x))
-    assert "other memory" in irc.calls.compiled.statistics(found).reasons[0]
+    assert close(fast(x), module(x))
+    assert "other memory" in irc.calls.compiled.statistics(fast).reasons[0]
 
 
 @torch.no_grad()
 def test_writes_that_torch_does_not_count_are_seen_after_refresh() -> None:
     module = Twice()
-    found, x = compiled(module)
+    fast, x = compiled(module)
     module.linear.weight.data.mul_(3)
-    refresh(found)
-    assert close(found(x), module(x))
+    refresh(fast)
+    assert close(fast(x), module(x))
     with pytest.raises(IrcError, match=r"not made by irc\.compile"):
         refresh(module)
 
@@ -88,28 +88,28 @@ def test_writes_that_torch_does_not_count_are_seen_after_refresh() -> None:
 @torch.no_grad()
 def test_versions_of_a_model_share_what_is_packed() -> None:
     module = nn.Linear(33, 70)
-    found, _ = compiled(module)
+    fast, _ = compiled(module)
     other = torch.randn(17, 33)
-    assert close(found(other), module(other))
-    versions = dispatcher_of(found).versions  # type: ignore[union-attr]
+    assert close(fast(other), module(other))
+    versions = dispatcher_of(fast).versions  # type: ignore[union-attr]
     stores = [set(v._executor._prepared.by_buffer.values()) for v in versions]
     assert stores[0] == stores[1] and len(stores[0]) == 1
     module.weight.add_(1)
-    assert close(found(other), module(other))
+    assert close(fast(other), module(other))
     x = torch.randn(9, 33)
-    assert close(found(x), module(x))
+    assert close(fast(x), module(x))
 
 
 @torch.no_grad()
 def test_threads_see_one_write() -> None:
     module = Twice()
-    found, x = compiled(module)
+    fast, x = compiled(module)
     module.linear.weight.mul_(-1)
     want, wrong = module(x), list[int]()
 
     @torch.no_grad()
     def work() -> None:
-        wrong.extend(i for i in range(50) if not close(found(x), want))
+        wrong.extend(i for i in range(50) if not close(fast(x), want))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -124,26 +124,26 @@ def test_inference_tensors_are_prepared_at_every_call() -> None:
     with torch.inference_mode():
         module = nn.Linear(33, 70)
         x = torch.randn(9, 33)
-        found = irc.compile(module)
-        assert close(found(x), module(x))
+        fast = irc.compile(module)
+        assert close(fast(x), module(x))
         module.weight.mul_(2)
-        assert close(found(x), module(x))
+        assert close(fast(x), module(x))
 
 
 @torch.no_grad()
 def test_states_are_not_prepared() -> None:
     module = nn.BatchNorm1d(33).train()
-    found, x = irc.compile(module), torch.randn(9, 33)
+    fast, x = irc.compile(module), torch.randn(9, 33)
     for _ in range(3):
-        found(x)
-    written = {b.name for b in plan_of(found).buffers if b.storage == "prepared"}
+        fast(x)
+    written = {b.name for b in plan_of(fast).buffers if b.storage == "prepared"}
     assert not written & {"running_mean", "running_var"}
 
 
 @torch.no_grad()
 def test_a_plan_says_what_it_prepares() -> None:
-    found, _ = compiled(Twice())
-    plan = plan_of(found)
+    fast, _ = compiled(Twice())
+    plan = plan_of(fast)
     assert from_json(to_json(plan)) == plan
     verify_plan(plan)
     (kernels, *_) = plan.prepared
@@ -168,11 +168,11 @@ UNCOUNTED: dict[str, Callable[[torch.Tensor], object]] = {
 @torch.no_grad()
 def test_writes_that_torch_does_not_count_are_seen(rows: int, write: str) -> None:
     module = Twice()
-    found, x = compiled(module, rows)
-    assert plan_of(found).prepared_bytes > 0
+    fast, x = compiled(module, rows)
+    assert plan_of(fast).prepared_bytes > 0
     for _ in range(2):
         UNCOUNTED[write](module.linear.weight)
-        assert close(found(x), module(x))
+        assert close(fast(x), module(x))
 
 
 @pytest.mark.parametrize("way", [irc.compile, partial(torch.compile, backend="irc")])
@@ -180,33 +180,33 @@ def test_writes_that_torch_does_not_count_are_seen(rows: int, write: str) -> Non
 def test_a_target_that_follows_by_its_data_is_seen(way: Callable[..., Any]) -> None:
     torch._dynamo.reset()
     module, target = nn.Linear(200, 300), nn.Linear(200, 300)
-    found, x = way(target), torch.randn(5, 200)
+    fast, x = way(target), torch.randn(5, 200)
     for _ in range(4):
         for mine, theirs in zip(target.parameters(), module.parameters(), strict=True):
             mine.data.copy_(0.5 * theirs.data + 0.5 * mine.data)
-        assert close(found(x), target(x))
+        assert close(fast(x), target(x))
 
 
 @torch.no_grad()
 def test_plans_that_share_what_is_packed_see_a_write_alike() -> None:
     module = nn.Linear(33, 70)
-    found, x = compiled(module)
+    fast, x = compiled(module)
     other = torch.randn(17, 33)
     module.weight.data.add_(1)  # before there is a plan for the other one
-    assert close(found(other), module(other))
+    assert close(fast(other), module(other))
     for first, second in ((x, other), (other, x)):
         module.weight.data.add_(1)
-        assert close(found(first), module(first))
-        assert close(found(second), module(second))
+        assert close(fast(first), module(first))
+        assert close(fast(second), module(second))
 
 
 @torch.no_grad()
 def test_weights_in_another_order_are_seen() -> None:
     module = nn.Conv2d(8, 8, 3).to(memory_format=torch.channels_last)
-    found, x = irc.compile(module), torch.randn(2, 8, 9, 9)
-    assert close(found(x), module(x))
+    fast, x = irc.compile(module), torch.randn(2, 8, 9, 9)
+    assert close(fast(x), module(x))
     module.weight.data.mul_(2)
-    assert close(found(x), module(x))
+    assert close(fast(x), module(x))
 
 
 MOST: dict[str, Callable[[torch.Tensor], object]] = {
@@ -221,14 +221,14 @@ MOST: dict[str, Callable[[torch.Tensor], object]] = {
 @torch.no_grad()
 def test_writes_to_a_part_of_a_large_weight_are_seen(write: str) -> None:
     module = nn.Sequential(nn.Linear(500, 700), nn.Tanh(), nn.Linear(700, 300))
-    found, x = irc.compile(module), torch.randn(20, 500)
+    fast, x = irc.compile(module), torch.randn(20, 500)
     for place in (0, 2):
-        assert close(found(x), module(x))
+        assert close(fast(x), module(x))
         MOST[write](cast("nn.Linear", module[place]).weight)
-        assert close(found(x), module(x))
+        assert close(fast(x), module(x))
     cast("nn.Linear", module[0]).weight.data[300, 7] += 5  # one element: may be unseen until told
-    refresh(found)
-    assert close(found(x), module(x))
+    refresh(fast)
+    assert close(fast(x), module(x))
 
 
 @pytest.mark.parametrize("size", [70_000, 1 << 16, 100 << 20, 65_537])

@@ -100,7 +100,7 @@ print(seen)
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("relative_errors", "expected"),
     [
         ((1e-6, 1e-7), True),
         ((1e-3, 1e-7), False),
@@ -108,9 +108,9 @@ print(seen)
         ((float("inf"), 0.0), False),
     ],
 )
-def test_what_is_ok(given: tuple[float, float], expected: bool) -> None:
+def test_what_is_ok(relative_errors: tuple[float, float], expected: bool) -> None:
     """Rounding is: 1e-4, or as bad as a few times eager itself where that is in half precision."""
-    assert Comparison(0.0, *given).ok is expected
+    assert Comparison(0.0, *relative_errors).ok is expected
 
 
 def test_a_report_goes_through_json() -> None:

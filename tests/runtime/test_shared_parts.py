@@ -72,8 +72,8 @@ class Rank:
     def begin(self, value: float, count: int = 5000) -> Callable[[], None]:
         """Give a number so many times; return what waits and notes what came."""
 
-        def take(peer: int, given: torch.Tensor) -> None:
-            numbers = given.view(torch.float32)
+        def take(peer: int, received: torch.Tensor) -> None:
+            numbers = received.view(torch.float32)
             assert bool((numbers == numbers[0]).all())
             self.got.append((peer, float(numbers[0])))
 

@@ -23,20 +23,20 @@ def call(target: str, count: int, wanted: list[int]) -> list[object]:
 def test_gradients_under_inference_mode() -> None:
     x, y, g = torch.randn(3, 5), torch.randn(5), torch.randn(3, 5)
     with torch.inference_mode():
-        found = vjp.run(
+        gradients = vjp.run(
             call("aten::hypot", 2, [1, 0]), [x.clone(), y.clone(), g.clone()], library.run
         )
     leaves = y.clone().requires_grad_(), x.clone().requires_grad_()
     wanted = torch.autograd.grad(torch.hypot(leaves[1], leaves[0]), leaves, g)
-    for value, want in zip(found, wanted, strict=True):
+    for value, want in zip(gradients, wanted, strict=True):
         assert not value.requires_grad
         torch.testing.assert_close(value, want)
 
 
 def test_an_operand_that_does_not_matter_gets_zeros() -> None:
     x, y, g = torch.randn(3), torch.randn(3), torch.randn(3)
-    (found,) = vjp.run(call("aten::nextafter", 2, [1]), [x, y, g], library.run)
-    assert not found.any()
+    (gradient,) = vjp.run(call("aten::nextafter", 2, [1]), [x, y, g], library.run)
+    assert not gradient.any()
 
 
 @pytest.mark.parametrize(

@@ -76,9 +76,9 @@ def test_a_rank_reads_its_slices_alone(tmp_path: Path, monkeypatch: pytest.Monke
     own = WeightFiles.read
 
     def counted(self: WeightFiles, name: str, where: Any) -> torch.Tensor:
-        found = own(self, name, where)
-        read.append(found.numel())
-        return found
+        piece = own(self, name, where)
+        read.append(piece.numel())
+        return piece
 
     monkeypatch.setattr(WeightFiles, "read", counted)
     for rank in range(4):

@@ -20,12 +20,12 @@ def wiring(stages: int) -> Wiring:
         out = [f"cut{k}.{k + 1}"] if k < stages - 1 else []
         own = [f"cut{k - 1}.{k}"] if k else []
         back = [f"gradient.{name}" for name in out]
-        made = [f"gradient.{name}" for name in own]
+        input_gradients = [f"gradient.{name}" for name in own]
         functions.append(
             {
                 "F": Function(tuple(own), (*out, "saved0")),
-                "B": Function((*back, "saved0"), tuple(made)),
-                "I": Function((*back, "saved0"), (*made, "saved1")),
+                "B": Function((*back, "saved0"), tuple(input_gradients)),
+                "I": Function((*back, "saved0"), (*input_gradients, "saved1")),
                 "W": Function(("saved0", "saved1"), ()),
             }
         )

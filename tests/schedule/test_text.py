@@ -69,11 +69,13 @@ def torch_tables(ranks, micro_batches):
         total = ranks * chunks
         rank_of = {s: min(s, total - 1 - s) if v_shaped else s % ranks for s in range(total)}
         stages = [Stage(s, 0, ranks, total) for s in range(total) if rank_of[s] == 0]
-        made = schedules.get_schedule_class(name)(stages, micro_batches, loss_fn=lambda *_: None)
+        schedule = schedules.get_schedule_class(name)(
+            stages, micro_batches, loss_fn=lambda *_: None
+        )
         out = io.StringIO(newline="")
         writer = csv.writer(out)
-        for rank in made.pipeline_order:
-            writer.writerow(made.pipeline_order[rank])
+        for rank in schedule.pipeline_order:
+            writer.writerow(schedule.pipeline_order[rank])
         yield f"{name}:{chunks}", out.getvalue()
 
 

@@ -39,8 +39,8 @@ class Plan:
         return self.report["added_up_s"]
 
     def ops(self, name: str, **attrs: Any) -> list[FlowOp]:
-        found = [op for op in self.module.walk() if isinstance(op, FlowOp) and op.name == name]
-        return [op for op in found if all(op.plain.get(k) == v for k, v in attrs.items())]
+        named = [op for op in self.module.walk() if isinstance(op, FlowOp) and op.name == name]
+        return [op for op in named if all(op.plain.get(k) == v for k, v in attrs.items())]
 
     def parameter(self, name: str) -> Any:
         known = {n: v for _, n, v in arguments(entry(self.module))}
@@ -109,8 +109,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         b, t, h = x.shape
-        made = [f(x).view(b, t, self.heads, -1) for f in (self.q, self.k, self.v)]
-        q, k, v = (value.transpose(1, 2) for value in made)
+        projected = [f(x).view(b, t, self.heads, -1) for f in (self.q, self.k, self.v)]
+        q, k, v = (value.transpose(1, 2) for value in projected)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.o(y.transpose(1, 2).reshape(b, t, h))
 

@@ -39,8 +39,8 @@ def planned(pins: str = "") -> Plan:
 
 
 def placed(plan: Plan, name: str) -> str:
-    found = [op for op in plan.graph.ops if isinstance(op, FlowOp) and id_of(op) == name]
-    node, signatures = plan.graph.ops[found[0]]
+    ops = [op for op in plan.graph.ops if isinstance(op, FlowOp) and id_of(op) == name]
+    node, signatures = plan.graph.ops[ops[0]]
     return str(signatures[plan.solution.choice[node]].results[0])
 
 

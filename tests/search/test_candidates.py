@@ -35,8 +35,8 @@ def norm_then_matmul() -> ModuleOp:
 
 
 def traffic_of(module: ModuleOp) -> dict[str, Traffic]:
-    found = dict(candidates(entry(module)))
-    return {op.plain.get("fn", op.name): traffic for op, traffic in found.items()}
+    traffic_by_op = dict(candidates(entry(module)))
+    return {op.plain.get("fn", op.name): traffic for op, traffic in traffic_by_op.items()}
 
 
 def test_what_a_kernel_keeps_is_neither_written_nor_read() -> None:
@@ -50,8 +50,8 @@ def test_what_a_kernel_keeps_is_neither_written_nor_read() -> None:
 
 def test_bytes_of_the_whole_program_are_those_of_its_kernels() -> None:
     module, moved = norm_then_matmul(), 0
-    found = dict(candidates(entry(module)))
-    for op, traffic in found.items():
+    traffic_by_op = dict(candidates(entry(module)))
+    for op, traffic in traffic_by_op.items():
         moved += local_bytes(op, signatures(op, MESH)[0], MESH, traffic)
     wide, square = 4 * ROWS * WIDTH, 4 * WIDTH * WIDTH
     # x and the normed rows; the normed rows again, w, r and the result.
@@ -61,15 +61,15 @@ def test_bytes_of_the_whole_program_are_those_of_its_kernels() -> None:
 def test_a_kernel_is_launched_once() -> None:
     module = norm_then_matmul()
     cost = ClusterCost(PRESETS["demo-gpus"], MESH)
-    found = dict(candidates(entry(module)))
+    traffic_by_op = dict(candidates(entry(module)))
     alone = fused = 0.0
     for op in entry(module).body.block.ops:
-        if isinstance(op, FlowOp) and op in found:
+        if isinstance(op, FlowOp) and op in traffic_by_op:
             whole = signatures(op, MESH)[0]
             alone += cost.op_seconds(op, whole)
-            fused += cost.op_seconds(op, whole, found[op])
+            fused += cost.op_seconds(op, whole, traffic_by_op[op])
     launch = cost.cluster.device.launch_s
-    assert len(found) == 5
+    assert len(traffic_by_op) == 5
     assert fused < alone - 3 * launch + 1e-12
     assert fused > 2 * launch
 

@@ -34,24 +34,24 @@ def refusing(mesh: str) -> Callable[[Configuration], Judged]:
 
 
 def test_decisions_add_up() -> None:
-    found = difference(by_price(HAND), by_price(BEST), by_price)
-    assert [own.what for own in found.decisions] == ["mesh", "micro-batches", "recompute"]
-    assert [own.step_s for own in found.decisions] == pytest.approx([-0.25, -0.4, -0.5])
-    assert [own.bubble_s for own in found.decisions] == pytest.approx([-0.25, 0.0, 0.0])
-    text = "\n".join(difference_lines(found))
+    diff = difference(by_price(HAND), by_price(BEST), by_price)
+    assert [own.what for own in diff.decisions] == ["mesh", "micro-batches", "recompute"]
+    assert [own.step_s for own in diff.decisions] == pytest.approx([-0.25, -0.4, -0.5])
+    assert [own.bubble_s for own in diff.decisions] == pytest.approx([-0.25, 0.0, 0.0])
+    text = "\n".join(difference_lines(diff))
     assert "data=2,tensor=2 as fsdp+tp+sp" in text
     assert "-1.150 s" in text.splitlines()[-1]
-    plain = as_plain(found)
+    plain = as_plain(diff)
     assert plain["after"] == str(BEST)
 
 
 def test_a_decision_that_alone_has_no_plan_is_taken_with_the_next() -> None:
-    found = difference(by_price(HAND), by_price(BEST), refusing("data=2,tensor=2"))
-    assert [own.what for own in found.decisions] == ["mesh and micro-batches", "recompute"]
-    assert sum(own.step_s for own in found.decisions) == pytest.approx(0.6 - 1.75)
+    diff = difference(by_price(HAND), by_price(BEST), refusing("data=2,tensor=2"))
+    assert [own.what for own in diff.decisions] == ["mesh and micro-batches", "recompute"]
+    assert sum(own.step_s for own in diff.decisions) == pytest.approx(0.6 - 1.75)
 
 
 def test_of_one_configuration_there_is_none() -> None:
-    found = difference(by_price(HAND), by_price(HAND), by_price)
-    assert found.decisions == ()
-    assert difference_lines(found)[-1].split()[-1] == "+0"
+    diff = difference(by_price(HAND), by_price(HAND), by_price)
+    assert diff.decisions == ()
+    assert difference_lines(diff)[-1].split()[-1] == "+0"

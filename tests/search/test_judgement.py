@@ -66,9 +66,9 @@ def test_norms_are_sequence_parallel_when_they_pay() -> None:
     # Where switches add up, an all-reduce costs less than the two: more tokens are needed.
     assert norms(plan(2048, "8xH100")) == {B}
     assert norms(plan(32768, "8xH100")) == {Split(1)}
-    for found in (many, few):
-        assert found.parameter("layers.0.mlp.up.weight") == Split(0)
-        assert found.parameter("layers.0.mlp.down.weight") == Split(1)
+    for judged in (many, few):
+        assert judged.parameter("layers.0.mlp.up.weight") == Split(0)
+        assert judged.parameter("layers.0.mlp.down.weight") == Split(1)
 
 
 def test_parameters_are_stored_split_when_memory_is_short() -> None:
@@ -133,8 +133,8 @@ def test_a_vocabulary_parallel_loss_is_the_loss() -> None:
     assert {op.plain["fn"] for op in moved} == {"sum", "max"}
     # Rows of ten, and the loss: no logits.
     assert max(tensor(op.inputs[0]).static_shape() for op in moved) == (10, 1)
-    (found,) = run_spmd(module, [*captured.program.tensors.values(), x, labels], mesh)
-    torch.testing.assert_close(found, model(x, labels))
+    (loss,) = run_spmd(module, [*captured.program.tensors.values(), x, labels], mesh)
+    torch.testing.assert_close(loss, model(x, labels))
 
 
 class MixtureOfExperts(nn.Module):

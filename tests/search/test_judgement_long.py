@@ -47,9 +47,11 @@ def test_column_and_sequence_parallel_cross_over_at_tokens_equal_features(featur
     pins = "x = [tensor = S(0)]; w.weight = [tensor = S(0)]"
 
     def plan(tokens: int) -> Plan:
-        found = sharded(Projection(4096, features), empty(tokens, 4096), mesh="tensor=8", pins=pins)
-        found.reason()
-        return found
+        planned = sharded(
+            Projection(4096, features), empty(tokens, 4096), mesh="tensor=8", pins=pins
+        )
+        planned.reason()
+        return planned
 
     (fewer,) = plan(features * 3 // 4).ops("flow.contract")
     assert (placed(fewer.inputs[0]), placed(fewer.inputs[1])) == (B, Split(0))
@@ -105,9 +107,9 @@ def test_training_crosses_over_at_tokens_equal_features(features: int) -> None:
 
     def plan(tokens: int) -> Plan:
         net, x = Scaled(4096, features), empty(tokens, 4096)
-        found = trained(net, x, mesh="tensor=8", pins=pins, optimizer="sgd")
-        found.reason()
-        return found
+        planned = trained(net, x, mesh="tensor=8", pins=pins, optimizer="sgd")
+        planned.reason()
+        return planned
 
     def forward(plan: Plan) -> FlowOp:
         return next(op for op in plan.ops("flow.contract") if 'phase = "forward"' in str(op))
@@ -119,8 +121,8 @@ def test_training_crosses_over_at_tokens_equal_features(features: int) -> None:
 
 def attentions(plan: Plan) -> tuple[FlowOp, FlowOp]:
     """Forward and backward attention."""
-    found = {op.plain["target"]: op for op in plan.ops("flow.extern")}
-    return found["irc::attention"], found["irc::attention_backward"]
+    by_target = {op.plain["target"]: op for op in plan.ops("flow.extern")}
+    return by_target["irc::attention"], by_target["irc::attention_backward"]
 
 
 def test_long_training_goes_from_sequence_to_heads_and_back() -> None:

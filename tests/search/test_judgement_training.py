@@ -47,8 +47,8 @@ def moves(plan: Plan, axis: int = 0) -> Iterator[tuple[object, object, tuple[int
 
 
 def in_phase(plan: Plan, phase: str, name: str) -> list[FlowOp]:
-    found = plan.ops(name)
-    return [op for op in found if f'phase = "{phase}"' in str(op)]
+    named = plan.ops(name)
+    return [op for op in named if f'phase = "{phase}"' in str(op)]
 
 
 def test_training_pairs_columns_with_rows() -> None:
@@ -91,10 +91,10 @@ def test_training_norms_are_sequence_parallel_when_they_pay() -> None:
     few.reason()
     assert norms(many, 2048) == {Split(1)}
     assert norms(few, 128) == {B}
-    found = Counter((a, b) for a, b, shape in moves(many) if shape == (1, 2048, WIDTH))
-    assert found[Partial("sum"), Split(1)] >= 4
-    assert found[Split(1), B] >= 4
-    assert not found[Partial("sum"), B]
+    transitions = Counter((a, b) for a, b, shape in moves(many) if shape == (1, 2048, WIDTH))
+    assert transitions[Partial("sum"), Split(1)] >= 4
+    assert transitions[Split(1), B] >= 4
+    assert not transitions[Partial("sum"), B]
 
 
 def gathers(plan: Plan) -> Counter[tuple[int, ...]]:

@@ -67,9 +67,9 @@ def test_what_is_stored_is_gathered_for_each_use() -> None:
 def test_products_use_their_part_of_a_matrix(layout: str) -> None:
     """No matrix of a layer is gathered, and with sequences divided no activation is whole."""
     halves = planned("tensor=2", layout)
-    found = weights(halves.forward.plan)
+    placements = weights(halves.forward.plan)
     for name in ("attention.qkv", "attention.out", "mlp.up", "mlp.down"):
-        assert isinstance(found[f"layers.0.{name}.weight"]["tensor"], Split)
+        assert isinstance(placements[f"layers.0.{name}.weight"]["tensor"], Split)
     gathered = [
         plan.buffers[action.outputs[0]].shape
         for plan in (halves.forward.plan, halves.backward.plan)
@@ -83,9 +83,9 @@ def test_products_use_their_part_of_a_matrix(layout: str) -> None:
 def test_both() -> None:
     halves = planned("data=2,tensor=2", "fsdp+tp")
     plan = halves.backward.plan
-    made = [placement_of(plan.buffers[i]) for i in plan.outputs]
-    assert {p["data"] for p in made} == {Partial()}
-    assert any(isinstance(p["tensor"], Split) for p in made)
+    placements = [placement_of(plan.buffers[i]) for i in plan.outputs]
+    assert {p["data"] for p in placements} == {Partial()}
+    assert any(isinstance(p["tensor"], Split) for p in placements)
 
 
 def test_what_a_layout_cannot_be() -> None:

@@ -87,13 +87,13 @@ def residuals(module: ModuleOp, size: Size, placed: str) -> list[str]:
     With weights pinned alone, a plan of many tokens splits the sequence unaided.
     """
     whole = (size.b, size.s, size.h)
-    found: list[str] = []
+    pins: list[str] = []
     for name, func in functions(module).items():
         for op in func.body.block.ops if "_forward" in name else ():
             is_pointwise = isinstance(op, FlowOp) and op.name == "flow.pointwise"
             if is_pointwise and not _is_bias(op) and tensor(op.outputs[0]).shape == whole:
-                found.append(f"pin op {name}/{id_of(op)} = [tensor = {placed}]")
-    return found
+                pins.append(f"pin op {name}/{id_of(op)} = [tensor = {placed}]")
+    return pins
 
 
 def _is_bias(op: FlowOp) -> bool:
@@ -127,12 +127,12 @@ def per_layer(
     size: Size, recompute: str, *, sequence: bool = False, regather: bool = True
 ) -> float:
     """Return what one layer more holds, in units of ``s b h``: ends cancel."""
-    found: list[int] = []
+    held: list[int] = []
     for layers in (3, 4):
         module, pins = step(size, layers, recompute), tensor_parallel()
         pins += residuals(module, size, "S(1)" if sequence else "B")
-        found.append(activations(module, pins, regather=regather))
-    return (found[1] - found[0]) / size.sbh
+        held.append(activations(module, pins, regather=regather))
+    return (held[1] - held[0]) / size.sbh
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -157,8 +157,8 @@ def test_selective_recompute_without_sequence_parallelism(size: Size) -> None:
 def test_sequence_parallelism(size: Size, recompute: str) -> None:
     """As Megatron-LM does it: what a norm gives is gathered again for the weights' gradients."""
     form = (34 + (size.scores if recompute == "none" else 0)) / T
-    found = per_layer(size, recompute, sequence=True)
-    assert found == pytest.approx(form, rel=0.05)
+    held = per_layer(size, recompute, sequence=True)
+    assert held == pytest.approx(form, rel=0.05)
 
 
 @pytest.mark.slow

@@ -69,12 +69,12 @@ def traffic_of(module: ModuleOp) -> dict[str, Traffic]:
         name: {id_of(op): traffic[op] for op in func.body.block.ops if op in traffic}
         for name, func in functions(module).items()
     }
-    found = dict(known["forward"])
+    traffic_by_id = dict(known["forward"])
     for op in entry(module).body.block.ops:
         if isinstance(op, CallOp):
             inside = known[op.callee.string_value()]
-            found |= {f"{id_of(op)}.{name}": one for name, one in inside.items()}
-    return found
+            traffic_by_id |= {f"{id_of(op)}.{name}": one for name, one in inside.items()}
+    return traffic_by_id
 
 
 def seconds(

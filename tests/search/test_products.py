@@ -42,8 +42,8 @@ class Body(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss, and a product that it does not depend on."""
         hidden = self.body(x)
-        made = self.head(hidden.to(self.head.weight.dtype))
-        return (made.float() ** 2).mean(), hidden @ hidden.mT
+        logits = self.head(hidden.to(self.head.weight.dtype))
+        return (logits.float() ** 2).mean(), hidden @ hidden.mT
 
 
 def names(program: Program) -> set[str]:

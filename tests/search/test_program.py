@@ -80,8 +80,8 @@ def small_enough(problem: Problem) -> bool:
 def best_of_all(problem: Problem, cost: ClusterCost) -> float:
     trees = Trees(cost.boxing)
     options = [range(len(node.seconds)) for node in problem.nodes]
-    found = (problem.seconds(choice, trees) for choice in product(*options))
-    return min(seconds for seconds in found if seconds is not None)
+    prices = (problem.seconds(choice, trees) for choice in product(*options))
+    return min(seconds for seconds in prices if seconds is not None)
 
 
 def test_the_optimum_is_the_best_of_all_choices() -> None:
@@ -93,7 +93,7 @@ def test_the_optimum_is_the_best_of_all_choices() -> None:
         module = random_module(seed)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                options_module, "undominated", lambda op, found, *rest: list(range(len(found)))
+                options_module, "undominated", lambda op, choices, *rest: list(range(len(choices)))
             )
             full = Graph(module, cost, Wishes()).problem
         if not small_enough(full):

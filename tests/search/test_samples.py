@@ -28,8 +28,8 @@ class Net(nn.Module):
 
 
 def planned(samples: int, mesh: str, pins: str = "") -> LoadedPlan:
-    given = torch.zeros(samples, 7), torch.zeros(samples, dtype=torch.int64)
-    program = capture(Net(), given, {}).program
+    batch = torch.zeros(samples, 7), torch.zeros(samples, dtype=torch.int64)
+    program = capture(Net(), batch, {}).program
     options = Options(
         mesh=parse_mesh(mesh),
         cluster="demo-gpus",

@@ -27,8 +27,8 @@ def product(rows: int, size: int) -> ModuleOp:
     kinds = [TensorType.of((rows, size), "bf16"), TensorType.of((size, size), "bf16")]
     block = Block(arg_types=kinds)
     y = FlowBuilder(block).op(ContractOp, list(block.args), spec="mk,kn->mn")
-    given = [argument_attrs("input", "x"), argument_attrs("parameter", "w")]
-    return ModuleOp([finish_function("forward", block, [y], arg_attrs=given)])
+    arg_attrs = [argument_attrs("input", "x"), argument_attrs("parameter", "w")]
+    return ModuleOp([finish_function("forward", block, [y], arg_attrs=arg_attrs)])
 
 
 def test_tiny_collectives_cost_their_latency() -> None:
