@@ -64,9 +64,9 @@ def close(a: Tensor, b: Tensor) -> None:
 
 
 def versions(module: nn.Module) -> Dispatcher:
-    found = dispatcher_of(module)
-    assert found is not None
-    return found
+    dispatcher = dispatcher_of(module)
+    assert dispatcher is not None
+    return dispatcher
 
 
 @torch.no_grad()
@@ -210,8 +210,8 @@ def test_a_size_that_varies_freely_is_told_and_then_runs_eagerly(
     assert "[4, 7], compiled for [3, 7]" in str(caught[0].message)
     double(torch.randn(5, 7))
     double(torch.randn(1, 7))
-    found = irc.calls.compiled.statistics(double)
-    assert (found.compilations, len(found.reasons), found.eager_calls) == (3, 2, 2)
+    counts = irc.calls.compiled.statistics(double)
+    assert (counts.compilations, len(counts.reasons), counts.eager_calls) == (3, 2, 2)
 
 
 @torch.no_grad()
@@ -244,12 +244,12 @@ def test_structures_come_back_as_they_are() -> None:
         return Answer(x + y, (x * 2, y)), {"same": x, "n": 3, "none": None}
 
     x, y = torch.randn(3), torch.randn(3)
-    found, rest = answer(x, {"y": [y]})
-    assert isinstance(found, Answer)
-    close(found.logits, x + y)
-    close(found.hidden[0], x * 2)
-    assert torch.equal(found.hidden[1], y)
-    assert found.words == "none"
+    answered, rest = answer(x, {"y": [y]})
+    assert isinstance(answered, Answer)
+    close(answered.logits, x + y)
+    close(answered.hidden[0], x * 2)
+    assert torch.equal(answered.hidden[1], y)
+    assert answered.words == "none"
     assert torch.equal(rest["same"], x)
     assert (rest["n"], rest["none"]) == (3, None)
 
@@ -304,8 +304,8 @@ def test_a_copy_is_compiled_by_itself(net: Net) -> None:
 def test_inside_another_compiler_it_is_what_it_was(net: Net) -> None:
     x = torch.randn(4, 7)
     torch._dynamo.reset()
-    found = torch.compile(lambda x: net(x) + 1, backend="eager", fullgraph=True)(x)
-    close(found, eager(net, x) + 1)
+    output = torch.compile(lambda x: net(x) + 1, backend="eager", fullgraph=True)(x)
+    close(output, eager(net, x) + 1)
     assert dispatcher_of(net) is None
 
     outer = irc.compile(nn.Sequential(net, nn.ReLU()))
@@ -321,8 +321,8 @@ def test_threads_share_a_module(net: Net) -> None:
 
     def work(index: int) -> None:
         with torch.no_grad():
-            found = [net(x[index]) for _ in range(20)]
-        right = [torch.allclose(f, expected[index], rtol=1e-5, atol=1e-5) for f in found]
+            outputs = [net(x[index]) for _ in range(20)]
+        right = [torch.allclose(f, expected[index], rtol=1e-5, atol=1e-5) for f in outputs]
         wrong.extend([index] * right.count(False))
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
@@ -366,8 +366,8 @@ def test_a_plan_loads_and_runs(tmp_path: Path) -> None:
     net, x = Net().eval(), torch.randn(4, 7)
     summary = irc.export_plan(net, (x,), out=tmp_path / "plan")
     assert "one device" in summary
-    (found,) = irc.load(tmp_path / "plan")(x)
-    close(found, copy.deepcopy(net)(x))
+    (output,) = irc.load(tmp_path / "plan")(x)
+    close(output, copy.deepcopy(net)(x))
     with pytest.raises(IrcError, match="--force") as caught:
         irc.export_plan(net, (x,), out=tmp_path / "plan")
     assert caught.value.code == "output-exists"

@@ -113,9 +113,9 @@ def test_one_message_and_nothing_left(
     before = state(here)
     status = main(words.split())
     output, errors = capsys.readouterr()
-    (found,) = re.findall(r"^error\[([a-z-]+)\]: ", errors, re.MULTILINE)
-    assert found == code
-    assert status == REGISTRY[found].exit_code != 70
+    (printed_code,) = re.findall(r"^error\[([a-z-]+)\]: ", errors, re.MULTILINE)
+    assert printed_code == code
+    assert status == REGISTRY[printed_code].exit_code != 70
     assert says in errors
     assert "Traceback" not in errors
     assert output == ""

@@ -62,39 +62,39 @@ def test_what_is_no_number_of_json_is_null(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_check(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = facts(capsys, "check", plan)
-    assert found["agrees"]
-    assert found["unjudged"] is None
-    assert all(0 <= each["largest_error"] <= each["allowed"] for each in found["stages"])
-    assert sum(each["values"] for each in found["stages"]) > 5
+    printed = facts(capsys, "check", plan)
+    assert printed["agrees"]
+    assert printed["unjudged"] is None
+    assert all(0 <= each["largest_error"] <= each["allowed"] for each in printed["stages"])
+    assert sum(each["values"] for each in printed["stages"]) > 5
     weights = facts(capsys, "check", plan, "--weights")["weights"]
     assert weights[0]["bytes"] == (plan / "weights.safetensors").stat().st_size
 
 
 def test_run(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = facts(capsys, "run", plan)
-    assert found["ok"]
-    assert found["comparison"]["relative"] < 1e-4
-    assert [seconds > 0 for seconds in found["seconds"]] == [True]
+    printed = facts(capsys, "run", plan)
+    assert printed["ok"]
+    assert printed["comparison"]["relative"] < 1e-4
+    assert [seconds > 0 for seconds in printed["seconds"]] == [True]
 
 
 def test_trust_and_sign(plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     roots = facts(capsys, "trust", plan, "--show")
     assert all(len(root["sha256"]) == 64 and root["trusted"] is True for root in roots)
     assert Path(roots[0]["file"]).parent == plan
-    made = facts(capsys, "sign", "--new-key", tmp_path / "key.pem")
+    new_key = facts(capsys, "sign", "--new-key", tmp_path / "key.pem")
     again = facts(capsys, "sign", plan, "--key", tmp_path / "key.pem")
-    assert again == {"key": made["key"], "signed": len(roots)}
+    assert again == {"key": new_key["key"], "signed": len(roots)}
 
 
 def test_tune(
     plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("IRC_CACHE_DIR", str(tmp_path))
-    found = facts(capsys, "tune", plan, "--rounds", 1, "--anyway")
-    assert found["rows"][0]["calls"] >= 1
-    assert found["predicted_s"] > 0
-    assert Path(found["path"]).is_file()
+    printed = facts(capsys, "tune", plan, "--rounds", 1, "--anyway")
+    assert printed["rows"][0]["calls"] >= 1
+    assert printed["predicted_s"] > 0
+    assert Path(printed["path"]).is_file()
 
 
 def test_report_and_bug_report(
@@ -138,9 +138,9 @@ def test_schedules(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = "--ranks", 4, "--micro-batches", 8
     shown = facts(capsys, "schedule", "show", "1f1b", *sizes)
     assert (shown["stages"], shown["makespan"], shown["activations"]) == (4, 33, [4, 3, 2, 1])
-    found = facts(capsys, "schedule", "search", *sizes)
-    assert found["makespan"] <= found["best_by_name"]["makespan"] <= shown["makespan"]
-    assert len(found["schedule"].splitlines()) >= 4
+    printed = facts(capsys, "schedule", "search", *sizes)
+    assert printed["makespan"] <= printed["best_by_name"]["makespan"] <= shown["makespan"]
+    assert len(printed["schedule"].splitlines()) >= 4
     step = facts(capsys, "schedule", "simulate", "1f1b", *sizes, "--mesh", "data=2")
     assert step["ranks"] == 8
     assert [each["rank"] for each in step["classes"]] == [0, 1, 2, 3]

@@ -57,8 +57,8 @@ def test_explain_and_diff_print_answers(plan: Path, capsys: pytest.CaptureFixtur
     assert "tensor=2 (2 ranks)" in text
     assert "[Shard(1)]" in text
     assert "runner-up" in output_of(capsys, "explain", "plan", str(plan), "--op", "n0")
-    found = output_of(capsys, "explain", "plan", str(plan), "--op", "n0", "--why-not", "B")
-    assert "costs" in found
+    answer = output_of(capsys, "explain", "plan", str(plan), "--op", "n0", "--why-not", "B")
+    assert "costs" in answer
     assert json.loads(output_of(capsys, "explain", "plan", str(plan), "--json"))["cluster"]
     assert "PLAN" in output_of(capsys, "export", str(plan), "--format", "parallelize-module")
     assert output_of(capsys, "diff", str(plan), str(plan)) == "the plans are the same\n"
@@ -155,11 +155,11 @@ def test_explain_fusion_names_kernels_and_what_is_apart(
     capsys.readouterr()
     text = output_of(capsys, "explain", "plan", str(plan), "--fusion")
     assert "matmul, 1 run" in text and "Not fused" in text and "[" in text
-    found = json.loads(output_of(capsys, "explain", "plan", str(plan), "--fusion", "--json"))
-    assert found["kernels"] and all(row["rule"] for row in found["apart"])
-    pair = [found["apart"][0][side]["id"] for side in ("first", "second")]
+    fusion = json.loads(output_of(capsys, "explain", "plan", str(plan), "--fusion", "--json"))
+    assert fusion["kernels"] and all(row["rule"] for row in fusion["apart"])
+    pair = [fusion["apart"][0][side]["id"] for side in ("first", "second")]
     why = output_of(capsys, "explain", "plan", str(plan), "--fusion", "--why-not", *pair)
-    assert f"[{found['apart'][0]['rule']}]" in why
+    assert f"[{fusion['apart'][0]['rule']}]" in why
 
 
 @pytest.mark.parametrize(
@@ -189,5 +189,5 @@ def test_fusion_constraints_on_one_device_hold_or_are_refused(
     assert "there is no op 'n77'" in capsys.readouterr().err
     assert main([*words, "--pins", "keep n0 apart", "--force"]) == 0
     capsys.readouterr()
-    found = json.loads(output_of(capsys, "explain", "plan", str(folder), "--fusion", "--json"))
-    assert ["n0"] in [[op["id"] for op in row["ops"]] for row in found["kernels"]]
+    fusion = json.loads(output_of(capsys, "explain", "plan", str(folder), "--fusion", "--json"))
+    assert ["n0"] in [[op["id"] for op in row["ops"]] for row in fusion["kernels"]]

@@ -53,8 +53,8 @@ def test_a_static_cache_compiles_twice_whatever_follows(batch: int, length: int)
     assert statistics(fast).compilations == 0
     for seed, new in ((0, 9), (1, 9), (2, 4)):
         ids = prompt(batch, length, seed)
-        found = greedy(fast, ids, new, cache_implementation="static")
-        assert torch.equal(found, greedy(model, ids, new, cache_implementation="static"))
+        tokens = greedy(fast, ids, new, cache_implementation="static")
+        assert torch.equal(tokens, greedy(model, ids, new, cache_implementation="static"))
         assert statistics(fast).compilations == 2
     assert statistics(fast).eager_calls == 0
 
@@ -73,8 +73,8 @@ def test_a_growing_cache_is_told_and_ends_eagerly(monkeypatch: pytest.MonkeyPatc
     fast, ids = irc.compile(model), prompt(1, 7)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        found = greedy(fast, ids, 8)
-    assert torch.equal(found, greedy(model, ids, 8))
+        tokens = greedy(fast, ids, 8)
+    assert torch.equal(tokens, greedy(model, ids, 8))
     said = [str(each.message) for each in told if each.category is RecompileWarning]
     assert len(said) == 2
     assert f"warning[recompile-limit]: '{CACHE}.0_keys' has another size" in said[0]
@@ -96,10 +96,10 @@ def test_the_cache_is_the_callers_own(early: bool) -> None:
     layer = mine.layers[0]
     for step in (prompt(1, 5), prompt(1, 1), prompt(1, 1)):
         before, count = layer.keys, layer.cumulative_length
-        found = fast(input_ids=step, past_key_values=mine)
+        outputs = fast(input_ids=step, past_key_values=mine)
         wanted = model(input_ids=step, past_key_values=theirs)
-        torch.testing.assert_close(found.logits, wanted.logits, rtol=1e-5, atol=1e-5)
-        assert found.past_key_values is mine
+        torch.testing.assert_close(outputs.logits, wanted.logits, rtol=1e-5, atol=1e-5)
+        assert outputs.past_key_values is mine
         assert mine.layers[0] is layer
         assert before is None or layer.keys is before
         assert layer.cumulative_length is count
@@ -116,9 +116,9 @@ def test_rows_are_written_in_place() -> None:
     cache = transformers.StaticCache(model.config, max_cache_len=11)
     fast(input_ids=prompt(1, 5), past_key_values=cache)
     fast(input_ids=prompt(1, 1), past_key_values=cache)
-    found = dispatcher_of(fast)
-    assert found is not None
-    plan = found.versions[1].plan
+    dispatcher = dispatcher_of(fast)
+    assert dispatcher is not None
+    plan = dispatcher.versions[1].plan
     whole = cache.layers[0].keys.numel()
     assert not [a for a in plan.actions if isinstance(a, Copy)
                 if plan.buffers[a.target].num_elements >= whole]  # fmt: skip
@@ -200,9 +200,9 @@ def test_a_sliding_window_is_eagers() -> None:
         step = prompt(1, length)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RecompileWarning)
-            found = fast(input_ids=step, past_key_values=mine).logits
+            logits = fast(input_ids=step, past_key_values=mine).logits
         wanted = model(input_ids=step, past_key_values=theirs).logits
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(logits, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_statistics_are_of_what_was_compiled() -> None:
@@ -210,10 +210,10 @@ def test_statistics_are_of_what_was_compiled() -> None:
     with torch.no_grad():
         double(torch.ones(3))
         double(torch.ones(4))
-    found = statistics(double)
-    assert (found.compilations, found.eager_calls) == (2, 0)
-    assert found.reasons == ("'x' has shape [4], compiled for [3]",)
+    counts = statistics(double)
+    assert (counts.compilations, counts.eager_calls) == (2, 0)
+    assert counts.reasons == ("'x' has shape [4], compiled for [3]",)
     for other in (nn.ReLU(), len):
         with pytest.raises(IrcError, match=r"not made by irc\.compile"):
             statistics(other)
-    assert copy.copy(found) == found
+    assert copy.copy(counts) == counts

@@ -16,14 +16,14 @@ TOP_LEVEL = {
 
 
 def packages_on_disk() -> dict[str, Path]:
-    found = {}
+    packages = {}
     for top, name in [("irc", "irc"), *((link, f"irc.{link}") for link in LINKS)]:
         for init in (ROOT / top).rglob("__init__.py"):
             parts = init.parent.relative_to(ROOT / top).parts
             # irc/passes and its like are links; their files are counted by their real path.
             if top != "irc" or not parts or parts[0] not in LINKS:
-                found[".".join((name, *parts))] = init
-    return found
+                packages[".".join((name, *parts))] = init
+    return packages
 
 
 def test_every_folder_is_a_listed_package() -> None:

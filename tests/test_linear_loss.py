@@ -127,9 +127,9 @@ def test_torch_compile_hands_no_logits_to_its_backward_pass() -> None:
     original = dynamo.stream_losses
 
     def spy(gm: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, list[str]]:
-        made = original(gm)
-        graphs.append(made[0])
-        return made
+        streamed = original(gm)
+        graphs.append(streamed[0])
+        return streamed
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("irc.torch_backend.tracing.stream_losses", spy)
@@ -161,9 +161,9 @@ def test_torch_compile_keeps_logits_that_it_needs(loss: Loss, because: str) -> N
     original = dynamo.stream_losses
 
     def spy(gm: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, list[str]]:
-        made = original(gm)
-        reasons.extend(made[1])
-        return made
+        streamed = original(gm)
+        reasons.extend(streamed[1])
+        return streamed
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("irc.torch_backend.tracing.stream_losses", spy)
@@ -252,9 +252,9 @@ def test_autocast_streams_in_bfloat16(inside: bool) -> None:
     original = dynamo.stream_losses
 
     def spy(gm: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, list[str]]:
-        made = original(gm)
-        streams.append(made[1])
-        return made
+        streamed = original(gm)
+        streams.append(streamed[1])
+        return streamed
 
     fast = torch.compile(model, backend="irc")
     with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", torch.bfloat16, not inside):

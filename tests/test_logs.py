@@ -42,10 +42,10 @@ def levels() -> Iterator[None]:
 )
 def test_a_topic_is_printed_to_stderr_a_line_a_fact(value: str, told: list[str]) -> None:
     env = {**os.environ, "IRC_LOGS": value}
-    found = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", NOTES], env=env, capture_output=True, text=True, check=True
     )
-    lines = found.stderr.splitlines()
+    lines = ended.stderr.splitlines()
     assert [line.partition(":")[0] for line in lines] == [f"irc.{name}" for name in told]
     assert not told or lines[0].endswith("break: Python runs a part of 'f': a branch --> net.py:3")
 

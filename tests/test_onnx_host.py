@@ -44,27 +44,27 @@ LOOP = "outer = Exp (x)\n" + repeated()
 def compiled(model: onnx.ModelProto, folder: Path) -> HostExecutor:
     onnx.save(model, folder / "model.onnx")
     compile_file(str(folder / "model.onnx"), str(folder / "plan"), native="none")
-    found = irc.load(folder / "plan")
-    assert isinstance(found, HostExecutor)
-    return found
+    executor = irc.load(folder / "plan")
+    assert isinstance(executor, HostExecutor)
+    return executor
 
 
 def same(model: onnx.ModelProto, run: HostExecutor, *values: np.ndarray) -> None:
     """Hold a plan against ONNX Runtime."""
-    names = [given.name for given in model.graph.input]
+    names = [value_info.name for value_info in model.graph.input]
     wanted = reference(model, dict(zip(names, values, strict=True)))
     for a, b in zip(wanted, run(*map(torch.from_numpy, map(np.asarray, values))), strict=True):
         equal(a, b)
 
 
-def equal(wanted: Any, found: Any) -> None:
+def equal(wanted: Any, output: Any) -> None:
     if isinstance(wanted, list):
-        assert isinstance(found, list)
-        for a, b in zip(wanted, found, strict=True):
+        assert isinstance(output, list)
+        for a, b in zip(wanted, output, strict=True):
             equal(a, b)
         return
-    assert tuple(found.shape) == wanted.shape
-    np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-5, atol=1e-6)
+    assert tuple(output.shape) == wanted.shape
+    np.testing.assert_allclose(np.asarray(output), wanted, rtol=1e-5, atol=1e-6)
 
 
 def x_of(seed: int, *shape: int) -> np.ndarray:
@@ -144,11 +144,11 @@ def test_a_wrong_region_is_found(tmp_path: Path) -> None:
     weights = load_host_weights(plan)
     from irc.runtime.host_run import compared
 
-    given = [torch.from_numpy(x_of(0, 3, 8)), torch.tensor(3)]
+    inputs = [torch.from_numpy(x_of(0, 3, 8)), torch.tensor(3)]
     run = HostExecutor(plan, weights)
-    assert compared(plan, weights, given, run(*given)).ok
+    assert compared(plan, weights, inputs, run(*inputs)).ok
     wrong = HostExecutor(plan, {**weights, "W": weights["W"] * 1.01})
-    assert not compared(plan, weights, given, wrong(*given)).ok
+    assert not compared(plan, weights, inputs, wrong(*inputs)).ok
 
 
 def test_inputs_that_do_not_fit(tmp_path: Path) -> None:
@@ -252,16 +252,16 @@ def test_sequences_and_strings(tmp_path: Path) -> None:
     opset = [helper.make_opsetid("", 17)]
     model = stored(helper.make_model(graph, opset_imports=opset, ir_version=9))
     run = compiled(model, tmp_path)
-    given: dict[str, np.ndarray] = {"x": x_of(0, 3, 8), "n": np.array(3)}
-    for a, b in zip(reference(model, given), run(*given.values()), strict=True):
+    feeds: dict[str, np.ndarray] = {"x": x_of(0, 3, 8), "n": np.array(3)}
+    for a, b in zip(reference(model, feeds), run(*feeds.values()), strict=True):
         equal(a, b)
     text = model_of("e = Equal (s, t)\ny = Cast <to = 1> (e)", "string[4] s, string[4] t",
                     "float[4] y", opset=19)  # fmt: skip
     (tmp_path / "text").mkdir()
-    (found,) = compiled(text, tmp_path / "text")(
+    (output,) = compiled(text, tmp_path / "text")(
         np.array(["a", "b", "c", "d"], object), np.array(["a", "x", "c", "y"], object)
     )
-    assert found.tolist() == [1, 0, 1, 0]
+    assert output.tolist() == [1, 0, 1, 0]
     assert main(["run", str(tmp_path / "text" / "plan")]) == 2  # no strings are drawn
 
 
@@ -276,12 +276,12 @@ def test_outlining_changes_no_number() -> None:
         formal.type.tensor_type.shape.dim[0].dim_param = "N"
     traced = trace(prepare(read_model(model)), {"N": 5}, dynamic=True, bodies=True)
     module, tensors = traced.program.module, traced.program.tensors
-    given = {"x": torch.from_numpy(x_of(0, 6, 8)), "n": torch.tensor(3)}
-    before = run_dynamic(module, traced.program.bind(given), weights=tensors)
-    made = outline(module, {})
+    feeds = {"x": torch.from_numpy(x_of(0, 6, 8)), "n": torch.tensor(3)}
+    before = run_dynamic(module, traced.program.bind(feeds), weights=tensors)
+    outlined = outline(module, {})
     module.verify()
-    assert len(made) == 3
-    after = run_dynamic(module, traced.program.bind(given), weights=tensors)
+    assert len(outlined) == 3
+    after = run_dynamic(module, traced.program.bind(feeds), weights=tensors)
     for a, b in zip(before, after, strict=True):
         assert torch.equal(a, b)
 

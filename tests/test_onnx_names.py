@@ -33,7 +33,7 @@ def test_a_number_for_a_named_size() -> None:
     options = ort.SessionOptions()
     options.add_free_dimension_override_by_name("batch", 2)
     session = ort.InferenceSession(MODEL, options)
-    assert [given.shape for given in session.get_inputs()] == [[2, 3], [2, 3]]
+    assert [node_arg.shape for node_arg in session.get_inputs()] == [[2, 3], [2, 3]]
     with pytest.raises(IrcError, match="shape"):
         session.run(None, {"x": X, "k": K})
     (y,) = session.run(None, {"x": np.tile(X, (2, 1)), "k": np.tile(K, (2, 1))})

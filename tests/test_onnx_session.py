@@ -27,8 +27,8 @@ def test_what_code_for_onnxruntime_asks() -> None:
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     data = MODEL.SerializeToString()
     session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    (given,) = session.get_inputs()
-    assert (given.name, given.type, given.shape) == ("x", "tensor(float)", ["batch", 3])
+    (node_arg,) = session.get_inputs()
+    assert (node_arg.name, node_arg.type, node_arg.shape) == ("x", "tensor(float)", ["batch", 3])
     assert [out.name for out in session.get_outputs()] == ["y", "z"]
     assert session.get_providers() == ort.get_available_providers()
     x = np.ones((4, 3), np.float32)
@@ -94,8 +94,8 @@ def test_the_backend_interface() -> None:
 
     x = np.array([[-1, 2, 3]], np.float32)
     assert ort.Backend.supports_device("CPU") and not ort.Backend.supports_device("CUDA")
-    found = ort.Backend.prepare(MODEL).run([x])
-    np.testing.assert_allclose(found.z, -(x @ W))
+    outputs = ort.Backend.prepare(MODEL).run([x])
+    np.testing.assert_allclose(outputs.z, -(x @ W))
     node = onnx.helper.make_node("Add", ["a", "b"], ["y"])
     np.testing.assert_allclose(ort.Backend.run_node(node, [x, x])[0], 2 * x)
     with pytest.raises(IrcError, match="takes 1 inputs, not 2"):

@@ -41,11 +41,11 @@ def test_a_session_gives_the_bits_of_the_plan(kind: str, tmp_path: Path) -> None
     assert isinstance(plan, HostExecutor)
     session = ort.InferenceSession(model)
     for sizes in ((3, 4), (2, 7), (1, 1), (3, 4)):
-        given = feeds(*sizes)
-        found = session.run(None, given)
-        wanted = plan(*map(torch.from_numpy, map(np.asarray, given.values())))
+        inputs = feeds(*sizes)
+        outputs = session.run(None, inputs)
+        wanted = plan(*map(torch.from_numpy, map(np.asarray, inputs.values())))
         alone = not session.versions[-1].regions
-        for a, b, c in zip(found, wanted, reference(model, given), strict=True):
+        for a, b, c in zip(outputs, wanted, reference(model, inputs), strict=True):
             np.testing.assert_allclose(a, c, rtol=1e-5, atol=1e-6)
             if not alone:
                 np.testing.assert_array_equal(a, b.numpy())
@@ -60,8 +60,8 @@ def test_no_rows_and_no_trips() -> None:
     model = loop_model("B")
     session = ort.InferenceSession(model)
     for batch, trips in ((0, 2), (2, 0), (2, 3)):
-        given = loop_feeds(batch, trips)
-        for a, b in zip(session.run(None, given), reference(model, given), strict=True):
+        inputs = loop_feeds(batch, trips)
+        for a, b in zip(session.run(None, inputs), reference(model, inputs), strict=True):
             # ONNX Runtime does not say how long the rows are that no trip collects.
             assert a.size == b.size
             if a.size:
@@ -85,8 +85,8 @@ def test_threads_share_regions_and_sizes() -> None:
 
     def call(number: int) -> bool:
         sizes = list(wanted)[number % len(wanted)]
-        found = session.run(None, loop_feeds(*sizes))
-        pairs = zip(found, wanted[sizes], strict=True)
+        outputs = session.run(None, loop_feeds(*sizes))
+        pairs = zip(outputs, wanted[sizes], strict=True)
         return all(np.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in pairs)
 
     with ThreadPoolExecutor(4) as pool:
@@ -136,8 +136,8 @@ def test_what_runs_op_by_op_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_file, "export_open", refuse)
     model = loop_model("B")
     session = ort.InferenceSession(model)
-    given = loop_feeds(2, 3)
-    for a, b in zip(session.run(None, given), reference(model, given), strict=True):
+    inputs = loop_feeds(2, 3)
+    for a, b in zip(session.run(None, inputs), reference(model, inputs), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     assert not session.versions[-1].compiled
     assert any("region_0: no kernel for it" in line for line in session.report().hosted)

@@ -39,8 +39,8 @@ def test_a_value_decides_a_branch(tmp_path: Path, rate: int, wanted: float) -> N
     path, plan = saved(tmp_path, BRANCHES), str(tmp_path / "plan")
     said = compile_file(path, plan, values={"rate": rate, "wide": 1})
     assert "kernels     1 for cpu" in said
-    (found,) = irc.load(plan)(torch.full((2, 6), 3.0))
-    np.testing.assert_array_equal(found.numpy(), np.full((2, 6), wanted, np.float32))
+    (output,) = irc.load(plan)(torch.full((2, 6), 3.0))
+    np.testing.assert_array_equal(output.numpy(), np.full((2, 6), wanted, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_signals_are_tried_with_more_samples(tmp_path: Path) -> None:
     run = irc.load(str(tmp_path / "plan"))
     for samples in (1000, 9601):
         x = torch.randn(1, samples)
-        (found,) = run(x)
+        (spectrum,) = run(x)
         wanted = torch.stft(x, 400, 160, window=torch.ones(400), center=False, return_complex=True)
-        got = torch.view_as_complex(found).transpose(1, 2)
+        got = torch.view_as_complex(spectrum).transpose(1, 2)
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)

@@ -100,12 +100,12 @@ def test_a_step_is_searched_and_written(
     out = tmp_path / "plan"
     words = ["plan", f"{net}:build", "--train", "sgd", *TWO, "--most", "2", "--json"]
     assert main([*words, "-o", str(out)]) == 0
-    found = json.loads(capsys.readouterr().out)
-    best, *others = [row for row in found["rows"] if row["step_s"] is not None]
+    report = json.loads(capsys.readouterr().out)
+    best, *others = [row for row in report["rows"] if row["step_s"] is not None]
     assert all(row["step_s"] >= best["step_s"] for row in others)
     assert best["devices"] == 2
-    assert any(row["micro_batches"] > 1 for row in found["rows"])
-    assert found["items"] == "samples"
+    assert any(row["micro_batches"] > 1 for row in report["rows"])
+    assert report["items"] == "samples"
     assert best["items_per_s"] == pytest.approx(16 / best["step_s"])
     # What was judged is what was written.
     if is_parts(out):
@@ -240,8 +240,8 @@ def test_a_configuration_of_transformers(
     path.write_text(json.dumps(config))
     sizes = ["--global-batch", "4", "--sequence", "8"]
     assert main(["plan", str(path), *DEMO, *sizes, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["items"] == "tokens"
+    report = json.loads(capsys.readouterr().out)
+    assert report["items"] == "tokens"
     path.write_text(json.dumps({**config, "model_type": "lama"}))
     assert main(["plan", str(path), *DEMO]) == 2
     assert "did you mean 'llama'" in capsys.readouterr().err

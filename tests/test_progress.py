@@ -45,18 +45,18 @@ class Clock:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    made = Terminal()
+    fake_terminal = Terminal()
     # pytest puts its own stream into sys when a test begins.
-    monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=made))
-    return made
+    monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=fake_terminal))
+    return fake_terminal
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(module, "time", made)
+    fake_clock = Clock()
+    monkeypatch.setattr(module, "time", fake_clock)
     monkeypatch.setenv("IRC_CACHE_DIR", str(tmp_path / "cache"))
-    return made
+    return fake_clock
 
 
 STEPS = (("capturing", 1.0), ("auto-shard", 6.0), ("fuse", 2.0), ("fuse", 0.1), ("files", 1.0))

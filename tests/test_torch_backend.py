@@ -262,8 +262,8 @@ def test_threads_that_call_modules_of_one_form_keep_their_parameters_apart() -> 
 
     def calls(index: int) -> None:
         with torch.no_grad():
-            found = [run(modules[index], x) for _ in range(50)]
-        wrong.extend(not torch.allclose(y, want[index], rtol=1e-5, atol=1e-5) for y in found)
+            outputs = [run(modules[index], x) for _ in range(50)]
+        wrong.extend(not torch.allclose(y, want[index], rtol=1e-5, atol=1e-5) for y in outputs)
 
     threads = [threading.Thread(target=calls, args=(i,)) for i in range(len(modules))]
     for thread in threads:
@@ -335,9 +335,9 @@ def test_grouped_attention_beside_a_view_of_an_input() -> None:
         return functional.scaled_dot_product_attention(q, k, k, enable_gqa=True), x.expand(2, 1, 1)
 
     q, k, x = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 3, 8), torch.randn(1, 1)
-    found, shown = compiled(program)(q, k, x)
+    attended, shown = compiled(program)(q, k, x)
     wanted, _ = program(q, k, x)
-    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(attended, wanted)
     assert shown.data_ptr() == x.data_ptr()
 
 

@@ -103,12 +103,12 @@ def test_gradients_are_eagers_and_no_library_computes_them(make: Any, size: int)
     module, x = make(), torch.randn(3, 3, size, size)
     wide = copy.deepcopy(module).double()
     counters.clear()
-    found = gradients(module, torch.compile(module, backend="irc"), x)
+    compiled_gradients = gradients(module, torch.compile(module, backend="irc"), x)
     assert counters["backward"] == 1
     assert not [name for name in counters if name.startswith("extern")]
     wanted = gradients(wide, wide, x.double())
     largest = max(float(want.abs().max()) for want in wanted)
-    for value, want in zip(found, wanted, strict=True):
+    for value, want in zip(compiled_gradients, wanted, strict=True):
         assert float((value.double() - want).abs().max()) < 1e-4 * largest
 
 

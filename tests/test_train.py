@@ -24,12 +24,12 @@ def test_compiled_steps_train_the_module_in_place() -> None:
     step = executor_of(make_plan(program, Options(), keep_ir=False), program.tensors)
     optimizer = torch.optim.SGD(theirs.parameters(), 1e-2, momentum=0.9)
     for _ in range(3):
-        (found,) = step(TOKENS, TARGETS, LR)
+        (step_loss,) = step(TOKENS, TARGETS, LR)
         optimizer.zero_grad()
         loss = theirs(TOKENS, TARGETS)
         loss.backward()
         optimizer.step()
-        torch.testing.assert_close(found, loss.detach(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(step_loss, loss.detach(), rtol=1e-5, atol=1e-5)
     for (name, value), want in zip(mine.named_parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(value, want, rtol=1e-4, atol=1e-5, msg=name)
 
@@ -69,10 +69,10 @@ def test_requires_grad_of_a_tied_weight_and_of_one_that_is_not_read() -> None:
 def test_a_sharded_step_moves_parameters_as_a_whole_one() -> None:
     """Optimiser states lie as the planner likes, and no gradient is a result: ZeRO's freedom."""
     program = training_program(program_of(small_gpt(), TOKENS, TARGETS))
-    given = program.bind(dict(zip(program.input_names, (TOKENS, TARGETS, LR), strict=True)))
-    wanted = run_function(program.module, given, dtype=torch.float64)
+    inputs = program.bind(dict(zip(program.input_names, (TOKENS, TARGETS, LR), strict=True)))
+    wanted = run_function(program.module, inputs, dtype=torch.float64)
     shard = 'auto-shard{mesh="data=4" cluster=demo-gpus report=false}'
     run_passes(program.module, parse_passes(f"canonicalize,{shard},lower-boxing"))
-    found = run_spmd(program.module, given, Mesh.parse("data=4"), dtype=torch.float64)
-    for (_, name), value, want in zip(results(entry(program.module)), found, wanted, strict=True):
+    outputs = run_spmd(program.module, inputs, Mesh.parse("data=4"), dtype=torch.float64)
+    for (_, name), value, want in zip(results(entry(program.module)), outputs, wanted, strict=True):
         torch.testing.assert_close(value, want, rtol=1e-8, atol=1e-9, msg=name)

@@ -18,17 +18,17 @@ def test_weights_are_off_by_half_a_step(bits: int, symmetric: bool) -> None:
     groups[2, 0] = 4.0
     q, scales, zeros = quantized(groups, bits, symmetric=symmetric)
     middle = torch.full_like(scales, 1 << (bits - 1)) if zeros is None else zeros
-    found = (q.float() - middle[..., None]) * scales[..., None]
+    dequantized = (q.float() - middle[..., None]) * scales[..., None]
     # The largest weight of a symmetric group is a step's half above what q reaches; a zero
     # point is rounded too.
-    assert ((found - groups).abs() <= 1.01 * scales[..., None]).all()
-    assert (found[1, 1] == 0).all()
+    assert ((dequantized - groups).abs() <= 1.01 * scales[..., None]).all()
+    assert (dequantized[1, 1] == 0).all()
 
 
 def test_layers_keep_their_names_and_shapes() -> None:
     net = nn.Sequential(nn.Linear(70, 20), nn.Sequential(nn.Linear(20, 8)), nn.Linear(8, 8))
-    found = irc.quantize(net, group_size=32, skip=["1.*"])
-    assert found is net
+    returned = irc.quantize(net, group_size=32, skip=["1.*"])
+    assert returned is net
     assert isinstance(net[0], QuantizedLinear)
     assert isinstance(net[1][0], nn.Linear)
     assert net[0].packed.shape == (20, 48)  # 70 inputs, padded to 96
@@ -72,10 +72,10 @@ def test_bfloat16_rounds_where_eager_does(rows: int) -> None:
     net.scales = net.scales.float()
     x = torch.randn(rows, 128, dtype=torch.bfloat16)
     with torch.no_grad():
-        expected, found = net(x), irc.compile(net)(x)
-    assert found.dtype is torch.bfloat16
+        expected, output = net(x), irc.compile(net)(x)
+    assert output.dtype is torch.bfloat16
     # Sums in another order may round to the neighbour.
-    torch.testing.assert_close(found, expected, rtol=2**-8, atol=2**-8)
+    torch.testing.assert_close(output, expected, rtol=2**-8, atol=2**-8)
 
 
 def test_other_bits_and_groups_are_refused() -> None:

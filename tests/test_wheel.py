@@ -43,15 +43,15 @@ SCHEDULE = "rank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1B0 1F1 1B1\n"
 
 def tree() -> set[str]:
     """Return the files of the packages by the names that they are imported by."""
-    found: set[str] = set()
+    files: set[str] = set()
     for top in TOP:
         folder = ROOT / top
         for path in folder.rglob("*"):
             parts = path.relative_to(folder).parts
             is_link = top == "irc" and parts[0] in LINKS
             if path.is_file() and "__pycache__" not in parts and not is_link:
-                found.add("/".join(("irc", *((top,) if top != "irc" else ()), *parts)))
-    return found
+                files.add("/".join(("irc", *((top,) if top != "irc" else ()), *parts)))
+    return files
 
 
 @pytest.fixture(scope="module")

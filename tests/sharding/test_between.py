@@ -113,12 +113,12 @@ def test_the_side_after_has_what_it_needs(channel: Channel) -> None:
 @given(channels())
 @settings(max_examples=150, deadline=None)
 def test_both_ends_of_a_message_agree_on_it(channel: Channel) -> None:
-    found = messages(channel)
-    for rank, own in found.items():
+    by_rank = messages(channel)
+    for rank, own in by_rank.items():
         for message in own:
             assert rank in (message.source, message.target)
             other = message.source + message.target - rank
-            assert found[other].count(message) == 1
+            assert by_rank[other].count(message) == 1
             whole = value(channel.shape)[message.where]
             assert whole.size
             assert message.num_bytes == whole.size * {"f64": 8, "f32": 4, "i8": 1}[channel.dtype]
@@ -132,7 +132,7 @@ def test_bytes_are_the_least_there_can_be(channel: Channel) -> None:
     """What a rank receives is what it needs, less what it holds: counted element by element."""
     whole = value(channel.shape)
     item = {"f64": 8, "f32": 4, "i8": 1}[channel.dtype]
-    found = messages(channel)
+    by_rank = messages(channel)
     in_all = 0
     for rank in all_ranks(channel):
         sets: list[set[int]] = []
@@ -143,9 +143,9 @@ def test_bytes_are_the_least_there_can_be(channel: Channel) -> None:
             )
             sets.append(set() if where is None else set(whole[where].ravel().tolist()))
         least = len(sets[1] - sets[0]) * item
-        received = [m for m in found[rank] if m.target == rank and not m.is_copy]
+        received = [m for m in by_rank[rank] if m.target == rank and not m.is_copy]
         assert sum(m.num_bytes for m in received) == channel.bytes_received(rank) == least
-        sent = [m for m in found[rank] if m.source == rank and not m.is_copy]
+        sent = [m for m in by_rank[rank] if m.source == rank and not m.is_copy]
         assert channel.bytes_sent(rank) == sum(m.num_bytes for m in sent)
         in_all += least
     assert channel.total_bytes == in_all
@@ -179,9 +179,9 @@ def test_the_holders_of_a_block_share_its_readers_evenly(channel: Channel) -> No
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 def test_a_swapped_pair_of_messages_is_seen(channel: Channel, random: Any) -> None:
     """A rank that sends to each of two readers what is the other's gives both wrong values."""
-    found = messages(channel)
+    by_rank = messages(channel)
     swaps: list[tuple[list[Message], int, int]] = []
-    for rank, own in found.items():
+    for rank, own in by_rank.items():
         sent = [i for i, m in enumerate(own) if m.source == rank]
         for i, j in combinations(sent, 2):
             a, b = own[i].where, own[j].where
@@ -192,27 +192,27 @@ def test_a_swapped_pair_of_messages_is_seen(channel: Channel, random: Any) -> No
     a, b = own[i], own[j]
     own[i] = replace(a, source_part=b.source_part)
     own[j] = replace(b, source_part=a.source_part)
-    assert not is_right(channel, run(channel, found))
+    assert not is_right(channel, run(channel, by_rank))
 
 
 def test_ranks_that_disagree_about_the_order_wait_for_each_other() -> None:
     """Two ranks swap halves; one of them wants to receive first as well."""
     before = side("tensor=2", tensor=Split(0))
     channel = Channel((4, 4), "f32", before, side("tensor=2", tensor=Split(1)))
-    found = messages(channel)
-    assert is_right(channel, run(channel, found))
-    assert [(m.source, m.target) for m in found[1]] == [(1, 1), (0, 1), (1, 0)]
-    found[1][1:] = reversed(found[1][1:])
+    by_rank = messages(channel)
+    assert is_right(channel, run(channel, by_rank))
+    assert [(m.source, m.target) for m in by_rank[1]] == [(1, 1), (0, 1), (1, 0)]
+    by_rank[1][1:] = reversed(by_rank[1][1:])
     with pytest.raises(RuntimeError, match=r"ranks \[0, 1\] wait for each other"):
-        run(channel, found)
+        run(channel, by_rank)
 
 
 @given(channels(), st.randoms())
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 def test_a_slice_that_is_off_by_one_is_seen(channel: Channel, random: Any) -> None:
-    found = messages(channel)
+    by_rank = messages(channel)
     shifted: list[tuple[int, int, Message]] = []
-    for rank, own in found.items():
+    for rank, own in by_rank.items():
         for i, message in enumerate(own):
             for dim, part in enumerate(message.source_part):
                 if message.source == rank and part.start > 0:
@@ -221,8 +221,8 @@ def test_a_slice_that_is_off_by_one_is_seen(channel: Channel, random: Any) -> No
                     shifted.append((rank, i, replace(message, source_part=tuple(moved))))
     assume(shifted)
     rank, i, wrong = random.choice(shifted)
-    found[rank][i] = wrong
-    assert not is_right(channel, run(channel, found))
+    by_rank[rank][i] = wrong
+    assert not is_right(channel, run(channel, by_rank))
 
 
 def side(mesh: str, first: int = 0, /, **axes: AxisPlacement) -> Side:

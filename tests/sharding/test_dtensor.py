@@ -36,8 +36,8 @@ def test_every_placement_comes_back(placed: tuple[AxisPlacement, ...]) -> None:
 
 
 def test_objects_of_torch_are_read() -> None:
-    found = from_dtensor([Shard(-1), TorchPartial()], MESH, ndim=3)
-    assert found == Placement.of(data=Split(2), tensor=Partial())
+    placement = from_dtensor([Shard(-1), TorchPartial()], MESH, ndim=3)
+    assert placement == Placement.of(data=Split(2), tensor=Partial())
     strided = from_dtensor([_StridedShard(0, split_factor=4), Shard(0)], MESH, ndim=1)
     assert strided == Placement((("data", Split(0, 1)), ("tensor", Split(0))))
     assert from_dtensor([Replicate(), Replicate()], MESH, ndim=0).is_replicated
@@ -56,7 +56,7 @@ def test_a_strided_shard_holds_what_dtensor_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "reason"),
+    ("placements", "reason"),
     [
         (["Partial('avg')", "Replicate()"], "reduce_op='avg'"),
         ([TorchPartial("product"), Replicate()], "reduce_op='product'"),
@@ -68,9 +68,9 @@ def test_a_strided_shard_holds_what_dtensor_says() -> None:
         (["Shard(x)", "Replicate()"], "'Shard"),
     ],
 )
-def test_what_has_no_equal_is_refused_by_name(given: list[str], reason: str) -> None:
+def test_what_has_no_equal_is_refused_by_name(placements: list[str], reason: str) -> None:
     with pytest.raises(IrcError) as caught:
-        from_dtensor(given, MESH, ndim=2)
+        from_dtensor(placements, MESH, ndim=2)
     assert caught.value.code == "dtensor-placement"
     assert reason in caught.value.message
 

@@ -75,8 +75,8 @@ def test_what_is_found_is_what_one_device_finds(name: str, mesh: str) -> None:
     pins = f"out.weight = [{', '.join(f'{axis} = S(0)' for axis in Mesh.parse(mesh).names)}]"
     module = sharded(model, x, mesh, "demo-gpus", pins)
     LowerBoxingPass().apply(context(), module)
-    (found,) = run_spmd(module, [model.out.weight.detach(), x], Mesh.parse(mesh))
-    torch.testing.assert_close(found, model(x).detach())
+    (output,) = run_spmd(module, [model.out.weight.detach(), x], Mesh.parse(mesh))
+    torch.testing.assert_close(output, model(x).detach())
 
 
 def test_the_memory_of_an_exchange_is_counted() -> None:

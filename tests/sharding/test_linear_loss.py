@@ -51,9 +51,9 @@ def case(target: str, *, bias: bool, smooth: bool = False) -> Case:
     roles = [role for role in POSITIONS[target] if left.get(role, True)]
     kinds = {"h": H, "dh": H, "w": W, "dw": W, "index": INDEX, "bias": BIAS, "db": BIAS}
     call = {"target": target, "arguments": arguments(target, roles)}
-    given, made = (tuple(kinds.get(role, ROW) for role in each)
+    operand_kinds, result_kinds = (tuple(kinds.get(role, ROW) for role in each)
                    for each in (roles, result_roles(target, roles)))  # fmt: skip
-    return Case(flow.ExternOp, given, call, made, below=V)
+    return Case(flow.ExternOp, operand_kinds, call, result_kinds, below=V)
 
 
 @pytest.mark.parametrize(("bias", "smooth"), [(False, False), (True, True)])
@@ -108,8 +108,8 @@ def test_a_step_on_a_mesh_streams_rows_and_classes(
     labels[0, :9] = -100
     program = training_program(capture(Head(), (x, labels)).program, optimizer=None, stream=True)
     module, mesh = program.module, Mesh.parse("data=2,tensor=2")
-    given = program.bind(dict(zip(program.input_names, (x, labels), strict=True)))
-    want = run_function(module, given, dtype=torch.float64)
+    inputs = program.bind(dict(zip(program.input_names, (x, labels), strict=True)))
+    want = run_function(module, inputs, dtype=torch.float64)
     CanonicalizePass().apply(context(), module)
     AutoShardPass(mesh=str(mesh), cluster="demo-gpus", pins=pins).apply(context(), module)
     LowerBoxingPass().apply(context(), module)
@@ -119,5 +119,5 @@ def test_a_step_on_a_mesh_streams_rows_and_classes(
     LowerExternsPass().apply(context(), module)
     check_collectives(module, mesh)
     assert not any(isinstance(op, ExternOp) for op in module.walk())
-    for mine, theirs in zip(run_spmd(module, given, mesh, dtype=torch.float64), want, strict=True):
+    for mine, theirs in zip(run_spmd(module, inputs, mesh, dtype=torch.float64), want, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)

@@ -38,8 +38,8 @@ def built(
     block = Block(arg_types=[local_type(value.type, p, mesh) for value, p in pairs])
     ops: list[FlowOp] = []
     results = build_local(op, signature, mesh, list(block.args), ops.append)
-    for made in ops:
-        made.verify()
+    for local_op in ops:
+        local_op.verify()
     assert list(ops[-1].outputs) == results
     return ops, signature
 
@@ -48,10 +48,10 @@ def test_by_a_rule_the_op_runs_on_local_types() -> None:
     op = typed(
         PointwiseOp, [TensorType.of((8, 6)), TensorType.of((6,))], TensorType.of((8, 6)), fn="add"
     )
-    (made,), signature = built(op, ("a", "b"))
-    assert tensor(made.outputs[0]) == TensorType.of((4, 3))
-    assert (id_of(made), loc_of(made)) == ("n7", "m.py:3")
-    assert [str(a) for a in made.attributes["sbp"]] == [  # type: ignore[attr-defined]
+    (local_op,), signature = built(op, ("a", "b"))
+    assert tensor(local_op.outputs[0]) == TensorType.of((4, 3))
+    assert (id_of(local_op), loc_of(local_op)) == ("n7", "m.py:3")
+    assert [str(a) for a in local_op.attributes["sbp"]] == [  # type: ignore[attr-defined]
         f"#sbp.placement<{signature.results[0]}>"
     ]
 
@@ -99,9 +99,9 @@ def test_a_slice_takes_the_whole_shard_where_it_took_the_whole_dim() -> None:
         stops=(8, 3),
         steps=(1, 1),
     )
-    (made,), _ = built(op, ("a", ""))
-    assert made.plain["stops"] == (-1, 3)
-    assert tensor(made.outputs[0]).shape == (4, 2)
+    (local_op,), _ = built(op, ("a", ""))
+    assert local_op.plain["stops"] == (-1, 3)
+    assert tensor(local_op.outputs[0]).shape == (4, 2)
 
 
 def test_a_rank_convolves_its_groups() -> None:
@@ -113,9 +113,9 @@ def test_a_rank_convolves_its_groups() -> None:
         groups=4,
         **window,
     )
-    (made,), _ = built(op, ("g", "g"))
-    assert made.plain["groups"] == 1
-    assert [tensor(v).shape for v in (*made.inputs, *made.outputs)] == [
+    (local_op,), _ = built(op, ("g", "g"))
+    assert local_op.plain["groups"] == 1
+    assert [tensor(v).shape for v in (*local_op.inputs, *local_op.outputs)] == [
         (2, 2, 5),
         (3, 2, 3),
         (2, 3, 3),

@@ -61,29 +61,29 @@ class Case:
     def build(self) -> FlowOp:
         block = Block(arg_types=[TensorType.of(*operand) for operand in self.operands])
         results = self.results or self.op.infer(self.attrs, self.operands)
-        made = self.op.make(
+        op = self.op.make(
             list(block.args),
             [TensorType.of(*r) for r in results],
             loc="t.py:1",
             id="n0",
             **self.attrs,
         )
-        block.add_op(made)
-        made.verify()
-        return made
+        block.add_op(op)
+        op.verify()
+        return op
 
     def inputs(self, seed: int = 0) -> list[torch.Tensor]:
         rng = torch.Generator().manual_seed(seed)
-        made: list[torch.Tensor] = []
+        tensors: list[torch.Tensor] = []
         for shape, dtype in self.operands:
             if dtype[0] in "fb":
-                made.append(torch.randn(shape, generator=rng, dtype=torch.float64))
+                tensors.append(torch.randn(shape, generator=rng, dtype=torch.float64))
             elif dtype[0] == "c":
-                made.append(torch.randn(shape, generator=rng, dtype=torch.complex128))
+                tensors.append(torch.randn(shape, generator=rng, dtype=torch.complex128))
             else:
                 top = 2 if dtype == "i1" else self.below or 7
-                made.append(torch.randint(0, top, shape, generator=rng).to(dtypes()[dtype]))
-        return made
+                tensors.append(torch.randint(0, top, shape, generator=rng).to(dtypes()[dtype]))
+        return tensors
 
 
 def f(*shapes: tuple[int, ...]) -> tuple[tuple[tuple[int, ...], str], ...]:
@@ -109,7 +109,7 @@ def experts(tokens: int, count: int) -> tuple[tuple[tuple[int, ...], str], ...]:
 
 def attention_cases(n: int, m: int) -> list[Case]:
     """Attention of n tokens by m groups of heads, with its log-sums, and its derivative."""
-    found: list[Case] = []
+    instances: list[Case] = []
     for heads, groups, causal, masks in (
         (2 * m, m, True, ()),
         (m, 1, False, (((2, 1, n, n), "f32"),)),
@@ -119,11 +119,13 @@ def attention_cases(n: int, m: int) -> list[Case]:
         form = Form(causal, 0.5, 3 if masks else None)
         q, k, v = f((2, heads, n, 3), (2, groups, n, 3), (2, groups, n, 4))
         y, sums = f((2, heads, n, 4), (2, heads, n))
-        found.append(Case(AttentionOp, (q, k, v, *masks), {"is_causal": causal, "scale": 0.5}))
-        found.append(Case(flow.ExternOp, (q, k, v, *masks), form.forward(), (y, sums)))
+        instances.append(Case(AttentionOp, (q, k, v, *masks), {"is_causal": causal, "scale": 0.5}))
+        instances.append(Case(flow.ExternOp, (q, k, v, *masks), form.forward(), (y, sums)))
         back = Form(causal, 0.5, 6 if masks else None)
-        found.append(Case(flow.ExternOp, (y, q, k, v, y, sums, *masks), back.backward(), (q, k, v)))
-    return found
+        instances.append(
+            Case(flow.ExternOp, (y, q, k, v, y, sums, *masks), back.backward(), (q, k, v))
+        )
+    return instances
 
 
 def cases(n: int, m: int) -> list[Case]:
@@ -132,7 +134,7 @@ def cases(n: int, m: int) -> list[Case]:
     i64 = "i64"
     sliced = {"starts": (0, 1, 0), "stops": (-1, 3, n), "steps": (1, 2, 1)}
     pool = {"window": (2, 2), "strides": (2, 2), "low": (0, 0), "high": (0, 0), "dilations": (1, 1)}
-    found = [
+    instances = [
         *(Case(point, f((n, m)), {"fn": fn}) for fn in ("neg", "relu", "exp", "gelu", "copy", "sqrt", "floor")),
         *(Case(point, f((n, m), (m,)), {"fn": fn}) for fn in ("add", "sub", "mul", "div", "maximum", "lt")),
         *(Case(point, f((n, 1, m), (m, 1)), {"fn": fn}) for fn in ("add", "mul", "div")),
@@ -250,7 +252,7 @@ def cases(n: int, m: int) -> list[Case]:
             f((n, m)),
         ),
     ]  # fmt: skip
-    return [case for case in found if case.operands or case.results]
+    return [case for case in instances if case.operands or case.results]
 
 
 def replicas(placement: Placement, mesh: Mesh) -> Iterator[dict[str, int]]:
@@ -292,11 +294,11 @@ def holds(
     results = run_ranks(op, signature, mesh, held, dtype=torch.float64)
     for value, parts, placement in zip(expected, results, signature.results, strict=True):
         for replica in replicas(placement, mesh):
-            found = combine(parts, placement, mesh, tuple(value.shape), replica)
+            joined = combine(parts, placement, mesh, tuple(value.shape), replica)
             if value.dtype.is_floating_point or value.dtype.is_complex:
-                if not torch.allclose(found, value, rtol=1e-9, atol=1e-9, equal_nan=True):
+                if not torch.allclose(joined, value, rtol=1e-9, atol=1e-9, equal_nan=True):
                     return False
-            elif not torch.equal(found, value):
+            elif not torch.equal(joined, value):
                 return False
     return True
 
@@ -348,8 +350,8 @@ def backward(case: Case) -> Iterator[tuple[FlowOp, list[torch.Tensor]]]:
         return
     block = op.parent_block()
     assert block is not None
-    found = run_op(op, inputs, dtype=torch.float64)
-    values = dict(zip((*block.args, *op.outputs), (*inputs, *found), strict=True))
+    outputs = run_op(op, inputs, dtype=torch.float64)
+    values = dict(zip((*block.args, *op.outputs), (*inputs, *outputs), strict=True))
     gradients: list[SSAValue | None] = []
     for value in op.outputs:
         gradients.append(
@@ -361,13 +363,19 @@ def backward(case: Case) -> Iterator[tuple[FlowOp, list[torch.Tensor]]]:
     with suppress(NotDifferentiable):
         for operand in smooth:
             gradient(at, operand)
-    made = op.next_op
-    while made is not None:
-        assert isinstance(made, FlowOp)
-        given = [values[v] for v in made.inputs]
-        values.update(zip(made.outputs, run_op(made, given, dtype=torch.float64), strict=True))
-        yield made, given
-        made = made.next_op
+    backward_op = op.next_op
+    while backward_op is not None:
+        assert isinstance(backward_op, FlowOp)
+        operand_values = [values[v] for v in backward_op.inputs]
+        values.update(
+            zip(
+                backward_op.outputs,
+                run_op(backward_op, operand_values, dtype=torch.float64),
+                strict=True,
+            )
+        )
+        yield backward_op, operand_values
+        backward_op = backward_op.next_op
 
 
 SLOW = (pytest.mark.slow, pytest.mark.timeout(1800))
@@ -403,8 +411,8 @@ def test_backward_ops_compute_under_every_signature(mesh: str, uneven: bool) -> 
     )
 
 
-def attrs(**given: Any) -> dict[str, Any]:
-    return given
+def attrs(**values: Any) -> dict[str, Any]:
+    return values
 
 
 N, M = 12, 6
@@ -523,5 +531,5 @@ def test_a_masked_take_with_axes_in_the_wrong_order_is_caught() -> None:
     held[1], held[2] = held[2], held[1]
     indices = shard(whole[1], right.operands[1], mesh)
     (parts,) = run_ranks(op, right, mesh, [held, indices], dtype=torch.float64)
-    found = combine(parts, right.results[0], mesh, tensor(op.outputs[0]).static_shape())
-    assert not torch.allclose(found, run_op(op, whole, dtype=torch.float64)[0])
+    joined = combine(parts, right.results[0], mesh, tensor(op.outputs[0]).static_shape())
+    assert not torch.allclose(joined, run_op(op, whole, dtype=torch.float64)[0])

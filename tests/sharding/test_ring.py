@@ -54,9 +54,9 @@ def backward(causal: bool, rows: int = ROWS) -> FlowOp:
 
 
 def ring_of(op: FlowOp, mesh: Mesh) -> NdSignature:
-    found = [s for s in signatures(op, mesh) if s.strategy == (RING,)]
-    assert len(found) == 1
-    return found[0]
+    rings = [s for s in signatures(op, mesh) if s.strategy == (RING,)]
+    assert len(rings) == 1
+    return rings[0]
 
 
 def inputs(causal: bool, op: FlowOp) -> list[torch.Tensor]:
@@ -101,8 +101,8 @@ def test_the_derivative_is_torchs(causal: bool) -> None:
     expected = torch.autograd.grad(y, (q, k, v), g)
     with torch.no_grad():
         y, sums = run_op(forward(causal), [q, k, v], dtype=torch.float64)
-        found = run_op(backward(causal), [g, q, k, v, y, sums], dtype=torch.float64)
-    for value, wanted in zip(found, expected, strict=True):
+        gradients = run_op(backward(causal), [g, q, k, v, y, sums], dtype=torch.float64)
+    for value, wanted in zip(gradients, expected, strict=True):
         torch.testing.assert_close(value, wanted, rtol=1e-9, atol=1e-9)
 
 
@@ -111,9 +111,9 @@ def program(op: FlowOp, ranks: int, steps: int = 0) -> list[FlowOp]:
     signature = ring_of(op, mesh)
     pairs = zip(op.inputs, signature.operands, strict=True)
     block = Block(arg_types=[local_type(value.type, placed, mesh) for value, placed in pairs])
-    made: list[FlowOp] = []
-    build_local(op, signature, mesh, list(block.args), made.append, steps=steps)
-    return made
+    ops: list[FlowOp] = []
+    build_local(op, signature, mesh, list(block.args), ops.append, steps=steps)
+    return ops
 
 
 def test_a_program_grows_with_the_ring_and_sends_as_often_as_it_must() -> None:
@@ -131,12 +131,12 @@ def test_a_ring_costs_what_its_program_takes_on_compute_and_link(ranks: int) -> 
     cost = ClusterCost(PRESETS["8xH100"], Mesh.parse(f"seq={ranks}"))
     for op in (forward(True, 4096), backward(True, 4096)):
         op.attributes[WAY] = StringAttr(KEYS)
-        made = program(op, ranks)
-        sent = sum(cost.local_seconds(each) for each in made if isinstance(each, PermuteOp))
-        blocks = sum(cost.local_seconds(each) for each in made if isinstance(each, ExternOp))
+        ops = program(op, ranks)
+        sent = sum(cost.local_seconds(each) for each in ops if isinstance(each, PermuteOp))
+        blocks = sum(cost.local_seconds(each) for each in ops if isinstance(each, ExternOp))
         seconds = cost.op_seconds(op, ring_of(op, cost.mesh))
         assert 0 < sent < seconds
-        assert blocks < seconds < sum(map(cost.local_seconds, made))
+        assert blocks < seconds < sum(map(cost.local_seconds, ops))
 
 
 def test_steps_after_the_fourth_cost_what_the_fourth_does() -> None:
@@ -177,10 +177,10 @@ def test_a_ring_goes_along_one_axis() -> None:
 
 
 def test_a_wrong_source_in_the_permute_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    mesh, made = Mesh.parse("seq=4"), PermuteOp.make
+    mesh, original = Mesh.parse("seq=4"), PermuteOp.make
 
     def in_pairs(*args: Any, targets: tuple[int, ...], **rest: Any) -> FlowOp:
-        return made(*args, targets=(1, 0, 3, 2), **rest)
+        return original(*args, targets=(1, 0, 3, 2), **rest)
 
     monkeypatch.setattr(PermuteOp, "make", in_pairs)
     for causal in (True, False):

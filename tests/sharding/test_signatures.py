@@ -38,8 +38,8 @@ def matmul(m: int = 8, k: int = 4, n: int = 6, dtype: str = "f32") -> FlowOp:
 
 
 def test_matmul_has_the_signatures_of_the_book() -> None:
-    found = {str(s) for s in axis_signatures(matmul())}
-    assert found == {
+    texts = {str(s) for s in axis_signatures(matmul())}
+    assert texts == {
         "(B, B) -> (B)",
         "(S(0), B) -> (S(0))",
         "(B, S(1)) -> (S(1))",
@@ -88,8 +88,8 @@ def test_axes_that_split_one_dim_apply_in_mesh_order() -> None:
 
 
 def test_an_axis_of_size_one_only_broadcasts() -> None:
-    found = signatures(matmul(), Mesh.parse("data=1,tensor=2"))
-    assert {s.operands[0]["data"] for s in found} == {B}
+    choices = signatures(matmul(), Mesh.parse("data=1,tensor=2"))
+    assert {s.operands[0]["data"] for s in choices} == {B}
     (alone,) = signatures(matmul(), Mesh.parse(""))
     assert alone.operands == (Placement(()),) * 2
 
@@ -143,9 +143,9 @@ def test_placements_in_types_name_their_signature() -> None:
         TensorType.of((8, 6), "f32", partial),
         spec="mk,kn->mn",
     )
-    found = match_signature(op, MESH)
-    assert found is not None
-    assert found.splits == ("m", "k")
+    signature = match_signature(op, MESH)
+    assert signature is not None
+    assert signature.splits == ("m", "k")
     assert find_signature(op, MESH, (inner, weight), (rows,)) is None
 
 

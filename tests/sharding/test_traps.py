@@ -306,9 +306,9 @@ def test_all_traps_are_here() -> None:
 
 @pytest.mark.parametrize("number", TRAPS)
 def test_a_trap_has_tests_that_exist(number: int) -> None:
-    found = TRAPS[number]
-    assert found.tests or found.not_built, f"nothing catches trap {number}: {found.is_that}"
-    for node in found.tests:
+    entry = TRAPS[number]
+    assert entry.tests or entry.not_built, f"nothing catches trap {number}: {entry.is_that}"
+    for node in entry.tests:
         path, _, name = node.partition("::")
         assert (ROOT / path).is_file(), f"trap {number}: {path} is gone"
         assert name in names_in(path), f"trap {number}: {path} has no {name}"

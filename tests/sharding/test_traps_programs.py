@@ -103,10 +103,10 @@ def test_a_mean_over_rows_is_that_of_all_ranks_whatever_they_ignore(mesh: str) -
     pins = "x = [data = S(0)]; labels = [data = S(0)]; out.weight = [data = B]"
     module, inputs = sharded(model, (x, labels), mesh, pins, train=True)
     LowerBoxingPass().apply(context(), module)
-    found, gradient = run_spmd(module, inputs, Mesh.parse(mesh))
+    sharded_loss, gradient = run_spmd(module, inputs, Mesh.parse(mesh))
     loss = model(x, labels)
     loss.backward()
-    torch.testing.assert_close(found, loss.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(sharded_loss, loss.detach(), rtol=1e-12, atol=0)
     torch.testing.assert_close(gradient, model.out.weight.grad, rtol=1e-9, atol=1e-15)
     by_rank = [
         F.cross_entropy(model.out(rows), own)
@@ -135,8 +135,8 @@ def test_a_norm_counts_shards_once_and_copies_once() -> None:
     pins = "split.* = [tensor = S(0)]; whole.* = [tensor = B]"
     module, inputs = sharded(model, (x,), "data=2,tensor=2", pins)
     LowerBoxingPass().apply(context(), module)
-    (found,) = run_spmd(module, inputs, Mesh.parse("data=2,tensor=2"))
-    torch.testing.assert_close(found, model(x).detach(), rtol=1e-12, atol=0)
+    (norm,) = run_spmd(module, inputs, Mesh.parse("data=2,tensor=2"))
+    torch.testing.assert_close(norm, model(x).detach(), rtol=1e-12, atol=0)
 
 
 def test_no_value_that_a_host_reads_is_partial() -> None:
@@ -144,8 +144,8 @@ def test_no_value_that_a_host_reads_is_partial() -> None:
     model, x = nn.Linear(8, 8, bias=False), torch.randn(4, 8)
     pins = "weight = [tensor = S(1)]"
     module, inputs = sharded(model, (x,), "tensor=4", pins)
-    made = [op for op in module.walk() if isinstance(op, FlowOp) and op.name == "flow.contract"]
-    assert [str(tensor(op.outputs[0]).placement) for op in made] == ["[tensor = P(sum)]"]
+    products = [op for op in module.walk() if isinstance(op, FlowOp) and op.name == "flow.contract"]
+    assert [str(tensor(op.outputs[0]).placement) for op in products] == ["[tensor = P(sum)]"]
     end = entry(module).body.block.last_op
     assert end is not None
     for value in end.operands:
@@ -153,8 +153,8 @@ def test_no_value_that_a_host_reads_is_partial() -> None:
         assert placement is not None
         assert not placement.partial_axes()
     LowerBoxingPass().apply(context(), module)
-    (found,) = run_spmd(module, inputs, Mesh.parse("tensor=4"))
-    torch.testing.assert_close(found, model(x).detach())
+    (output,) = run_spmd(module, inputs, Mesh.parse("tensor=4"))
+    torch.testing.assert_close(output, model(x).detach())
 
 
 def test_what_cannot_be_has_no_column() -> None:
@@ -173,8 +173,10 @@ def test_what_cannot_be_has_no_column() -> None:
     for space in spaces.values():
         names = {number: placement for placement, number in space.code.items()}
         for tail, head in zip(space.arcs.tails, space.arcs.heads, strict=True):
-            made = set(names[int(head)].partial_axes()) - set(names[int(tail)].partial_axes())
-            assert not made
+            new_partial = set(names[int(head)].partial_axes()) - set(
+                names[int(tail)].partial_axes()
+            )
+            assert not new_partial
 
 
 class Deep(nn.Module):
@@ -216,10 +218,10 @@ def test_a_plan_is_known_by_program_mesh_and_prices(tmp_path: Path) -> None:
         "other sizes": (model, torch.randn(16, 8), "data=2", CLUSTER),
         "other program": (nn.Sequential(nn.Linear(8, 8), nn.GELU()), x, "data=2", CLUSTER),
     }
-    found = {
+    summaries = {
         name: irc.export_plan(m, (v,), out=tmp_path / name, mesh=mesh, cluster=cluster)
         for name, (m, v, mesh, cluster) in cases.items()
     }
-    assert found["plan"] == found["again"]
-    others = [found[name] for name in cases if name != "again"]
+    assert summaries["plan"] == summaries["again"]
+    others = [summaries[name] for name in cases if name != "again"]
     assert len(set(others)) == len(others)

@@ -30,8 +30,10 @@ def build(
     **attrs: object,
 ) -> FlowOp:
     block = Block(arg_types=[TensorType.of(*kind) for kind in kinds])
-    made = [result] if result else cls.infer(attrs, kinds)
-    op = cls.make(list(block.args), [TensorType.of(*kind) for kind in made], id="n0", **attrs)
+    result_kinds = [result] if result else cls.infer(attrs, kinds)
+    op = cls.make(
+        list(block.args), [TensorType.of(*kind) for kind in result_kinds], id="n0", **attrs
+    )
     block.add_op(op)
     op.verify()
     return op
@@ -83,8 +85,8 @@ def test_tiny_and_empty_shards_reduce_right_or_not_at_all(fn: str, rows: int) ->
             continue
         held = [shard(whole[0], signature.operands[0], mesh)]
         (parts,) = run_ranks(op, signature, mesh, held, dtype=torch.float64)
-        found = combine(parts, signature.results[0], mesh, (3,))
-        assert torch.allclose(found, expected), signature
+        joined = combine(parts, signature.results[0], mesh, (3,))
+        assert torch.allclose(joined, expected), signature
 
 
 @pytest.mark.parametrize("fn", ["max", "prod"])
@@ -119,8 +121,8 @@ def test_two_axes_on_one_dim_are_not_one_axis() -> None:
 
 
 def _chunks(value: torch.Tensor, parts: int) -> list[torch.Tensor]:
-    found = list(value.chunk(parts))
-    return found + [value[:0]] * (parts - len(found))
+    chunks = list(value.chunk(parts))
+    return chunks + [value[:0]] * (parts - len(chunks))
 
 
 def test_orders_of_application_are_different_placements() -> None:
@@ -137,8 +139,8 @@ def test_only_the_major_factor_of_a_reshape_carries_a_shard() -> None:
     heads = build(ReshapeOp, ((6, 4 * 3), "f32"), result=((6, 4, 3), "f32"))
     columns, by_head = (Split(1),), (Split(1),)
     for ranks, fits in ((2, True), (4, True), (3, False), (6, False), (12, False)):
-        found = signatures(heads, Mesh.of({"a": ranks}), uneven=True)
-        split = [s for s in found if (s.operands[0]["a"],) == columns]
+        choices = signatures(heads, Mesh.of({"a": ranks}), uneven=True)
+        split = [s for s in choices if (s.operands[0]["a"],) == columns]
         assert bool(split) == fits, ranks
         assert all((s.results[0]["a"],) == by_head for s in split)
     flat = build(ReshapeOp, ((6, 4), "f32"), result=((24,), "f32"))
@@ -162,29 +164,31 @@ def test_functions_that_pass_partial_values_are_linear_or_monotone(fn: str) -> N
         b = [y if i in group else x for i, (x, y) in enumerate(zip(a, b, strict=True))]
         both = [x + y if i in group else x for i, (x, y) in enumerate(zip(a, b, strict=True))]
         if fn == "where":
-            for given in (a, b, both):
-                given[0] = a[0] > 0
+            for operands in (a, b, both):
+                operands[0] = a[0] > 0
         assert torch.allclose(call(fn, both), call(fn, a) + call(fn, b)), f"{fn} {group}"
     if row.monotone:
         x, y = values(1, 1)[0].abs(), values(1, 2)[0].abs()
         assert torch.equal(call(fn, [x.maximum(y)]), call(fn, [x]).maximum(call(fn, [y])))
 
 
-def call(fn: str, given: Sequence[torch.Tensor]) -> torch.Tensor:
-    return library.run("flow.pointwise", {"fn": fn}, given, [((50,), "f64")])[0]
+def call(fn: str, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+    return library.run("flow.pointwise", {"fn": fn}, operands, [((50,), "f64")])[0]
 
 
 @pytest.mark.parametrize("fn", ["abs", "relu", "exp", "pow", "maximum", "remainder"])
 def test_functions_that_are_not_linear_take_no_sums(fn: str) -> None:
     op = build(PointwiseOp, *[((4,), "f32")] * POINTWISE[fn].arity, fn=fn)
-    assert all(Partial("sum") not in given for given, _ in placed(op))
+    assert all(Partial("sum") not in operands for operands, _ in placed(op))
 
 
 def test_partial_sums_add_and_scale_and_nothing_else() -> None:
     part = Partial("sum")
     pair = [((4,), "f32"), ((4,), "f32")]
     taken = {
-        fn: {given for given, _ in placed(build(PointwiseOp, *pair, fn=fn)) if part in given}
+        fn: {
+            operands for operands, _ in placed(build(PointwiseOp, *pair, fn=fn)) if part in operands
+        }
         for fn in ("add", "mul", "div")
     }
     # Never a sum and a whole value added, two sums multiplied, or a sum below the line.
@@ -192,7 +196,9 @@ def test_partial_sums_add_and_scale_and_nothing_else() -> None:
     assert taken["mul"] == {(part, B), (B, part)}
     assert taken["div"] == {(part, B)}
     integers = [((4,), "i64"), ((4,), "i64")]
-    assert not any(part in given for given, _ in placed(build(PointwiseOp, *integers, fn="div")))
+    assert not any(
+        part in operands for operands, _ in placed(build(PointwiseOp, *integers, fn="div"))
+    )
 
 
 def test_a_partial_sum_is_only_widened_never_rounded() -> None:

@@ -77,16 +77,16 @@ def step(policy: str) -> tuple[ModuleOp, list[Tensor]]:
     return module, [captured.tensors.get(name, other) for (_, name), other in pairs]
 
 
-def gradients(module: ModuleOp, found: Sequence[Any]) -> dict[str, Tensor]:
-    named = zip(results(entry(module)), found, strict=True)
+def gradients(module: ModuleOp, outputs: Sequence[Any]) -> dict[str, Tensor]:
+    named = zip(results(entry(module)), outputs, strict=True)
     return {name: value for (role, name), value in named if role == "gradient"}
 
 
 def test_what_is_computed_again_draws_the_same_numbers_and_collectives_on_all_ranks() -> None:
     wide, mesh = torch.float64, Mesh.parse("data=2,tensor=2")
-    once, given = step("none")
-    expected = gradients(once, run_function(once, given, dtype=wide))
-    again, given = step("full")
+    once, inputs = step("none")
+    expected = gradients(once, run_function(once, inputs, dtype=wide))
+    again, inputs = step("full")
     redone = [op for op in again.walk() if isinstance(op, FlowOp) and "recompute" in op.attributes]
     assert any(isinstance(op, RandomOp) for op in redone)
     pins = "*.up.weight = [tensor = S(0)]; *.down.weight = [tensor = S(1)]"
@@ -94,19 +94,19 @@ def test_what_is_computed_again_draws_the_same_numbers_and_collectives_on_all_ra
     LowerBoxingPass().apply(context(), again)
     assert any(isinstance(op, CollectiveOp) for op in again.walk())
     check_collectives(again, mesh)
-    found = gradients(again, run_spmd(again, given, mesh, dtype=wide))
-    assert found.keys() == expected.keys()
-    assert len(found) == 20
-    for name, value in found.items():
+    named_gradients = gradients(again, run_spmd(again, inputs, mesh, dtype=wide))
+    assert named_gradients.keys() == expected.keys()
+    assert len(named_gradients) == 20
+    for name, value in named_gradients.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-12, msg=name)
 
 
 def test_other_numbers_would_be_seen() -> None:
     """The planted bug: what is computed again draws from another place of the stream."""
-    module, given = step("full")
-    right = gradients(module, run_function(module, given, dtype=torch.float64))
+    module, inputs = step("full")
+    right = gradients(module, run_function(module, inputs, dtype=torch.float64))
     for op in module.walk():
         if isinstance(op, RandomOp) and "recompute" in op.attributes:
             op.properties["stream"] = to_attribute(op.plain["stream"] + 1)
-    wrong = gradients(module, run_function(module, given, dtype=torch.float64))
+    wrong = gradients(module, run_function(module, inputs, dtype=torch.float64))
     assert any(not torch.allclose(wrong[name], value) for name, value in right.items())

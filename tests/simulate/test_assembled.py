@@ -34,19 +34,19 @@ def plain(stages: int) -> list[Content]:
 
 
 def test_a_plain_pipeline_takes_what_the_closed_form_says() -> None:
-    found = simulated("1f1b", plain(4))
+    assembled = simulated("1f1b", plain(4))
     # (m + p - 1) (F + B), and messages of some microseconds.
-    assert found.simulation.seconds == pytest.approx(33.0, rel=1e-4)
+    assert assembled.simulation.seconds == pytest.approx(33.0, rel=1e-4)
     # The first stage keeps four micro-batches, each without what it sends.
-    assert found.held_bytes[0] > found.held_bytes[-1] > 100.0
+    assert assembled.held_bytes[0] > assembled.held_bytes[-1] > 100.0
 
 
 def test_the_slowest_stage_and_its_update_decide() -> None:
     """Others have time to send gradients back while the last stage updates."""
     short = [Content(1, has_first=True), Content(1), Content(1, has_last=True)]
-    found = simulated("1f1b", short, last=HEAD)
-    assert found.simulation.seconds == pytest.approx(2 * 1.0 + 8 * 4.5 + 6.0, rel=1e-4)
-    assert found.held_bytes[-1] > 107.0
+    assembled = simulated("1f1b", short, last=HEAD)
+    assert assembled.simulation.seconds == pytest.approx(2 * 1.0 + 8 * 4.5 + 6.0, rel=1e-4)
+    assert assembled.held_bytes[-1] > 107.0
 
 
 def test_several_stages_on_a_rank_have_a_shorter_bubble() -> None:

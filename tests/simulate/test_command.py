@@ -35,12 +35,12 @@ def test_a_plan_of_one_program(capsys: pytest.CaptureFixture[str], tmp_path: Pat
                     pins='"x" = [tensor = S(1)]')  # fmt: skip
     assert main(["simulate", str(folder), "--trace", str(trace)]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    found = predict(load_plan(folder).plan)
+    prediction = predict(load_plan(folder).plan)
     assert lines["ranks"] == "2, tensor=2"
-    assert lines["call"] == f"{found.seconds * 1e3:.4g} ms"
+    assert lines["call"] == f"{prediction.seconds * 1e3:.4g} ms"
     events = json.loads(trace.read_text())["traceEvents"]
     ends = [e["ts"] + e["dur"] for e in events if e["ph"] == "X"]
-    assert max(ends) == pytest.approx(found.seconds * 1e6)
+    assert max(ends) == pytest.approx(prediction.seconds * 1e6)
     assert main(["simulate", str(folder), "--cluster", "8xH100"]) == 2
     assert "--cluster is for plans of several programs" in capsys.readouterr().err
 
@@ -53,12 +53,12 @@ def test_a_plan_of_several(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     save_parts(folder, with_files(plan, {}), tensors)
     assert main(["simulate", str(folder), "--cluster", "8xH100", "--trace", str(trace)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    found = predict_step(load_parts(folder), PRESETS["8xH100"])
+    prediction = predict_step(load_parts(folder), PRESETS["8xH100"])
     assert lines[0] == "ranks           2, pipe=2"
-    assert lines[2] == f"step            {found.seconds * 1e3:.4g} ms"
+    assert lines[2] == f"step            {prediction.seconds * 1e3:.4g} ms"
     assert lines[3].split() == ["rank", "columns", "idle", "peak", "reserved"]
     assert [line.split()[2] for line in lines[4:6]] == [
-        f"{found.bubble(rank):.2%}" for rank in range(2)
+        f"{prediction.bubble(rank):.2%}" for rank in range(2)
     ]
     assert any("link from rank 0 to rank 1" in line for line in lines[6:])
     names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}

@@ -22,10 +22,10 @@ def test_a_stream_is_in_order_and_waits_for_dependencies() -> None:
         SimAction("c", "t", 5.0),
         SimAction("d", "s", 1.0),
     ]
-    found = simulate(actions)
-    assert found.starts == (0.0, 2.0, 3.0, 2.0)
-    assert found.ends == (2.0, 3.0, 8.0, 3.0)
-    assert found.seconds == 8.0
+    timeline = simulate(actions)
+    assert timeline.starts == (0.0, 2.0, 3.0, 2.0)
+    assert timeline.ends == (2.0, 3.0, 8.0, 3.0)
+    assert timeline.seconds == 8.0
 
 
 def test_processor_sharing() -> None:
@@ -99,9 +99,9 @@ def test_what_waits_longest_for_a_slot_gets_it() -> None:
             SimAction("b", "t", 1.0),
             SimAction("c", "t", 1.0, takes=slot, gives=slot),
         ]
-        found = simulate(actions, slots={"r": 1})
-        assert found.starts == (0.0, 3.0, 0.0, 0.0, 2.0)
-        assert found.slots == {"r": 1}
+        timeline = simulate(actions, slots={"r": 1})
+        assert timeline.starts == (0.0, 3.0, 0.0, 0.0, 2.0)
+        assert timeline.slots == {"r": 1}
         assert simulate(actions).starts == (0.0, late, 0.0, 0.0, 1.0)
 
 
@@ -240,17 +240,17 @@ def test_no_more_slots_are_taken_than_there_are(
     assert simulate(actions, slots=slots) == free
     limits = dict.fromkeys("pqr", limit)
     try:
-        found = simulate(actions, slots=limits)
+        timeline = simulate(actions, slots=limits)
     except DeadlockError:
         return
-    assert found.seconds >= free.seconds
-    assert all(count <= limit for count in found.slots.values())
+    assert timeline.seconds >= free.seconds
+    assert all(count <= limit for count in timeline.slots.values())
     for register in "pqr":
         # At equal times what gives comes first: an action of no time may give and take at once.
         changes = sorted(
-            [(end, 0, -n) for end, a in zip(found.ends, actions, strict=True)
+            [(end, 0, -n) for end, a in zip(timeline.ends, actions, strict=True)
              for name, n in a.gives if name == register]
-            + [(start, 1, n) for start, a in zip(found.starts, actions, strict=True)
+            + [(start, 1, n) for start, a in zip(timeline.starts, actions, strict=True)
                for name, n in a.takes if name == register]
         )  # fmt: skip
         taken = 0
@@ -290,7 +290,7 @@ def pipeline(schedule, p: int, m: int) -> list[SimAction]:
     for stage in range(p):
         for kind, i in schedule(stage, p, m):
             index[stage, kind, i] = len(index)
-    found = []
+    actions = []
     for stage, kind, i in index:
         after = {
             "F": [(stage - 1, "F", i)],
@@ -299,14 +299,14 @@ def pipeline(schedule, p: int, m: int) -> list[SimAction]:
             "W": [(stage, "B", i)],
         }[kind]  # fmt: skip
         memory = ((str(stage), 1.0),)
-        found.append(
+        actions.append(
             SimAction(
                 f"{stage}{kind}{i}", str(stage), float(len(kind)),
                 tuple(index[key] for key in after if key in index),
                 allocates=memory if kind == "F" else (), frees=memory if kind[0] == "B" else (),
             )
         )  # fmt: skip
-    return found
+    return actions
 
 
 @pytest.mark.parametrize(
@@ -319,9 +319,9 @@ def pipeline(schedule, p: int, m: int) -> list[SimAction]:
 )  # fmt: skip
 def test_published_schedules(schedule, p: int, m: int, seconds: float, peak: float) -> None:
     """F = B = W = 1, no communication (GPipe, PTD-P, Zero Bubble)."""
-    found = simulate(pipeline(schedule, p, m))
-    assert found.seconds == seconds
-    assert max(found.peak.values()) == peak
+    timeline = simulate(pipeline(schedule, p, m))
+    assert timeline.seconds == seconds
+    assert max(timeline.peak.values()) == peak
 
 
 def test_what_is_alive_is_counted() -> None:

@@ -36,13 +36,13 @@ def wiring_of(stages: int, *, copies: int = 1) -> Wiring:
         last = stage == stages - 1
         on, back = f"cut{stage}", f"gradient{stage}"
         reads = [f"cut{stage - 1}"] if stage else []
-        made = [*saved["fi"], *saved["fw"], *saved["fb"], *([] if last else [on])]
+        writes = [*saved["fi"], *saved["fw"], *saved["fb"], *([] if last else [on])]
         needs = [*saved["fi"], *saved["fb"], *([] if last else [back])]
         gives = [*saved["iw"], *([f"gradient{stage - 1}"] if stage else [])]
         late = [*saved["fw"], *saved["fb"], *saved["iw"]]
         functions.append(
             {
-                "F": Function(tuple(reads), tuple(made)),
+                "F": Function(tuple(reads), tuple(writes)),
                 "I": Function(tuple(needs), tuple(gives)),
                 "W": Function(tuple(late), ()),
             }

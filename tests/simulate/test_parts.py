@@ -40,8 +40,8 @@ def test_registers_are_those_of_the_executor() -> None:
     step(*batch)
     held = step.memory_bytes()
     plan = step._parts_versions[0].plan
-    found = predict_step(plan, PRESETS["8xH100"])
-    registers = sum(each.num_bytes * (each.slots or 0) for each in found.registers.values())
+    prediction = predict_step(plan, PRESETS["8xH100"])
+    registers = sum(each.num_bytes * (each.slots or 0) for each in prediction.registers.values())
     assert registers == held["registers"]
     weights = sum(held[kind] for kind in ("parameters", "states", "accumulators"))
     others = sum(
@@ -50,8 +50,8 @@ def test_registers_are_those_of_the_executor() -> None:
          if b.role not in ("parameter", "state", "accumulator")}.values()
     )  # fmt: skip
     arenas = [f.plan.arena_bytes for part in plan.parts for f in part.values()]
-    assert found.reserved_bytes(0) == registers + weights + others + max(arenas)
-    assert found.peak_bytes(0) == found.reserved_bytes(0)
+    assert prediction.reserved_bytes(0) == registers + weights + others + max(arenas)
+    assert prediction.peak_bytes(0) == prediction.reserved_bytes(0)
 
 
 @pytest.mark.parametrize(
@@ -60,23 +60,23 @@ def test_registers_are_those_of_the_executor() -> None:
 )
 def test_a_step_is_its_functions_in_the_order_of_the_schedule(mesh: str, schedule: str) -> None:
     plan, _ = planned("gpt", mesh, schedule)
-    found = predict_step(plan, PRESETS["8xH100"])
+    prediction = predict_step(plan, PRESETS["8xH100"])
     path = plan.schedule.paths[0]
     for part, stage in enumerate(path):
         for kind, function in plan.parts[part].items():
             if kind in MICRO_BATCH_KINDS:
                 seconds = predict(function.plan).seconds
-                assert found.costs.stage(stage).of(kind) == seconds > 0
+                assert prediction.costs.stage(stage).of(kind) == seconds > 0
     # Not faster than the schedule with free messages, and slower by no more than all of them.
-    functions = found.costs.times(plan.schedule.num_stages)
+    functions = prediction.costs.times(plan.schedule.num_stages)
     least = play(plan.schedule, functions).makespan
-    ends = found.played().makespan
-    sent = sum(action.seconds for action in found.actions if action.stream.startswith("link"))
-    lags = sum(action.lag for action in found.actions)
+    ends = prediction.played().makespan
+    sent = sum(action.seconds for action in prediction.actions if action.stream.startswith("link"))
+    lags = sum(action.lag for action in prediction.actions)
     assert least <= ends * (1 + 1e-9)
     assert ends <= least + sent + lags + 1e-12
-    assert found.seconds > ends
+    assert prediction.seconds > ends
     assert all(size > 0 for size in slot_bytes(plan).values())
     for rank, tape in enumerate(plan.tapes):
         registers = sum(slot_bytes(plan)[key] * count for key, count in tape.slots.items())
-        assert found.reserved_bytes(rank) > registers > 0
+        assert prediction.reserved_bytes(rank) > registers > 0

@@ -87,8 +87,8 @@ def test_contention_of_a_cluster() -> None:
 def test_the_peak_is_within_the_arena() -> None:
     for module in (mlp(), sharded()):
         plan = build_plan(module, seconds=lambda _: 1e-3)
-        found = predict(plan)
-        assert 0 < found.peak_bytes <= plan.arena_bytes
+        prediction = predict(plan)
+        assert 0 < prediction.peak_bytes <= plan.arena_bytes
 
 
 def test_a_large_mesh_is_one_rank() -> None:
@@ -96,8 +96,8 @@ def test_a_large_mesh_is_one_rank() -> None:
     x = t.argument("input", "x", (16,))
     y = t.collective(comm.AllReduceOp, x, (16,), axis="data", fn="sum")
     plan = build_plan(t.finish(y), seconds=lambda _: 2.0)
-    found = predict(plan)
-    assert (found.ranks, found.seconds, len(found.actions)) == (512, 2.0, 3)
+    prediction = predict(plan)
+    assert (prediction.ranks, prediction.seconds, len(prediction.actions)) == (512, 2.0, 3)
 
 
 def test_many_ranks_share_the_cores_of_a_host() -> None:
@@ -164,9 +164,9 @@ def test_one_rank_stands_for_all(times: list[float], cores: float | None) -> Non
 
 
 def test_a_launch_is_a_step_of_its_own() -> None:
-    found = predict(build_plan(mlp(), seconds=lambda _: 1.0))
-    assert found.seconds == 8.0
-    assert [a.name for a in found.actions][:2] == ["matmul_5x9x6 n0/n0", "relu_5x9 n0/n1"]
+    prediction = predict(build_plan(mlp(), seconds=lambda _: 1.0))
+    assert prediction.seconds == 8.0
+    assert [a.name for a in prediction.actions][:2] == ["matmul_5x9x6 n0/n0", "relu_5x9 n0/n1"]
 
 
 @pytest.mark.parametrize(("attrs", "seconds"), [

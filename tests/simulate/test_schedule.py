@@ -59,10 +59,10 @@ def timed(draw: st.DrawFn) -> tuple[Schedule, Times]:
 def test_times_are_those_of_the_schedule_itself(case: tuple[Schedule, Times]) -> None:
     """Where messages only have a latency, to the last bit."""
     schedule, times = case
-    found = simulate_schedule(schedule, Costs.of(times, schedule.num_stages))
-    assert found.played().spans == play(schedule, times).spans
-    assert found.seconds == play(schedule, times).makespan
-    assert found.played().work == pytest.approx(play(schedule, times).work)
+    simulation = simulate_schedule(schedule, Costs.of(times, schedule.num_stages))
+    assert simulation.played().spans == play(schedule, times).spans
+    assert simulation.seconds == play(schedule, times).makespan
+    assert simulation.played().work == pytest.approx(play(schedule, times).work)
 
 
 @given(schedules(), st.sampled_from([0.0, 0.25, 1.0]))
@@ -70,17 +70,17 @@ def test_times_are_those_of_the_schedule_itself(case: tuple[Schedule, Times]) ->
 def test_memory_is_that_of_the_schedule_itself(schedule: Schedule, share: float) -> None:
     """In activations of a stage, with what W keeps; the slots are the same by count."""
     stage = StageCosts({"F": 1.0, "I": 1.0, "W": 1.0}, saved_bytes=4.0, kept_bytes=4.0 * share)
-    found = simulate_schedule(schedule, Costs([stage]))
+    simulation = simulate_schedule(schedule, Costs([stage]))
     for rank, most in enumerate(peaks(schedule, weight_share=share, chunks=1)):
-        assert found.peak_bytes(rank) == 4.0 * most
+        assert simulation.peak_bytes(rank) == 4.0 * most
 
 
 def test_slots_of_1f1b_are_its_depth() -> None:
     stage = StageCosts({"F": 1.0, "B": 2.0}, saved_bytes=1.0, slots=4)
-    found = simulate_schedule(generate("1f1b", ranks=4, micro_batches=8), Costs([stage]))
-    assert [found.slots(f"saved values of stage {s}") for s in range(4)] == [4, 3, 2, 1]
-    assert [found.peak_bytes(s) for s in range(4)] == [4, 3, 2, 1]
-    assert [found.reserved_bytes(s) for s in range(4)] == [4, 4, 4, 4]
+    simulation = simulate_schedule(generate("1f1b", ranks=4, micro_batches=8), Costs([stage]))
+    assert [simulation.slots(f"saved values of stage {s}") for s in range(4)] == [4, 3, 2, 1]
+    assert [simulation.peak_bytes(s) for s in range(4)] == [4, 3, 2, 1]
+    assert [simulation.reserved_bytes(s) for s in range(4)] == [4, 4, 4, 4]
 
 
 # ------------------------------------------------------------------------- against all the ranks
@@ -209,14 +209,14 @@ def test_classes_are_as_all_ranks(
     slow = {at: factor for at, factor in slow.items() if at[0] < len(schedule.ranks)}
     columns = columns_of(mesh, slow)
     assert sum(column.count for column in columns) == 3
-    found = simulate_schedule(schedule, costs, columns)
+    simulation = simulate_schedule(schedule, costs, columns)
     seconds, peak = every_rank(schedule, costs, mesh, slow)
-    assert found.seconds == pytest.approx(seconds, rel=1e-12)
+    assert simulation.seconds == pytest.approx(seconds, rel=1e-12)
     for rank in range(len(schedule.ranks)):
-        ours = {found.peak_bytes(rank, column) for column in range(len(columns))}
+        ours = {simulation.peak_bytes(rank, column) for column in range(len(columns))}
         assert ours == {peak[rank, i] for i in range(mesh.num_ranks)}
         for column in range(len(columns)):
-            assert found.peak_bytes(rank, column) <= found.reserved_bytes(rank, column)
+            assert simulation.peak_bytes(rank, column) <= simulation.reserved_bytes(rank, column)
 
 
 def test_ranks_that_are_alike_are_one_class() -> None:
@@ -241,19 +241,21 @@ def test_a_slow_rank_is_waited_for_where_gradients_meet() -> None:
     costs = simple(reduce_seconds=1.0, update_seconds=0.5)
     alone = simulate_schedule(schedule, costs)
     assert alone.seconds == play(schedule).makespan + 1.5
-    found = simulate_schedule(schedule, costs, [Column(7), Column(1, {1: 2.0})])
-    assert found.played(0).makespan == play(schedule).makespan
+    simulation = simulate_schedule(schedule, costs, [Column(7), Column(1, {1: 2.0})])
+    assert simulation.played(0).makespan == play(schedule).makespan
     slow = play(schedule, Times((1.0, 2.0), (1.0, 2.0), (1.0, 2.0))).makespan
-    assert found.played(1).makespan == slow
-    assert found.seconds == slow + 1.5
-    assert found.bubble(0, 0) > alone.bubble(0)
+    assert simulation.played(1).makespan == slow
+    assert simulation.seconds == slow + 1.5
+    assert simulation.bubble(0, 0) > alone.bubble(0)
 
 
 def test_a_slow_link_delays_its_column_alone() -> None:
     schedule = generate("gpipe", ranks=2, micro_batches=2)
     costs = Costs([StageCosts({"F": 1.0, "B": 1.0})], Transfer(latency_s=1.0))
-    found = simulate_schedule(schedule, costs, [Column(3), Column(1, slow_links={(0, 1): 3.0})])
-    assert [found.played(column).makespan for column in (0, 1)] == [8.0, 10.0]
+    simulation = simulate_schedule(
+        schedule, costs, [Column(3), Column(1, slow_links={(0, 1): 3.0})]
+    )
+    assert [simulation.played(column).makespan for column in (0, 1)] == [8.0, 10.0]
 
 
 def test_the_norm_of_all_gradients_is_a_barrier() -> None:
@@ -263,11 +265,11 @@ def test_the_norm_of_all_gradients_is_a_barrier() -> None:
     updates = {
         norm: [
             start
-            for action, start in zip(found.actions, found.timeline.starts, strict=True)
+            for action, start in zip(simulation.actions, simulation.timeline.starts, strict=True)
             if action.name.endswith("update")
         ]
         for norm in (False, True)
-        for found in [simulate_schedule(schedule, Costs([stage], norm=norm))]
+        for simulation in [simulate_schedule(schedule, Costs([stage], norm=norm))]
     }
     assert updates == {False: [9.0, 7.0], True: [9.0, 9.0]}
 
@@ -288,11 +290,13 @@ def test_one_slot_makes_the_sender_wait() -> None:
     stages = [StageCosts({"F": 1.0, "B": 1.0}), StageCosts({"F": 3.0, "B": 1.0})]
     starts: dict[int | None, list[float]] = {}
     for slots in (None, 2, 1):
-        found = simulate_schedule(schedule, Costs(stages, Transfer(num_bytes=1.0, slots=slots)))
-        starts[slots] = [start for start, _ in found.played().spans[0][:4]]
-        most = found.slots("inputs of stage 1 from 0")
+        simulation = simulate_schedule(
+            schedule, Costs(stages, Transfer(num_bytes=1.0, slots=slots))
+        )
+        starts[slots] = [start for start, _ in simulation.played().spans[0][:4]]
+        most = simulation.slots("inputs of stage 1 from 0")
         assert most == (3 if slots is None else slots)
-        assert found.peak_bytes(1) == most
+        assert simulation.peak_bytes(1) == most
     assert starts == {None: [0, 1, 2, 3], 2: [0, 1, 2, 3], 1: [0, 1, 4, 7]}
 
 
@@ -327,11 +331,11 @@ def test_a_value_that_stays_on_its_rank_is_held_once() -> None:
     """The V of ZB-V turns on the last rank: from stage p-1 to p nothing is sent."""
     schedule = generate("zb-v", ranks=2, micro_batches=4)
     costs = Costs([StageCosts({"F": 1.0, "I": 1.0, "W": 1.0})], Transfer(1.0, 0.0, 1.0))
-    found = simulate_schedule(schedule, costs)
-    sent = {action.name.partition(" ")[0] for action in found.actions if " to " in action.name}
+    simulation = simulate_schedule(schedule, costs)
+    sent = {action.name.partition(" ")[0] for action in simulation.actions if " to " in action.name}
     assert not any(name.startswith("1F") for name in sent)
-    assert found.slots("results of stage 1 for 2") == 1
-    assert found.slots("inputs of stage 2 from 1") == 0
+    assert simulation.slots("results of stage 1 for 2") == 1
+    assert simulation.slots("inputs of stage 2 from 1") == 0
 
 
 def large(name: str) -> tuple[float, Simulation]:
@@ -343,15 +347,15 @@ def large(name: str) -> tuple[float, Simulation]:
     )  # fmt: skip
     columns = columns_of(Mesh.parse("data=64,tensor=16"), {})
     begin = time.process_time()
-    found = simulate_schedule(schedule, Costs([stage], Transfer(0.1, 0.02, 1e6)), columns)
-    return time.process_time() - begin, found
+    simulation = simulate_schedule(schedule, Costs([stage], Transfer(0.1, 0.02, 1e6)), columns)
+    return time.process_time() - begin, simulation
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
 def test_16_stages_of_256_micro_batches_on_16384_ranks_take_a_second(name: str) -> None:
-    _, found = large(name)
-    assert len(found.actions) > 15_000
-    assert found.slots("saved values of stage 0") == 16
+    _, simulation = large(name)
+    assert len(simulation.actions) > 15_000
+    assert simulation.slots("saved values of stage 0") == 16
     # In a process of its own: what other tests left in this one is no part of its time.
     program = (
         "from tests.simulate.test_schedule import large\n"

@@ -121,9 +121,9 @@ def test_tapes_with_slots_enough_take_what_the_schedule_takes(name: str, latency
     )
     costs = Costs([StageCosts({"F": 1.0, "I": 1.25, "W": 0.75})])
     way = Transfer(latency_s=latency)
-    found = simulate_tapes(schedule, tapes, costs, lambda *_: way, {})
+    simulation = simulate_tapes(schedule, tapes, costs, lambda *_: way, {})
     times = Times((1.0,), (1.25,), (0.75,), transfer=latency)
-    assert found.played().spans == play(schedule, times).spans
+    assert simulation.played().spans == play(schedule, times).spans
 
 
 def test_a_value_shares_the_ports_that_functions_hold() -> None:
@@ -139,8 +139,9 @@ def test_a_value_shares_the_ports_that_functions_hold() -> None:
         schedule = generate("gpipe", ranks=2, micro_batches=micro_batches)
         tapes = tapes_of(schedule, wiring(2, splits=schedule.splits_backward), ahead=100)
         for device in (None, MixedPorts(), MixedPorts(held)):
-            found = simulate_tapes(schedule, tapes, costs, lambda *_: way, {}, device=device)
-            (span,) = (s for s, a in zip(found.played().spans[1], schedule.ranks[1], strict=True)
+            simulation = simulate_tapes(schedule, tapes, costs, lambda *_: way, {}, device=device)
+            (span,) = (s for s, a in zip(simulation.played().spans[1], schedule.ranks[1],
+                                         strict=True)
                        if str(a) == f"1F{micro_batches - 1}")  # fmt: skip
             ends.append(span[1])
     assert ends == [3.0, 3.0, 3.0, 4.0, 4.0, pytest.approx(5.0)]
@@ -216,21 +217,23 @@ def test_classes_are_as_all_ranks(case: Case, slow: dict[tuple[int, int], float]
     mesh = Mesh.parse("data=3,tensor=2")
     slow = {at: max(x, 1.0) for at, x in slow.items() if at[0] < len(case.tapes)}
     columns = columns_of(mesh, slow)
-    found = simulate_tapes(case.schedule, case.tapes, case.costs, lambda *_: case.way, {}, columns)
-    assert found.seconds == pytest.approx(every_rank(case, mesh, slow))
+    simulation = simulate_tapes(
+        case.schedule, case.tapes, case.costs, lambda *_: case.way, {}, columns
+    )
+    assert simulation.seconds == pytest.approx(every_rank(case, mesh, slow))
 
 
 @given(cases())
 @settings(max_examples=50, deadline=None)
 def test_memory_is_slots_and_arena_and_weights(case: Case) -> None:
     sizes = {key: 3.0 + key[0] for tape in case.tapes for key in tape.slots}
-    found = simulate_tapes(case.schedule, case.tapes, case.costs, lambda *_: case.way, sizes)
+    simulation = simulate_tapes(case.schedule, case.tapes, case.costs, lambda *_: case.way, sizes)
     for rank, tape in enumerate(case.tapes):
         slots = sum(sizes[key] * count for key, count in tape.slots.items())
         stages = [s for s, own in case.schedule.rank_of.items() if own == rank]
         arena = max(case.costs.stage(a.stage).arena(a.kind) for a in case.schedule.ranks[rank])
         expected = slots + arena + 16.0 * len(stages)
-        assert found.peak_bytes(rank) == found.reserved_bytes(rank) == expected
+        assert simulation.peak_bytes(rank) == simulation.reserved_bytes(rank) == expected
 
 
 def test_a_link_passes_what_is_ready_first() -> None:
@@ -238,5 +241,5 @@ def test_a_link_passes_what_is_ready_first() -> None:
     schedule = generate("gpipe", ranks=2, micro_batches=4)
     tapes = tapes_of(schedule, wiring(2, splits=False), ahead=9)
     costs = Costs([StageCosts({"F": 1.0, "B": 1.0})])
-    found = simulate_tapes(schedule, tapes, costs, lambda *_: Transfer(3.0), {})
-    assert [begin for begin, _ in found.played().spans[1][:4]] == [4.0, 7.0, 10.0, 13.0]
+    simulation = simulate_tapes(schedule, tapes, costs, lambda *_: Transfer(3.0), {})
+    assert [begin for begin, _ in simulation.played().spans[1][:4]] == [4.0, 7.0, 10.0, 13.0]

@@ -48,19 +48,19 @@ def test_a_call_is_the_actions_of_the_simulator(tmp_path: Path, mesh: str, pin: 
     irc.export_plan(Net().eval(), (torch.randn(8, 64),), out=tmp_path / "plan", mesh=mesh,
                     cluster="demo-gpus", pins=f'"x" = [{pin}]')  # fmt: skip
     loaded = load_plan(tmp_path / "plan")
-    found = predict(
+    prediction = predict(
         loaded.plan, contention=Contention.of(PRESETS["demo-gpus"], loaded.plan.device_mesh)
     )
-    assert found.seconds == loaded.plan.predicted_s
-    trace = call_trace(loaded.plan, found, loaded.hash)
+    assert prediction.seconds == loaded.plan.predicted_s
+    trace = call_trace(loaded.plan, prediction, loaded.hash)
     check_form(trace)
-    assert (trace.step_s, trace.plan, trace.mesh) == (found.seconds, loaded.hash, mesh)
+    assert (trace.step_s, trace.plan, trace.mesh) == (prediction.seconds, loaded.hash, mesh)
     assert trace.drawn == (0, 1)
     own = [e for e in trace.events if e.rank == 0]
     spans = {(e.label.id, e.kind): (e.begin_s, e.end_s) for e in own}
-    computes = [i for i, action in enumerate(found.actions) if action.stream == "compute"]
+    computes = [i for i, action in enumerate(prediction.actions) if action.stream == "compute"]
     for (_, step), index in zip(steps(loaded.plan), computes, strict=True):
-        span = found.timeline.starts[index], found.timeline.ends[index]
+        span = prediction.timeline.starts[index], prediction.timeline.ends[index]
         if span[1] > span[0]:
             assert spans[step.id, "kernel"] == span
             assert span[1] - span[0] == pytest.approx(stated_seconds(step))
@@ -85,13 +85,13 @@ def test_a_call_is_the_actions_of_the_simulator(tmp_path: Path, mesh: str, pin: 
 )
 def test_a_step_is_its_functions_opened(mesh: str, schedule: str) -> None:
     plan, _ = planned("gpt", mesh, schedule)
-    found = predict_step(plan, PRESETS["8xH100"])
-    trace = step_trace(plan, found, PRESETS["8xH100"])
+    prediction = predict_step(plan, PRESETS["8xH100"])
+    trace = step_trace(plan, prediction, PRESETS["8xH100"])
     check_form(trace)
-    assert trace.step_s == found.seconds
+    assert trace.step_s == prediction.seconds
     assert trace.drawn == tuple(range(plan.mesh.num_ranks))
     for place, ranks in enumerate(plan.ranks):
-        busy = found.busy(place)
+        busy = prediction.busy(place)
         for rank in ranks:
             own = [e for e in trace.events if e.rank == rank]
             functions = [e for e in own if e.track == "schedule"]
@@ -109,15 +109,15 @@ def test_a_step_is_its_functions_opened(mesh: str, schedule: str) -> None:
             assert all(stage is not None for _, _, stage in places)
             idle = by_rank(trace)[rank]
             rest = idle["bubble"] + idle["exposed transfer"]
-            assert rest == pytest.approx(found.seconds - busy)
-    sent = {a.name for a in found.actions if a.stream.startswith("link") and a.seconds}
+            assert rest == pytest.approx(prediction.seconds - busy)
+    sent = {a.name for a in prediction.actions if a.stream.startswith("link") and a.seconds}
     assert {e.label.name for e in trace.events if e.track.startswith("link from stage")} == sent
     assert all(e.label.num_bytes for e in trace.events if e.track.startswith("link"))
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-v", "dualpipe"])
 def test_a_schedule_is_traced_in_the_same_form(name: str) -> None:
-    found = simulate_schedule(
+    simulation = simulate_schedule(
         generate(name, ranks=2, micro_batches=4),
         Costs(
             [StageCosts({"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}, reduce_seconds=3.0,
@@ -126,7 +126,7 @@ def test_a_schedule_is_traced_in_the_same_form(name: str) -> None:
         ),
         [Column(3), Column(1, {0: 2.0})],
     )  # fmt: skip
-    trace = schedule_trace(found, "data=4")
+    trace = schedule_trace(simulation, "data=4")
     check_form(trace)
     assert trace.drawn == (0, 1, 2, 3)
     assert trace.notes == {
@@ -135,7 +135,7 @@ def test_a_schedule_is_traced_in_the_same_form(name: str) -> None:
     for place in range(2):
         for column in range(2):
             own = by_rank(trace)[2 * place + column]
-            assert own["kernel"] == pytest.approx(found.busy(place, column))
+            assert own["kernel"] == pytest.approx(simulation.busy(place, column))
             assert own["exposed collective"] > 0
     tracks = {(event.rank, event.track) for event in trace.events}
     assert {(0, "comm gradients"), (1, "link from rank 1"), (3, "schedule")} <= tracks

@@ -42,15 +42,15 @@ def saved(place: Path, text: str) -> str:
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
 def test_a_trace_is_read_as_it_was_written(tmp_path: Path, name: str) -> None:
     own = trace("predicted", 0.5, 0.25)
-    found = read_trace(saved(tmp_path / name, to_json(own)))
-    assert found.source == "predicted"
-    assert (found.plan, found.mesh, found.ranks, found.step_s) == ("cafe", "data=2", 2, 0.75)
-    assert (found.held, found.notes) == (own.held, own.notes)
+    parsed = read_trace(saved(tmp_path / name, to_json(own)))
+    assert parsed.source == "predicted"
+    assert (parsed.plan, parsed.mesh, parsed.ranks, parsed.step_s) == ("cafe", "data=2", 2, 0.75)
+    assert (parsed.held, parsed.notes) == (own.held, own.notes)
     # A phase that an event has is read as that of its op and of its function.
-    assert [e._replace(where=Where(), label=e.label._replace(phase="")) for e in found.events] == [
+    assert [e._replace(where=Where(), label=e.label._replace(phase="")) for e in parsed.events] == [
         e._replace(where=Where()) for e in own.events
     ]
-    assert found.events[0].where == Where("forward", 0, 1)
+    assert parsed.events[0].where == Where("forward", 0, 1)
 
 
 def test_a_comparison_says_where_time_was_lost(
@@ -165,10 +165,10 @@ def test_a_profile_of_torch_is_known_by_the_names_of_kernels(tmp_path: Path) -> 
     predicted, measured = read_both(first, saved(tmp_path / "torch.json", text))
     assert measured.notes["profile"] == "2 of 4 events are the plan's by name"
     assert measured.drawn == (1,)
-    found = by_kind(measured)
-    assert found["kernel"] == pytest.approx(40e-6)
-    assert found["exposed collective"] == pytest.approx(20e-6)
-    assert sum(found.values()) == pytest.approx(measured.step_s) == pytest.approx(100e-6)
+    seconds = by_kind(measured)
+    assert seconds["kernel"] == pytest.approx(40e-6)
+    assert seconds["exposed collective"] == pytest.approx(20e-6)
+    assert sum(seconds.values()) == pytest.approx(measured.step_s) == pytest.approx(100e-6)
     rows = {(row.line, row.kind): row.measured_s for row in compare(predicted, measured).lines}
     assert rows["m.py:2", "kernel"] == pytest.approx(20e-6)
     assert rows["m.py:3", "exposed collective"] == pytest.approx(20e-6)
@@ -190,11 +190,11 @@ def test_a_profile_of_a_later_stage_is_held_against_that_stage(tmp_path: Path) -
     text = profile(("kernel", "k0_mm", 0.0, 6.0), ("kernel", "k9_last", 6.0, 4.0))
     predicted, measured = read_both(first, saved(tmp_path / "torch.json", text))
     assert "names" not in measured.notes
-    found = compare(predicted, measured)
-    rows = {row.line: (row.predicted_s, row.measured_s) for row in found.lines}
+    comparison = compare(predicted, measured)
+    rows = {row.line: (row.predicted_s, row.measured_s) for row in comparison.lines}
     assert rows.keys() == {"m.py:7", "m.py:9"}
     assert rows["m.py:7"] == pytest.approx((5e-6, 6e-6))
-    assert sum(row.predicted_s for row in found.kinds) == pytest.approx(own.step_s)
+    assert sum(row.predicted_s for row in comparison.kinds) == pytest.approx(own.step_s)
     # A rank that is not drawn gets the names of one that is, and the trace says of which.
     alone = Trace("predicted", tuple(e for e in events if e.rank == 0), 9e-6, "cafe", "pipe=2", 2)
     _, measured = read_both(
@@ -220,9 +220,9 @@ def test_what_torch_itself_writes_is_read(tmp_path: Path) -> None:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiled
 
-    with profiled(activities=[ProfilerActivity.CPU]) as found:
+    with profiled(activities=[ProfilerActivity.CPU]) as profiler:
         torch.ones(64, 64) @ torch.ones(64, 64)
-    found.export_chrome_trace(str(tmp_path / "torch.json"))
+    profiler.export_chrome_trace(str(tmp_path / "torch.json"))
     own = trace("predicted", 1, 1)
     events = [e._replace(label=e.label._replace(name="aten::matmul")) for e in own.events]
     first = saved(

@@ -27,14 +27,14 @@ def test_a_rank_that_comes_late_is_what_the_other_waits_for() -> None:
     }
     events, step_s = events_of(ranks, pipeline=False)
     assert step_s == 5.5
-    found = by_rank(Trace("measured", tuple(events), step_s))
-    assert found[0] == {
+    rank_seconds = by_rank(Trace("measured", tuple(events), step_s))
+    assert rank_seconds[0] == {
         "kernel": 1.0, "straggler": 2.0 + 0.5, "exposed collective": 2.0, "exposed transfer": 0.0,
         "bubble": 0.0, "host": 0.0,
     }  # fmt: skip
-    assert found[1]["straggler"] == 0.0
+    assert rank_seconds[1]["straggler"] == 0.0
     # Until it starts, and from the end of the collective to that of the step.
-    assert found[1]["host"] == 3.5
+    assert rank_seconds[1]["host"] == 3.5
     bars = [event for event in events if event.track == "comm data"]
     assert [(bar.rank, bar.begin_s, bar.end_s) for bar in bars] == [(0, 3.0, 5.0), (1, 3.0, 5.0)]
 
@@ -47,9 +47,9 @@ def test_a_value_that_is_not_on_its_way_is_a_bubble() -> None:
         "bubble",
     )  # fmt: skip
     ranks = {0: Recorded((send,), 0.0, 6.0), 1: Recorded((wait,), 0.0, 7.0)}
-    found = by_rank(Trace("measured", tuple(events_of(ranks, pipeline=True)[0]), 7.0))
-    assert (found[1]["bubble"], found[1]["exposed transfer"]) == (3.0, 2.0)
-    assert (found[0]["host"], found[0]["bubble"]) == (6.0, 1.0)
+    rank_seconds = by_rank(Trace("measured", tuple(events_of(ranks, pipeline=True)[0]), 7.0))
+    assert (rank_seconds[1]["bubble"], rank_seconds[1]["exposed transfer"]) == (3.0, 2.0)
+    assert (rank_seconds[0]["host"], rank_seconds[0]["bubble"]) == (6.0, 1.0)
 
 
 def test_notes_go_through_json() -> None:

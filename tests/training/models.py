@@ -63,13 +63,13 @@ class _Wide(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        given = dict(kwargs or {})
+        keywords = dict(kwargs or {})
         if func is torch.Tensor.float:
             return args[0].double()
         args = [torch.float64 if a is torch.float32 else a for a in args]
-        if given.get("dtype") is torch.float32:
-            given["dtype"] = torch.float64
-        return func(*args, **given)
+        if keywords.get("dtype") is torch.float32:
+            keywords["dtype"] = torch.float64
+        return func(*args, **keywords)
 
 
 @contextmanager
@@ -86,15 +86,15 @@ def program_of(module: nn.Module, *args: Any, **kwargs: Any) -> Program:
 
 def run(program: Program, *inputs: Tensor, **more: Tensor) -> dict[tuple[str, str], Tensor]:
     """Run a program in float64; results by role and name."""
-    given = dict(zip(program.input_names, inputs, strict=False)) | more
+    feeds = dict(zip(program.input_names, inputs, strict=False)) | more
     with torch.no_grad():
-        found = run_function(program.module, program.bind(given), dtype=torch.float64)
-    return dict(zip(results(entry(program.module)), found, strict=True))
+        outputs = run_function(program.module, program.bind(feeds), dtype=torch.float64)
+    return dict(zip(results(entry(program.module)), outputs, strict=True))
 
 
-def gradients(found: Mapping[tuple[str, str], Tensor]) -> dict[str, Tensor]:
+def gradients(outputs: Mapping[tuple[str, str], Tensor]) -> dict[str, Tensor]:
     """Return the results of role gradient by name."""
-    return {name: value for (role, name), value in found.items() if role == "gradient"}
+    return {name: value for (role, name), value in outputs.items() if role == "gradient"}
 
 
 def torch_gradients(
@@ -104,5 +104,5 @@ def torch_gradients(
     module = module.double()
     value = loss(module)
     value.backward()
-    found = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
-    return value.detach(), found
+    named_gradients = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+    return value.detach(), named_gradients

@@ -47,11 +47,11 @@ def program(*, nested: bool, reads: tuple[int, ...]) -> ModuleOp:
     x, w, v = block.args
     callee = "outer" if nested else "layer"
     for _ in range(3):
-        made = b.call(callee, [x, w, v], [MATRIX, MATRIX])
-        x = made[1]
-    total = made[reads[0]]
+        outputs = b.call(callee, [x, w, v], [MATRIX, MATRIX])
+        x = outputs[1]
+    total = outputs[reads[0]]
     for index in reads[1:]:
-        total = b.pointwise("add", total, made[index])
+        total = b.pointwise("add", total, outputs[index])
     loss = b.reduce("sum", b.pointwise("mul", total, total), (0, 1), keep_dims=False)
     attrs = [argument_attrs("input", "x"), *(argument_attrs("parameter", n) for n in "wv")]
     entry = finish_function(
@@ -78,12 +78,12 @@ def check(module: ModuleOp, names: dict[str, int]) -> None:
     run_passes(module, [DifferentiatePass(inputs=inputs, frozen="v" if "v" not in names else "")])
     module.verify()
     assert dump(load(dump(module))) == dump(module)
-    found = dict(
+    outputs = dict(
         zip(results(functions(module)["forward"]), run_function(module, INPUTS), strict=True)
     )
-    assert {name for role, name in found if role == "gradient"} == set(names)
+    assert {name for role, name in outputs if role == "gradient"} == set(names)
     for name, index in names.items():
-        torch.testing.assert_close(found["gradient", name], leaves[index].grad)
+        torch.testing.assert_close(outputs["gradient", name], leaves[index].grad)
 
 
 @pytest.mark.parametrize("nested", [False, True])

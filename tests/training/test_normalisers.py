@@ -120,8 +120,8 @@ def mean_of(program: Program, sums: Sums, count: int, run: Run) -> list[Tensor]:
         totals = {
             f"sum.{i}": torch.stack(each).sum(0) for i, each in enumerate(zip(*own, strict=True))
         }
-        found = call(sums[SHARES], {**program.tensors, **totals}, in_float64)
-        shares = {f"{SHARE}{i}": share for i, share in enumerate(found)}
+        share_values = call(sums[SHARES], {**program.tensors, **totals}, in_float64)
+        shares = {f"{SHARE}{i}": share for i, share in enumerate(share_values)}
     each = [call(program.module, {**program.tensors, **part, **shares}, run) for part in parts]
     return [torch.stack(values).mean(0) for values in zip(*each, strict=True)]
 
@@ -144,8 +144,8 @@ def test_micro_batches_give_the_loss_and_gradients_of_the_batch(name: str) -> No
     wanted = [want.detach(), theirs.layer.weight.grad, theirs.layer.bias.grad]
     for count in (1, 2, 4, 8):
         program, sums = step(LOSSES[name], count)
-        found = mean_of(program, sums, count, in_float64)
-        for value, each in zip(found, wanted, strict=True):
+        means = mean_of(program, sums, count, in_float64)
+        for value, each in zip(means, wanted, strict=True):
             torch.testing.assert_close(value, each, rtol=1e-6, atol=1e-9, msg=f"{name} / {count}")
 
 
@@ -160,7 +160,7 @@ def test_the_same_on_a_mesh(name: str, mesh: str) -> None:
             f'auto-shard{{mesh="{mesh}" cluster=demo-gpus report=false inputs=any pins="{pins}"}}'
         )
         run_passes(program.module, parse_passes(f"canonicalize,{shard},lower-boxing"))
-        found = mean_of(
+        means = mean_of(
             program,
             sums,
             4,
@@ -168,7 +168,7 @@ def test_the_same_on_a_mesh(name: str, mesh: str) -> None:
                 module, tensors, Mesh.parse(mesh), dtype=torch.float64
             ),
         )
-        for value, want in zip(found, wanted, strict=True):
+        for value, want in zip(means, wanted, strict=True):
             torch.testing.assert_close(value, want, rtol=1e-8, atol=1e-9)
 
 

@@ -21,17 +21,17 @@ TINY = Effort(matmuls=(17, 33), copy_bytes=1 << 20, sizes=(64, 40_000), budget_s
 
 @pytest.mark.distributed
 def test_what_is_measured_between_processes_is_read_back_from_a_file() -> None:
-    found = calibrate_host(TINY)
-    again = parse_cluster(to_toml(found.cluster))
+    calibration = calibrate_host(TINY)
+    again = parse_cluster(to_toml(calibration.cluster))
     (link,) = again.links
     assert set(link.fits) == set(COLLECTIVES)
     axis = again.axis_link(Mesh.parse("d=2"), "d")
     for kind in COLLECTIVES:
-        points = found.curves[0][kind]
+        points = calibration.curves[0][kind]
         assert [point.ranks for point in points] == [2, 2]
         worst = max(point.seconds for point in points)
         assert 0 < collective_s(kind, axis, 40_000, 1e9) < 100 * worst
-    assert "all_to_all" in str(found)
+    assert "all_to_all" in str(calibration)
 
 
 def test_a_device_is_measured() -> None:

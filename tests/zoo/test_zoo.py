@@ -43,8 +43,8 @@ def test_virtual_ranks_compute_what_torch_does(name: str) -> None:
         outputs = measure.of_role(measure.run(forward, graphs.given["forward"], mesh), "output")
         assert measure.error(outputs.values(), wanted.outputs) <= FIRM
         training = measure.plan(graphs.training, mesh)
-        found = measure.run(training, graphs.given["training"], mesh)
-        assert measure.training_error(found, wanted) <= FIRM
+        training_outputs = measure.run(training, graphs.given["training"], mesh)
+        assert measure.training_error(training_outputs, wanted) <= FIRM
         # It must really be sharded, and no op may be without a way to be.
         assert training.split >= training.ops // 2
         assert training.whole < 0.05
@@ -66,14 +66,14 @@ def test_an_error_in_one_number_shows() -> None:
     """What the other tests stand on: one element of many, off by a little, is seen."""
     right = {"a": torch.randn(7, 5).double(), "b": torch.zeros(3).double()}
     wanted = measure.Reference((), torch.tensor(2.0), right)
-    found = {
+    training_outputs = {
         ("output", "loss"): torch.tensor(2.0),
         **{("gradient", n): right[n].clone() for n in right},
     }
-    assert measure.training_error(found, wanted) == 0
-    found["gradient", "a"][3, 2] += 1e-7
-    assert measure.training_error(found, wanted) > FIRM
-    found["gradient", "a"][3, 2] = torch.nan
-    assert measure.training_error(found, wanted) == float("inf")
-    del found["gradient", "a"]
-    assert measure.training_error(found, wanted) == float("inf")
+    assert measure.training_error(training_outputs, wanted) == 0
+    training_outputs["gradient", "a"][3, 2] += 1e-7
+    assert measure.training_error(training_outputs, wanted) > FIRM
+    training_outputs["gradient", "a"][3, 2] = torch.nan
+    assert measure.training_error(training_outputs, wanted) == float("inf")
+    del training_outputs["gradient", "a"]
+    assert measure.training_error(training_outputs, wanted) == float("inf")
