@@ -6,8 +6,9 @@ its peers can read, tells each with one small message where it lies, and goes on
 it to where it belongs when it waits. Where four ranks gather nine tensors of 2.9 MB together, each
 spends 1.0 ms of a core instead of 1.4, and 0.6 of it where it begins instead of 0.9.
 
-Messages, too, say which gathers have ended: what their peers have read, ranks write to again. So a
-rank holds what it gives to two gathers, or to as many as are under way.
+Messages, too, say which gathers are open: what all peers have read, ranks write to again. So a rank
+holds what it gives to two gathers, or to as many as are under way; one that is never waited for,
+yet kept, keeps its own bytes alone. Pages that few gathers have a use for go back to the system.
 
 The memory is Linux's ``memfd``: it has no name that a rank that dies could leave behind. Ranks show
 it to each other once, at the first collective of a group that is large enough, and agree whether
@@ -20,9 +21,13 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+import stat
+import warnings
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, finalize
@@ -35,24 +40,32 @@ from irc.errors import InternalError, IrcError
 
 TAG = 0x697263
 """Of messages that are parts of a collective; between two ranks they keep their order."""
-PAGE = 1 << 12
+PAGE = mmap.PAGESIZE
+NAME = "irc"
+"""Of the memory's file: it tells it from others before it is opened."""
+NUM_TOLD = 32
+"""Open gathers that a message names; where there are more, those behind the last count as open."""
+TRIM_AFTER = 256
+"""Gathers after which pages go back: one that has them again pays some 0.2 ms a MB for new ones."""
 
 Take: TypeAlias = Callable[[int, torch.Tensor], None]
-"""Given a peer and the bytes that it gives: copies what this rank gets of them."""
+"""Called with a peer and the bytes that it gives: copies what this rank gets of them."""
+Trim: TypeAlias = Callable[[int, int], None]
+"""Called with the ends of a range of a rank's memory: gives its pages back; it is of zeros then."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Slot:
-    """A piece of a rank's shared memory.
+    """A piece of a rank's shared memory that its peers may still read.
 
     Attributes:
         start: of its bytes.
-        size: how many.
-        number: of the last collective that it was of.
+        end: behind them, at the end of a page.
+        number: of the collective that it is of.
     """
 
     start: int
-    size: int
+    end: int
     number: int
 
 
@@ -62,17 +75,23 @@ class SharedParts:
     Args:
         group: of processes, as torch has it.
         memory: of each rank, as bytes.
+        trim: what gives pages of this rank's memory back.
     """
 
-    def __init__(self, group: Any, memory: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, group: Any, memory: Sequence[torch.Tensor], trim: Trim = lambda start, end: None
+    ) -> None:
         self._here: int = group.rank()
-        self._memory = memory
+        self._memory, self._trim = memory, trim
         self._lock = Lock()
+        # In the order of their bytes.
         self._slots: list[_Slot] = []
+        self._reach = PAGE  # behind the last byte that has been written since the last trim
         self._begun = 0
         self._open: set[int] = set()
-        # Of each rank: collectives below this number have ended there, so that it reads no more.
-        self._ended = [0] * len(memory)
+        self._over: deque[int] = deque()
+        # Of each rank: the collectives that are open there, as its newest message names them.
+        self._told: list[Sequence[int]] = [(0,)] * len(memory)
 
     def begin(self, group: Any, tensors: Sequence[torch.Tensor], take: Take) -> Delivery:
         """Give tensors to all peers, and return what takes theirs.
@@ -90,40 +109,69 @@ class SharedParts:
         pieces = [piece.reshape(-1).view(torch.uint8) for piece in tensors]
         size = sum(piece.numel() for piece in pieces)
         with self._lock:
+            # Copied before it has a number: what fails here, neither this rank nor a peer keeps.
+            start = self._room(size)
+            torch.cat(pieces, out=self._memory[self._here][start : start + size])
             number = self._begun
             self._begun += 1
-            self._open.add(number)
-            slot = self._slot(size, number)
-            place = self._memory[self._here][slot.start : slot.start + size]
-            torch.cat(pieces, out=place)
-            told = torch.tensor([number, slot.start, size, min(self._open)])
-            rows = told.new_empty(len(self._memory), len(told))
-            peers = [peer for peer in range(len(rows)) if peer != self._here]
-            works = [group.recv([rows[peer]], peer, TAG) for peer in peers]
-            works += [group.send([told], peer, TAG) for peer in peers]
-        delivery = Delivery(works, lambda: self._take(number, size, _rows(rows), take))
-        # One for which nobody waits reads nothing: peers need not keep what they gave.
-        finalize(delivery, self._end, number).atexit = False
+            try:
+                self._open.add(number)
+                self._slots.append(_Slot(start, start + _paged(size), number))
+                self._slots.sort(key=lambda slot: slot.start)
+                named = sorted(self._open)[:NUM_TOLD]
+                named += [number] * (NUM_TOLD - len(named))
+                told = torch.tensor([number, start, size, *named], dtype=torch.int64, device="cpu")
+                rows = told.new_empty(len(self._memory), len(told))
+                peers = [peer for peer in range(len(rows)) if peer != self._here]
+                works = [group.recv([rows[peer]], peer, TAG) for peer in peers]
+                works += [group.send([told], peer, TAG) for peer in peers]
+                delivery = Delivery(works, lambda: self._take(number, size, _rows(rows), take))
+                # One for which nobody waits reads nothing: peers need not keep what they gave.
+                finalize(delivery, self._end, number).atexit = False
+            except BaseException:
+                self._end(number)
+                raise
         return delivery
 
-    def _slot(self, size: int, number: int) -> _Slot:
-        """Return a piece that no peer reads any more: the smallest, or a new one."""
-        read = min(ended for rank, ended in enumerate(self._ended) if rank != self._here)
-        free = [slot for slot in self._slots if slot.number < read and slot.size >= size]
-        if free:
-            slot = min(free, key=lambda each: each.size)
-            slot.number = number
-            return slot
-        start = max((each.start + each.size for each in self._slots), default=PAGE)
-        slot = _Slot(start, -(-size // PAGE) * PAGE, number)
-        if start + slot.size > len(self._memory[self._here]):
-            raise InternalError(f"{start + slot.size} bytes are under way to ranks of this machine")
-        self._slots.append(slot)
-        return slot
+    def _room(self, size: int) -> int:
+        """Return where so many bytes begin that no peer reads any more: as low as there are."""
+        while self._over:
+            self._open.discard(self._over.popleft())
+        self._slots = [slot for slot in self._slots if not self._is_read(slot.number)]
+        if self._begun % TRIM_AFTER == TRIM_AFTER - 1:
+            self._give_back()
+        start = PAGE
+        for slot in self._slots:
+            if slot.start - start >= _paged(size):
+                break
+            start = slot.end
+        else:
+            if start + _paged(size) > (room := len(self._memory[self._here])):
+                under_way = size + sum(slot.end - slot.start for slot in self._slots)
+                raise InternalError(
+                    f"{under_way} bytes are under way to ranks of this machine, "
+                    f"which share {room} of each"
+                )
+        self._reach = max(self._reach, start + _paged(size))
+        return start
+
+    def _is_read(self, number: int) -> bool:
+        """Return whether a collective has ended on all peers: they read no more of it."""
+        peers = (told for rank, told in enumerate(self._told) if rank != self._here)
+        return all(number < told[-1] and number not in told for told in peers)
+
+    def _give_back(self) -> None:
+        """Give the pages back that are of no slot, though some of them will be needed again."""
+        start = PAGE
+        for slot in (*self._slots, _Slot(self._reach, self._reach, 0)):
+            if start < slot.start:
+                self._trim(start, slot.start)
+            start = slot.end
+        self._reach = max((slot.end for slot in self._slots), default=PAGE)
 
     def _take(self, number: int, size: int, rows: Sequence[Sequence[int]], take: Take) -> None:
         try:
-            for peer, (its_number, start, its_size, ended) in enumerate(rows):
+            for peer, (its_number, start, its_size, *named) in enumerate(rows):
                 if peer == self._here:
                     continue
                 if (its_number, its_size) != (number, size):
@@ -135,13 +183,22 @@ class SharedParts:
                         help="run the same program on every rank",
                     )
                 take(peer, self._memory[peer][start : start + size])
-                self._ended[peer] = max(self._ended[peer], ended)
+                # The last one tells the newer message. Without the lock: where an older one comes
+                # between, it names more that are open, never fewer.
+                if named[-1] > self._told[peer][-1]:
+                    self._told[peer] = named
         finally:
             self._end(number)
 
     def _end(self, number: int) -> None:
         # Without the lock: it may be held by what the collector of cycles interrupts to come here.
-        self._open.discard(number)
+        # So the next that begins takes it out of the set, over which nobody else goes.
+        self._over.append(number)
+
+
+def _paged(size: int) -> int:
+    """Return the bytes of whole pages that hold so many."""
+    return -(-size // PAGE) * PAGE
 
 
 class Delivery:
@@ -164,12 +221,15 @@ def shared_parts(
 ) -> SharedParts | None:
     """Return what the ranks of a group share for gathers of a size; None: messages carry them.
 
-    The first gather that is large enough waits here for all ranks of the group.
+    The first gather that is large enough waits here for all ranks of the group. Ranks whose sizes
+    lie on both sides of ``SHARED_BYTES`` are not told that they differ: some wait for the message
+    that says where bytes lie, the others for the bytes. The library ends a process to which more
+    comes than it waits for; one to which less comes goes on with what is no result.
 
     Args:
         group: of processes of torch's gloo.
         num_bytes: of all that a rank has in the end, alike on all ranks.
-        gather: returns the rows of all ranks, given that of this one.
+        gather: returns the rows of all ranks, called with that of this one.
     """
     if num_bytes < SHARED_BYTES:
         return None
@@ -183,22 +243,25 @@ def _agreed(group: Any, gather: Callable[[torch.Tensor], torch.Tensor]) -> Share
     """Show this rank's memory to the others, map theirs, and return it all if each rank could."""
     size = memory_bytes() // PAGE * PAGE
     token = secrets.randbits(62)
-    own: tuple[int, torch.Tensor] | None = None
+    own: _Own | None = None
     with suppress(AttributeError, OSError, ValueError):  # another system, or a limit of addresses
         own = _new(size, token)
-    fd = -1 if own is None else own[0]
-    shown = _rows(gather(torch.tensor([os.getpid(), fd, size, token])))
-    memory: list[torch.Tensor] = []
-    with suppress(OSError, ValueError):
-        for rank, row in enumerate(shown):
-            if rank == group.rank() and own is not None:
-                memory.append(own[1])
-            else:
-                memory.append(_shown(*row))
-    every = gather(torch.tensor([len(memory) == len(shown)], dtype=torch.int64))
-    if own is not None:
-        os.close(fd)  # all have mapped it, or nobody needs it
-    return SharedParts(group, memory) if bool(every.all()) else None
+    try:
+        row = [os.getpid(), -1 if own is None else own.fd, size, token]
+        shown = _rows(gather(torch.tensor(row, dtype=torch.int64, device="cpu")))
+        memory: list[torch.Tensor] = []
+        with suppress(OSError, ValueError):
+            for rank, row in enumerate(shown):
+                if rank == group.rank() and own is not None:
+                    memory.append(own.memory)
+                else:
+                    memory.append(_shown(*row))
+        could = len(memory) == len(shown)
+        every = gather(torch.tensor([could], dtype=torch.int64, device="cpu"))
+    finally:
+        if own is not None:
+            os.close(own.fd)  # all have mapped it, or nobody needs it
+    return SharedParts(group, memory, own.trim) if own is not None and bool(every.all()) else None
 
 
 def _rows(table: torch.Tensor) -> list[list[int]]:
@@ -206,29 +269,59 @@ def _rows(table: torch.Tensor) -> list[list[int]]:
     return values.tolist()
 
 
-def _new(size: int, token: int) -> tuple[int, torch.Tensor]:
-    """Return memory that others may map, which takes pages where it is written, and its file."""
-    fd = os.memfd_create("irc")
+@dataclass(frozen=True)
+class _Own:
+    """Memory that others may map.
+
+    Attributes:
+        fd: of its file.
+        memory: as bytes, which take pages where they are written.
+        trim: what gives pages back.
+    """
+
+    fd: int
+    memory: torch.Tensor
+    trim: Trim
+
+
+def _new(size: int, token: int) -> _Own:
+    """Return memory whose first bytes are a token."""
+    fd = os.memfd_create(NAME)
     try:
         os.ftruncate(fd, size)
-        memory = torch.frombuffer(mmap.mmap(fd, size), dtype=torch.uint8)
+        mapped = mmap.mmap(fd, size)
+        memory = torch.frombuffer(mapped, dtype=torch.uint8)
     except BaseException:
         os.close(fd)
         raise
     memory[:8].view(torch.int64)[0] = token
-    return fd, memory
+
+    def trim(start: int, end: int) -> None:
+        with suppress(AttributeError, OSError):  # a system that cannot keeps them
+            mapped.madvise(mmap.MADV_REMOVE, start, end - start)
+
+    return _Own(fd, memory, trim)
 
 
 def _shown(process: int, fd: int, size: int, token: int) -> torch.Tensor:
-    """Return the memory of another process of this machine.
+    """Return the memory of another process of this machine, to be read.
 
     Raises:
         OSError: it is not there, or may not be read.
         ValueError: a process of another machine has this number here.
     """
-    own = os.open(f"/proc/{process}/fd/{fd}", os.O_RDWR)
+    path = Path(f"/proc/{process}/fd/{fd}")
+    # To open a terminal or a pipe of a stranger has effects; what it is, its link says before.
+    if not str(path.readlink()).startswith(f"/memfd:{NAME}"):
+        raise ValueError(f"file {fd} of process {process} is not memory of a rank")
+    own = os.open(path, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        memory = torch.frombuffer(mmap.mmap(own, size), dtype=torch.uint8)
+        status = os.fstat(own)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != size:
+            raise ValueError(f"process {process} is not that of the rank")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch knows no memory that is only read
+            memory = torch.frombuffer(mmap.mmap(own, size, prot=mmap.PROT_READ), dtype=torch.uint8)
     finally:
         os.close(own)
     if int(memory[:8].view(torch.int64)[0]) != token:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from irc.errors import IrcError
+from irc.errors import InternalError, IrcError
 from irc.runtime import shared_parts
 from irc.runtime.shared_parts import Delivery, SharedParts
 
 SIZE = 1 << 16
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="memfd is of Linux")
 
 
 class Network:
@@ -64,20 +67,27 @@ class Group:
 class Rank:
     """One of the ranks, which notes what it takes."""
 
-    def __init__(self, network: Network, rank: int, memory: list[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        rank: int,
+        memory: list[torch.Tensor],
+        trim: shared_parts.Trim = lambda start, end: None,
+    ) -> None:
         self.group: Any = Group(network, rank)
-        self.parts = SharedParts(self.group, memory)
+        self.parts = SharedParts(self.group, memory, trim)
         self.got: list[tuple[int, float]] = []
 
     def begin(self, value: float, count: int = 5000) -> Callable[[], None]:
         """Give a number so many times; return what waits and notes what came."""
 
-        def take(peer: int, received: torch.Tensor) -> None:
-            numbers = received.view(torch.float32)
+        def take(peer: int, part: torch.Tensor) -> None:
+            numbers = part.view(torch.float32)
             assert bool((numbers == numbers[0]).all())
             self.got.append((peer, float(numbers[0])))
 
-        delivery: Delivery = self.parts.begin(self.group, [torch.full((count,), value)], take)
+        own = torch.full((count,), value, device="cpu")
+        delivery: Delivery = self.parts.begin(self.group, [own], take)
 
         def wait() -> None:
             for work in delivery.works:
@@ -85,6 +95,10 @@ class Rank:
             delivery.take()
 
         return wait
+
+
+def untaken(peer: int, part: torch.Tensor) -> None:
+    """Take nothing."""
 
 
 @pytest.fixture
@@ -134,14 +148,136 @@ def test_ranks_that_gather_other_sizes_differ(ranks: list[Rank]) -> None:
     assert caught.value.code == "ranks-differ"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="memfd is of Linux")
+def test_a_kept_gather_keeps_its_own_bytes_alone(ranks: list[Rank]) -> None:
+    kept = [rank.begin(float(place)) for place, rank in enumerate(ranks)]
+    kept.pop()()
+    for turn in range(1, 50):  # longer than a message names gathers
+        waits = [rank.begin(10.0 * turn + place) for place, rank in enumerate(ranks)]
+        for wait in waits:
+            wait()
+    for wait in kept:
+        wait()
+    assert ranks[0].got[-2:] == [(1, 1.0), (2, 2.0)]
+    assert [len(rank.got) for rank in ranks] == [100, 100, 100]
+
+
+def test_ranks_may_keep_more_gathers_than_a_message_names() -> None:
+    network, memory = Network(), [torch.zeros(1 << 24, dtype=torch.uint8) for _ in range(3)]
+    ranks = [Rank(network, rank, memory) for rank in range(3)]
+    draw = random.Random(1)
+    kept: list[list[tuple[int, Callable[[], None]]]] = [[] for _ in ranks]
+    for turn in range(300):
+        count = draw.choice((100, 3000, 20_000))
+        for place, rank in enumerate(ranks):
+            kept[place].append((turn, rank.begin(10.0 * turn + place, count)))
+        for place, rank in enumerate(ranks):
+            while len(kept[place]) > draw.randint(0, 60):
+                began, wait = kept[place].pop(draw.randrange(len(kept[place])))
+                wait()
+                others = [other for other in range(3) if other != place]
+                assert rank.got[-2:] == [(other, 10.0 * began + other) for other in others]
+
+
+def test_what_cannot_be_copied_is_not_kept(ranks: list[Rank]) -> None:
+    for rank in ranks:
+        with pytest.raises(RuntimeError, match="device meta"):
+            rank.parts.begin(rank.group, [torch.ones(5000, device="meta")], untaken)
+    for turn in range(10):
+        waits = [rank.begin(10.0 * turn + place) for place, rank in enumerate(ranks)]
+        for wait in waits:
+            wait()
+    assert len(ranks[0].got) == 20
+
+
+def test_what_is_too_large_says_what_is_under_way(ranks: list[Rank]) -> None:
+    for rank in ranks:
+        with pytest.raises(InternalError, match="80000 bytes are under way"):
+            rank.begin(0.0, 20_000)
+    for turn in range(10):
+        waits = [rank.begin(10.0 * turn + place) for place, rank in enumerate(ranks)]
+        for wait in waits:
+            wait()
+    under_way = [rank.begin(0.0, 5000) for rank in ranks]
+    # Of the gather before it no message has told yet that all have read it.
+    with pytest.raises(InternalError, match=f"{SIZE + 2 * 5 * shared_parts.PAGE} bytes"):
+        ranks[0].begin(0.0, SIZE // 4)
+    del under_way
+
+
+def test_gathers_that_grow_hold_few_of_the_largest() -> None:
+    largest = 5000 + 59 * 300
+    room = 3 * 4 * largest + 4 * shared_parts.PAGE
+    network, memory = Network(), [torch.zeros(room, dtype=torch.uint8) for _ in range(2)]
+    ranks = [Rank(network, rank, memory) for rank in range(2)]
+    for turn in range(60):
+        waits = [rank.begin(float(turn), 5000 + turn * 300) for rank in ranks]
+        for wait in waits:
+            wait()
+    assert len(ranks[0].got) == 60
+
+
+@LINUX
+def test_pages_of_what_was_large_go_back() -> None:
+    both = [shared_parts._new(1 << 24, 7) for _ in range(2)]  # pyright: ignore[reportPrivateUsage]
+    network = Network()
+    ranks = [Rank(network, rank, [own.memory for own in both], both[rank].trim) for rank in (0, 1)]
+    held: list[int] = []
+    kept: list[Callable[[], None]] = []
+    for turn in range(shared_parts.TRIM_AFTER + 3):
+        waits = [rank.begin(float(turn), 1 << 21 if turn == 1 else 3000) for rank in ranks]
+        if turn == 2:  # behind the large one: its own pages stay
+            kept.append(waits.pop())
+        for wait in waits:
+            wait()
+        held.append(os.fstat(both[0].fd).st_blocks * 512)
+    assert held[1] > 1 << 23
+    assert held[-1] < 1 << 16
+    kept.pop()()
+    assert ranks[1].got[-1] == (0, 2.0)
+    for own in both:
+        os.close(own.fd)
+
+
+def test_a_default_device_is_not_that_of_gathers(ranks: list[Rank]) -> None:
+    with torch.device("meta"):
+        waits = [rank.begin(float(place)) for place, rank in enumerate(ranks)]
+        for wait in waits:
+            wait()
+    assert ranks[0].got == [(1, 1.0), (2, 2.0)]
+
+
+@LINUX
+def test_ranks_agree_whatever_the_default_device_is(ranks: list[Rank]) -> None:
+    with torch.device("meta"):
+        parts = shared_parts._agreed(  # pyright: ignore[reportPrivateUsage]
+            ranks[0].group, lambda row: torch.stack([row, row])
+        )
+    assert parts is not None
+    lines = Path("/proc/self/maps").read_text(encoding="ascii").splitlines()
+    rights = sorted(line.split()[1] for line in lines if "/memfd:irc" in line)
+    assert rights == ["r--s", "rw-s"]
+
+
+@LINUX
 def test_memory_of_another_process_is_told_by_its_mark() -> None:
-    fd, memory = shared_parts._new(SIZE, 7)  # pyright: ignore[reportPrivateUsage]
-    shown = shared_parts._shown(os.getpid(), fd, SIZE, 7)  # pyright: ignore[reportPrivateUsage]
-    memory[100] = 3
+    own = shared_parts._new(SIZE, 7)  # pyright: ignore[reportPrivateUsage]
+    shown = shared_parts._shown(os.getpid(), own.fd, SIZE, 7)  # pyright: ignore[reportPrivateUsage]
+    own.memory[100] = 3
     assert shown[100] == 3
-    with pytest.raises(ValueError, match="is not that of the rank"):
-        shared_parts._shown(os.getpid(), fd, SIZE, 8)  # pyright: ignore[reportPrivateUsage]
-    os.close(fd)
+    for size, token in ((SIZE, 8), (SIZE // 2, 7)):
+        with pytest.raises(ValueError, match="is not that of the rank"):
+            shared_parts._shown(os.getpid(), own.fd, size, token)  # pyright: ignore[reportPrivateUsage]
+    os.close(own.fd)
     with pytest.raises(OSError, match="No such file"):
-        shared_parts._shown(os.getpid(), fd, SIZE, 7)  # pyright: ignore[reportPrivateUsage]
+        shared_parts._shown(os.getpid(), own.fd, SIZE, 7)  # pyright: ignore[reportPrivateUsage]
+
+
+@LINUX
+def test_other_files_of_another_process_are_not_opened(tmp_path: Path) -> None:
+    (tmp_path / "irc").write_bytes(bytes(SIZE))
+    pipe = os.pipe()
+    files = (*pipe, os.open(tmp_path / "irc", os.O_RDWR), os.memfd_create("other"))
+    for fd in files:
+        with pytest.raises(ValueError, match="is not memory of a rank"):
+            shared_parts._shown(os.getpid(), fd, SIZE, 0)  # pyright: ignore[reportPrivateUsage]
+        os.close(fd)
