@@ -84,8 +84,8 @@ def rows(model: Model, wanted: measure.Reference, *, cluster: str, part: float |
     for mesh in MESHES:
         forward = measure.plan(graphs.forward, mesh, cluster=cluster, part=part)
         training = measure.plan(graphs.training, mesh, cluster=cluster, part=part)
-        outputs = measure.run(forward, graphs.given["forward"], mesh)
-        gradients = measure.run(training, graphs.given["training"], mesh)
+        outputs = measure.run(forward, graphs.arguments["forward"], mesh)
+        gradients = measure.run(training, graphs.arguments["training"], mesh)
         row = Row(
             model.name,
             graphs.parameters,

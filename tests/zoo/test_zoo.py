@@ -40,10 +40,10 @@ def test_virtual_ranks_compute_what_torch_does(name: str) -> None:
     wanted, graphs = measure.reference(ZOO[name]), measure.graphs(ZOO[name])
     for mesh in MESHES:
         forward = measure.plan(graphs.forward, mesh)
-        outputs = measure.of_role(measure.run(forward, graphs.given["forward"], mesh), "output")
+        outputs = measure.of_role(measure.run(forward, graphs.arguments["forward"], mesh), "output")
         assert measure.error(outputs.values(), wanted.outputs) <= FIRM
         training = measure.plan(graphs.training, mesh)
-        training_outputs = measure.run(training, graphs.given["training"], mesh)
+        training_outputs = measure.run(training, graphs.arguments["training"], mesh)
         assert measure.training_error(training_outputs, wanted) <= FIRM
         # It must really be sharded, and no op may be without a way to be.
         assert training.split >= training.ops // 2

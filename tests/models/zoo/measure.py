@@ -88,14 +88,14 @@ class Graphs:
     Attributes:
         forward: gives the outputs.
         training: gives the loss and the gradients.
-        given: all arguments of each.
+        arguments: all arguments of each.
         capture_s: CPU seconds of both captures and of differentiation.
         parameters: how many numbers are trained.
     """
 
     forward: Program
     training: Program
-    given: dict[str, list[Tensor]]
+    arguments: dict[str, list[Tensor]]
     capture_s: float
     parameters: int
 
