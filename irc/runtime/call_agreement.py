@@ -129,7 +129,7 @@ def compare_call(call: Call, *, ready: int = 0, due: bool = False) -> Callable[[
     """
     own = call.digest() + (ready + 1).to_bytes(2, "little") + bytes([due])
     sent = torch.frombuffer(bytearray(own), dtype=torch.uint8)
-    table = torch.empty(dist.get_world_size(), len(own), dtype=torch.uint8)
+    table = torch.empty(dist.get_world_size(), len(own), dtype=torch.uint8, device="cpu")
     with naming_lost_ranks():
         work = all_gather(table.view(-1), sent, group=dist.group.WORLD, async_op=True)
 

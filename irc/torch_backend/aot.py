@@ -56,9 +56,10 @@ def compile_through_aot(
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch._aot_autograd.utils import make_boxed_func
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._guards import TracingContext
     from torch.utils._python_dispatch import _disable_current_modes
+
+    from irc.torch_backend.saved_inputs import partition_of
 
     drop_idle(gm)
     look_at_classes(gm)
@@ -137,7 +138,7 @@ def compile_through_aot(
             bw_compiler=backward,
             inference_compiler=forward,
             decompositions=_aot_decompositions(),
-            partition_fn=min_cut_rematerialization_partition,
+            partition_fn=partition_of(gm),
         )
         try:
             run = _again_with_numbers(lambda: compiler(gm, list(inputs)))

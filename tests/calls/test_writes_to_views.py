@@ -431,3 +431,27 @@ def test_a_write_before_a_turn_is_compiled_whole() -> None:
     x = torch.rand(4, 6)
     run = torch.compile(call, backend="irc", fullgraph=True, options={"strict": True})
     torch.testing.assert_close(run(x), call(x))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_backward_keeps_what_an_argument_was(way: Callable[[Any], Any]) -> None:
+    """What is cheap is computed again in backward, from arguments that the call has written to."""
+
+    def call(x: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
+        y = torch.where(mask == mask, mask, x) + x * (rows > 0.5)
+        mask.fill_(True)
+        rows[0].add_(1.0)
+        return y
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    one, other = (torch.ones(5, requires_grad=True) for _ in range(2))
+    mine, theirs = ([torch.arange(15).view(3, 5) % 2 > 0, torch.rand(3, 5)] for _ in range(2))
+    theirs[1].copy_(mine[1])
+    result, wanted = way(call)(one, *mine), call(other, *theirs)
+    torch.testing.assert_close(result, wanted)
+    result.sum().backward()
+    wanted.sum().backward()
+    torch.testing.assert_close(one.grad, other.grad)
+    for left, right in zip(mine, theirs, strict=True):
+        assert torch.equal(left, right)
