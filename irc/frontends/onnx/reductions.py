@@ -272,12 +272,17 @@ def convert_lrn(node: Node) -> SSAValue:
     size = int(node.attr("size"))
     square = b.reshape(b.pointwise("mul", x, x), [shape[0], 1, shape[1], product(shape[2:])])
     low, high = (size - 1) // 2, size - 1 - (size - 1) // 2
+    if isinstance(shape[1], int):
+        # Further away there is no channel, however large the size is.
+        low, high = min(low, max(shape[1] - 1, 0)), min(high, max(shape[1] - 1, 0))
+    window = low + 1 + high
     around = b.op(
         PoolOp, [square], result=TensorType.of(tensor(square).shape, node.dtype()), fn="avg",
-        window=(size, 1), strides=(1, 1), low=(low, 0), high=(high, 0), dilations=(1, 1),
+        window=(window, 1), strides=(1, 1), low=(low, 0), high=(high, 0), dilations=(1, 1),
         count_padding=True,
     )  # fmt: skip
-    around = b.reshape(b.pointwise("mul", around, scalar(node, node.attr("alpha", 1e-4), x)), shape)
+    alpha = node.attr("alpha", 1e-4) * (window / size)
+    around = b.reshape(b.pointwise("mul", around, scalar(node, alpha, x)), shape)
     base = b.pointwise("add", around, scalar(node, node.attr("bias", 1.0), x))
     return b.pointwise("div", x, b.pointwise("pow", base, scalar(node, node.attr("beta", 0.75), x)))
 

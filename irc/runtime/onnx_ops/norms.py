@@ -92,9 +92,11 @@ def _local_response(call: Call) -> Array:
     alpha, beta, bias = (
         call.attr(n, d) for n, d in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0))
     )
-    low, high = (size - 1) // 2, size - 1 - (size - 1) // 2
+    # Further away than the last channel there is none, however large the size is.
+    furthest = max(x.shape[1] - 1, 0)
+    low, high = min((size - 1) // 2, furthest), min(size - 1 - (size - 1) // 2, furthest)
     squares = np.pad(np.square(x), [(0, 0), (low, high), *[(0, 0)] * (x.ndim - 2)])
-    total = sum(squares[:, i : i + x.shape[1]] for i in range(size))
+    total = sum(squares[:, i : i + x.shape[1]] for i in range(low + 1 + high))
     return (x / (bias + alpha / size * total) ** beta).astype(call[0].dtype)
 
 

@@ -221,6 +221,9 @@ def test_pools_of_other_kinds() -> None:
     for kind in ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool"):
         check_text(f"y = {kind} (x)", x, "y:4")
     check_text("y = LRN <size = 3, alpha = 0.01, beta = 0.5, bias = 1.5> (x)", x, "y:4")
+    # What lies further away than the last channel is no channel, and no work.
+    for size in (9, 100_001):
+        check_text(f"y = LRN <size = {size}, alpha = 9.0, beta = 0.5, bias = 1.5> (x)", x, "y:4")
 
 
 @pytest.mark.parametrize("opset", [9, 15])
