@@ -105,8 +105,8 @@ def test_groups(run: Any, features: Any, groups: int, own: int, depth: int) -> N
 
 def test_extreme_bytes_of_taps_do_not_saturate(run: Any, features: Any) -> None:
     case = Case(((1, 8, 8, 32), "u8"), ((5, 5, 32), "i8"))
-    case.given[0].fill_(255)
-    case.given[1].fill_(-128)
+    case.operands[0].fill_(255)
+    case.operands[1].fill_(-128)
     case.check(run, features, case.product(2, bits=8, window=(5, 5, 1, 1, 1, 1)), "taps")
 
 
@@ -121,6 +121,6 @@ def test_heads_and_turned_results(run: Any, features: Any) -> None:
 def test_extreme_bytes_do_not_saturate(run: Any, features: Any) -> None:
     """Pairs of 255 * -128 would saturate the 16 bits of older instructions (VPMADDUBSW)."""
     case = Case(((2, 1024), "u8"), ((1, 256, 16, 4), "i8"))
-    case.given[0].fill_(255)
-    case.given[1].fill_(-128)
+    case.operands[0].fill_(255)
+    case.operands[1].fill_(-128)
     case.check(run, features, case.product(2, bits=8), "dot")
