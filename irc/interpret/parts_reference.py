@@ -38,7 +38,7 @@ class Reference:
         losses: of the micro-batches, as they add up to that of the batch.
         gradients: of the batch, by parameter.
         states: buffers that the model moves, after the batch.
-        inputs: by micro-batch, its inputs.
+        batches: by micro-batch, its inputs.
         shares: by micro-batch and stage, its shares of sums over the batch.
         rates: the shape of the learning rate: of several, how many there are.
     """
@@ -48,7 +48,7 @@ class Reference:
     losses: list[torch.Tensor] = field(default_factory=list)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     states: dict[str, torch.Tensor] = field(default_factory=dict)
-    inputs: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    batches: list[dict[str, torch.Tensor]] = field(default_factory=list)
     shares: list[list[dict[str, torch.Tensor]]] = field(default_factory=list)
     rates: tuple[int, ...] = ()
 
@@ -73,7 +73,7 @@ class Reference:
         rate = {LR: torch.full(self.rates, RATE, dtype=torch.float64)}
         scales = {SCALE: torch.ones(()), INVERSE: torch.ones(()), OVERFLOWS: torch.zeros(())}
         shares = self.shares[number][stage]
-        return {**self.inputs[number], **shares, **crossing, **sums, **norm, **rate, **scales}
+        return {**self.batches[number], **shares, **crossing, **sums, **norm, **rate, **scales}
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class _Step:
         self.shares = [list(own) for own in zip(*by_stage, strict=True)]
         # A plan without its recipe has one rate.
         rates = known_inputs(plan).get(LR, torch.zeros(()))
-        self.reference = Reference(inputs=self.each, shares=self.shares, rates=tuple(rates.shape))
+        self.reference = Reference(batches=self.each, shares=self.shares, rates=tuple(rates.shape))
 
     def run(self) -> Reference:
         modules = self.models[0].modules
