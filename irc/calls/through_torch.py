@@ -85,8 +85,8 @@ class ThroughTorch:
             entry = self._entries.setdefault(modes_of(self._parts), Entry())
             with entry.watched() as notes:
                 results = self._by_torch(args, kwargs, failed)
-            why = NO_GRAPH if entry.has_no_graph() else ENTRY_BEHIND
-            self._hand(args, self._torchs, why if why is NO_GRAPH or entry.is_behind(notes) else "")
+            why = ENTRY_BEHIND if entry.is_behind(notes) else ""
+            self._hand(args, self._torchs, NO_GRAPH if entry.has_no_graph() else why)
         if self._record.pending or not self._record.kinds:
             self._record.close(call_kind(self._original, args, kwargs))
         return results

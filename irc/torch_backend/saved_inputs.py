@@ -5,7 +5,6 @@ comparison of it, say. Where the call writes to that argument, autograd refuses 
 its version is another by then. What is kept is a copy of what the argument was.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable
