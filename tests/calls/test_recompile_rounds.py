@@ -43,10 +43,13 @@ def test_overloads_are_torchs_own_objects(target: str) -> None:
 @pytest.mark.skipif(not has_checking_allocator(), reason="this machine's C library has none")
 def test_the_checkers_see_a_byte_beyond_a_tensor() -> None:
     """What they watch is the memory that kernels write."""
+    # Beyond a tensor glibc keeps a byte that follows from the address, and goes down from another
+    # one in steps of what it reads: with zeros in the tensor, one address in 256 hides the fault.
     program = (
         "import ctypes, torch\n"
-        "x = torch.zeros(1000)\n"
-        "ctypes.memset(x.data_ptr() + 4000, 1, 1)\n"
+        "x = torch.ones(4000, dtype=torch.uint8)\n"
+        "byte = ctypes.c_ubyte.from_address(x.data_ptr() + 4000)\n"
+        "byte.value = 0 if byte.value else 1\n"
         "del x\n"
         "torch.zeros(1000)\n"
     )
