@@ -7,14 +7,17 @@ inference of onnx indexes with them, in C++ that does not look.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx
 import onnx.defs
 from onnx import AttributeProto
 
 from irc.errors import IrcError, printable
+from irc.frontends.onnx.complaints import no_converter
 from irc.frontends.onnx.read import DOMAINS, Source
+from irc.frontends.onnx.table import CONVERTERS
+from irc.runtime.onnx_ops.run import kernels, key_of
 
 MAX_OPERANDS = 4096
 """Of one node: passes look at every pair of operands now and then."""
@@ -32,17 +35,48 @@ def check_nodes(source: Source) -> None:
     """Check the nodes of a model, of its subgraphs and of its functions.
 
     Raises:
-        IrcError: ``onnx-invalid``, at the node.
+        IrcError: ``onnx-invalid``, at the node; ``op-unsupported`` at one of a subgraph whose op
+            nothing knows.
     """
     model = source.model
+    own = {function.name for function in model.functions if function.domain in DOMAINS}
     _check(model.graph.node, _versions(model.opset_import), source.name, "node")
     for function in model.functions:
         place = f"function '{function.name}' node"
         _check(function.node, _versions(function.opset_import), source.name, place)
+    # No converter sees a branch that is never taken.
+    for node in _inside(model.graph.node):
+        if node.op_type not in own and not _known(node):
+            raise no_converter(node, source.name)
 
 
 def _versions(imports: Iterable[onnx.OperatorSetIdProto]) -> Versions:
     return {"" if each.domain in DOMAINS else each.domain: each.version for each in imports}
+
+
+def _inside(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of subgraphs."""
+    for node in nodes:
+        for graph in _subgraphs(node):
+            yield from graph.node
+            yield from _inside(graph.node)
+
+
+def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _known(node: onnx.NodeProto) -> bool:
+    """True for an op that a schema, a converter or a kernel knows, or of another domain."""
+    return (
+        node.domain not in DOMAINS
+        or onnx.defs.has(node.op_type)
+        or node.op_type in CONVERTERS
+        or key_of(node.op_type, node.domain) in kernels()
+    )
 
 
 def _check(nodes: Iterable[onnx.NodeProto], versions: Versions, file: str, place: str) -> None:
