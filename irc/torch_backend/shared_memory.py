@@ -7,7 +7,7 @@ one as it was before. Torch runs such a call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,9 +36,27 @@ def apart(gm: GraphModule, run: Flat) -> Flat:
     if not written or len(tensors) < 2:
         return run
     pairs = [(i, j) for i in written for j in tensors if j > i or (j < i and j not in written)]
+    sizes = [_bytes_of(x) for x in tensors.values()]
+    if None in sizes:  # open ones
+        return _run_apart(gm, run, lambda args: any(_meet(args[i], args[j]) for i, j in pairs))
+    # Dynamo guards sizes and strides: where the tensors start tells that they lie apart.
+    places, order = [*tensors], {i: n for n, i in enumerate(tensors)}
+    near = [(order[i], order[j]) for i, j in pairs if sizes[order[i]] and sizes[order[j]]]
+    spans = [(n, m, -(sizes[n] or 0), sizes[m] or 0) for n, m in near]
 
+    def meet(args: Sequence[Any]) -> bool:
+        starts = [args[i].data_ptr() for i in places]
+        for n, m, least, most in spans:
+            if least < starts[n] - starts[m] < most:
+                return any(_meet(args[i], args[j]) for i, j in pairs)
+        return False
+
+    return _run_apart(gm, run, meet)
+
+
+def _run_apart(gm: GraphModule, run: Flat, meet: Callable[[Sequence[Any]], bool]) -> Flat:
     def run_apart(*args: Any) -> Sequence[Any]:
-        if any(_meet(args[i], args[j]) for i, j in pairs):
+        if meet(args):
             counters["graphs run by torch"] += 1
             return gm.forward(*args)
         return run(*args)
@@ -62,10 +80,21 @@ def _meet(one: torch.Tensor, other: torch.Tensor) -> bool:
     return memory_of(one) != memory_of(other) or meet_elsewhere(one, other, apart=True)
 
 
+def _bytes_of(value: torch.Tensor) -> int | None:
+    """Return from a tensor's first byte to that behind its last; None where sizes are open."""
+    steps = [*value.shape, *value.stride()]
+    if not all(type(each) is int for each in steps):
+        return None
+    return _span(value)
+
+
 def _ends(value: torch.Tensor) -> tuple[int, int]:
+    start = value.data_ptr() if value.numel() else 0
+    return start, start + _span(value)
+
+
+def _span(value: torch.Tensor) -> int:
     if not value.numel():
-        return 0, 0
+        return 0
     steps = zip(value.shape, value.stride(), strict=True)
-    span = 1 + sum((size - 1) * stride for size, stride in steps)
-    start = value.data_ptr()
-    return start, start + span * value.itemsize
+    return (1 + sum((size - 1) * stride for size, stride in steps)) * value.itemsize

@@ -83,6 +83,28 @@ def test_what_takes_long_is_not_tried() -> None:
     assert not calls
 
 
+@pytest.mark.parametrize(
+    ("first_s", "own_s", "torchs_s", "behind"),
+    [(0.25, 0.004, 0.001, True), (0.25, 0.001, 0.004, False), (0.25, 0.25, 0.001, True)],
+)
+def test_a_first_call_may_compile(
+    first_s: float, own_s: float, torchs_s: float, behind: bool
+) -> None:
+    """As that of a training step does, whose backward pass is compiled when it first runs."""
+    calls: list[float] = []
+
+    def own() -> None:
+        computing(own_s if calls else first_s, calls)()
+
+    assert is_behind(own, computing(torchs_s, [])) == behind
+
+
+def test_what_takes_long_both_ways_is_not_repeated() -> None:
+    own, torchs = list[float](), list[float]()
+    assert not is_behind(computing(0.25, own), computing(0.25, torchs))
+    assert (len(own), len(torchs)) == (1, 1)
+
+
 def test_a_bag_of_embeddings_runs_as_fast_as_torchs(request: pytest.FixtureRequest) -> None:
     # Two threads on a busy core wait for each other, and nothing is seen but that.
     threads = torch.get_num_threads()

@@ -216,3 +216,28 @@ def compiled(proto: onnx.ModelProto, folder: Path) -> str:
 def test_an_op_that_the_opset_lacks_is_named() -> None:
     with pytest.raises(IrcError, match="Mod is no op of opset 9"):
         load_onnx(model(node("Mod", "five", "one"), opset=9))
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_branch_that_is_never_taken_is_looked_at(taken: bool, tmp_path: Path) -> None:
+    """What no version of ONNX has is refused there too; ops of other domains are not looked for."""
+
+    def branch(kind: str, domain: str = "") -> onnx.GraphProto:
+        inner = helper.make_node(kind, ["x"], ["z"], domain=domain)
+        result = helper.make_tensor_value_info("z", TensorProto.FLOAT, [2, 3])
+        return helper.make_graph([inner], "b", [], [result])
+
+    def chosen(other: onnx.GraphProto) -> onnx.ModelProto:
+        branches = {"then_branch": branch("Exp"), "else_branch": other}
+        if not taken:
+            branches = dict(zip(branches, reversed([*branches.values()]), strict=True))
+        name = "yes" if taken else "no"
+        proto = model(helper.make_node("If", [name], ["y"], **branches), imports={"mine": 1})
+        flag = numpy_helper.from_array(np.array(taken), name)
+        proto.graph.initializer.append(flag)
+        return proto
+
+    assert load_onnx(chosen(branch("Neg")))
+    assert load_onnx(chosen(branch("Own", "mine")))
+    with pytest.raises(IrcError, match="op-unsupported.*'Exq'"):
+        load_onnx(chosen(branch("Exq")))
