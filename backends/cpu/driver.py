@@ -13,16 +13,13 @@ from irc.backends.cpu import openmp, team, turns
 from irc.backends.cpu.jit import compile_module
 from irc.backends.cpu.loops.steps import FAULT
 from irc.backends.cpu.loops.units import MAX_ARGS, NEXT_BYTES, NEXT_WEIGHT, SIZE_VALUES, TURNS
-from irc.runtime.native.pool import LAST, PERIOD, UNTIL, WORKER, Worker
+from irc.runtime.native.pool import LAST, WORKER, Worker
 from irc.runtime.native.segment import DRIVER, Driver
 
 PATIENCE = 300_000
 """Cycles of the time stamp counter (about 0.1 ms): a caller that has waited at the OpenMP runtime's
 barriers for so long, and longer than it has worked between them, takes the machine for busy. It
 waits for each thread at both, also for one that has no core and nothing to do."""
-SHORTEST, LONGEST = 1 << 26, 1 << 33
-"""Cycles (about 25 ms and 3 s) for which it is, from the first time on; then twice as long. What is
-further ahead is of another counter: of another host, or before the machine slept."""
 AWAKE = 1 << 21
 """Cycles (about 0.8 ms) after a region in which the OpenMP runtime's threads still look for work. A
 later one may have to wake them, which takes as long as a busy machine does: it proves nothing."""
@@ -34,8 +31,7 @@ def driver(*, pool: bool) -> Driver:
     parallel, number, size = openmp.functions() if pool else (0, 0, 0)
     with_openmp = _OPENMP.format(number=number, size=size)
     region = _REGION.format(
-        parallel=parallel, aside=team.CALL, until=UNTIL, period=PERIOD, last=LAST,
-        patience=PATIENCE, shortest=SHORTEST, longest=LONGEST, awake=AWAKE,
+        parallel=parallel, aside=team.CALL, last=LAST, patience=PATIENCE, awake=AWAKE
     )  # fmt: skip
     text = _text(region, _COUNTERS.format(apart=turns.APART))
     return DRIVER(compile_module(text + turns.TEXT + team.TEXT + with_openmp, _NAME))
@@ -172,15 +168,9 @@ _COUNTERS = """  %bytes = mul i64 %threads, {apart}
   %taken = alloca i8, i64 %bytes, align {apart}
 """
 
-_REGION = """  %until.at = getelementptr i8, ptr %pool, i64 {until}
-  %period.at = getelementptr i8, ptr %pool, i64 {period}
-  %last.at = getelementptr i8, ptr %pool, i64 {last}
-  %until = load atomic i64, ptr %until.at monotonic, align 8
+_REGION = """  %last.at = getelementptr i8, ptr %pool, i64 {last}
   %began = call i64 @llvm.readcyclecounter()
-  %ahead = sub i64 %until, %began
-  %later = icmp sgt i64 %ahead, 0
-  %soon = icmp sle i64 %ahead, {longest}
-  %busy = and i1 %later, %soon
+  %busy = call i1 @irc_busy(ptr %pool, i64 %began)
   br i1 %busy, label %aside, label %together
 aside:
 {aside}  br label %joined
@@ -216,15 +206,7 @@ together:
   %proof = and i1 %late, %awake
   br i1 %proof, label %note, label %joined
 note:
-  %period = load atomic i64, ptr %period.at monotonic, align 8
-  %since = sub i64 %began, %until
-  %again = icmp slt i64 %since, %period
-  %doubled = shl i64 %period, 1
-  %longer = call i64 @llvm.smin.i64(i64 %doubled, i64 {longest})
-  %next.period = select i1 %again, i64 %longer, i64 {shortest}
-  store atomic i64 %next.period, ptr %period.at monotonic, align 8
-  %next.until = add i64 %over, %next.period
-  store atomic i64 %next.until, ptr %until.at monotonic, align 8
+  call void @irc_note(ptr %pool, i64 %began, i64 %over)
   br label %joined
 joined:
 """
@@ -262,6 +244,4 @@ time:
 left:
   ret void
 }}
-declare i64 @llvm.readcyclecounter()
-declare i64 @llvm.smin.i64(i64, i64)
 """

@@ -8,7 +8,7 @@ from irc.backends.cpu.jit import compile_module
 from irc.runtime.native.entry import API, CONTEXT, api_addresses
 
 NAME = "irc_entry"
-NUMBERS = ("count", "threads", "stride", "slots")
+NUMBERS = ("count", "threads", "stride", "fault", "slots")
 """Words of the context that are no addresses."""
 
 
@@ -74,6 +74,23 @@ ready:
   call void %driver(ptr %words, i64 %count, ptr %table, i64 %threads, ptr %scratch, i64 %stride,
                     ptr %pool)
   call void %PyEval_RestoreThread(ptr %state)
+  %checks = icmp ne i64 %fault, 0
+  br i1 %checks, label %inspect, label %done
+inspect:
+  %t = phi i64 [ 0, %ready ], [ %t1, %clean ]
+  %unseen = icmp slt i64 %t, %threads
+  br i1 %unseen, label %word, label %done
+word:
+  %skipped = mul i64 %t, %stride
+  %behind = add i64 %skipped, %fault
+  %pword = getelementptr i8, ptr %scratch, i64 %behind
+  %set = load i32, ptr %pword
+  %outside = icmp ne i32 %set, 0
+  br i1 %outside, label %refused, label %clean
+clean:
+  %t1 = add i64 %t, 1
+  br label %inspect
+done:
   call void %Py_IncRef(ptr %None)
   ret ptr %None
 refused:

@@ -53,14 +53,12 @@ class Segment(NativeSegment):
             BESIDE.want(num_threads, worker())
         super().__init__(table, addresses, driver(pool=several), OpenMp(), num_threads)
 
-    def entry(self, table: int, slots: Sequence[int]) -> Entry | None:
+    def entry(self, table: int, slots: Sequence[int]) -> Entry:
         """Return the run on one base table as a builtin function, which costs little to call.
 
         Args:
             table: the address of the base table.
             slots: its words that the function's arguments are written to.
-
-        None where kernels check their indices.
         """
         return self.bound(entry_function(), table, slots)
 

@@ -7,6 +7,10 @@ that nobody has begun, and waits for the others; of shares in parts, which are d
 started, costs time and nothing else; and where another caller has the team, the shares are done one
 after the other: the numbers are the same in any case.
 
+A thread that has begun a share and then loses its core is waited for. On a machine where that
+happened lately, a small call on few threads is done by its caller alone: this costs less than one
+such wait, and the same each time.
+
 A thread looks at its box for a while, then sleeps in a futex (Linux). Memory of the pool:
 
     0     owner: 1 while a caller has the team
@@ -18,7 +22,7 @@ A thread looks at its box for a while, then sleeps in a futex (Linux). Memory of
 from __future__ import annotations
 
 from irc.backends.cpu.loops.units import TURNS
-from irc.runtime.native.pool import LINE
+from irc.runtime.native.pool import LINE, PERIOD, UNTIL
 
 FUTEX, YIELD = 202, 24
 """Linux system calls of x86-64."""
@@ -26,6 +30,15 @@ WAIT, WAKE = 128, 129
 """Futex operations, private to the process."""
 PATIENCE = 4096
 """How often a caller looks at a share that is being done before it offers its core."""
+
+FEW = 4
+"""On a busy machine a caller does a small call alone if it is divided among so many at most."""
+LATE = 100_000
+"""Cycles of the time stamp counter (about 30 us): a caller that has waited for so long, and longer
+than it has worked itself, for threads with shares as large takes the machine for busy."""
+SHORTEST, LONGEST = 1 << 26, 1 << 33
+"""Cycles (about 25 ms and 3 s) for which it is, from the first time on; then twice as long. What is
+further ahead is of another counter: of another host, or before the machine slept."""
 
 TAKEN = 72
 """Bytes from a box to the counter of the parts that are taken of its thread's share."""
@@ -54,10 +67,44 @@ _JOB = "".join(
 _TEAM = f"""
 declare i64 @syscall(i64, ...)
 declare void @llvm.x86.sse2.pause()
+declare i64 @llvm.readcyclecounter()
+declare i64 @llvm.smin.i64(i64, i64)
+define internal i1 @irc_busy(ptr %pool, i64 %now) {{
+  %until.at = getelementptr i8, ptr %pool, i64 {UNTIL}
+  %until = load atomic i64, ptr %until.at monotonic, align 8
+  %ahead = sub i64 %until, %now
+  %later = icmp sgt i64 %ahead, 0
+  %soon = icmp sle i64 %ahead, {LONGEST}
+  %busy = and i1 %later, %soon
+  ret i1 %busy
+}}
+define internal void @irc_note(ptr %pool, i64 %began, i64 %over) {{
+  %until.at = getelementptr i8, ptr %pool, i64 {UNTIL}
+  %period.at = getelementptr i8, ptr %pool, i64 {PERIOD}
+  %until = load atomic i64, ptr %until.at monotonic, align 8
+  %period = load atomic i64, ptr %period.at monotonic, align 8
+  %since = sub i64 %began, %until
+  %again = icmp slt i64 %since, %period
+  %doubled = shl i64 %period, 1
+  %longer = call i64 @llvm.smin.i64(i64 %doubled, i64 {LONGEST})
+  %next.period = select i1 %again, i64 %longer, i64 {SHORTEST}
+  store atomic i64 %next.period, ptr %period.at monotonic, align 8
+  %next.until = add i64 %over, %next.period
+  store atomic i64 %next.until, ptr %until.at monotonic, align 8
+  ret void
+}}
 define internal void @irc_team(ptr %pool, ptr %function, ptr %args, ptr %scratch, i64 %stride,
                                i64 %pieces, i64 %threads) {{
 entry:
   %taken = getelementptr i8, ptr %pool, i64 {TAKEN}
+  %began = call i64 @llvm.readcyclecounter()
+  %busy = call i1 @irc_busy(ptr %pool, i64 %began)
+  %small = icmp sle i64 %pieces, 1
+  %few = icmp sle i64 %threads, {FEW}
+  %light = and i1 %small, %few
+  %apart = and i1 %light, %busy
+  br i1 %apart, label %whole, label %ask
+ask:
   %asked = cmpxchg ptr %pool, i32 0, i32 1 acquire monotonic
   %ours = extractvalue {{ i32, i1 }} %asked, 1
   br i1 %ours, label %post, label %whole
@@ -103,6 +150,7 @@ opened:
 own:
   call void @irc_turns(ptr %taken, ptr %function, ptr %args, ptr %scratch, i64 %pieces, i64 0,
                        i64 %threads)
+  %worked.at = call i64 @llvm.readcyclecounter()
   br label %collect
 collect:
   %c = phi i64 [ 1, %own ], [ %c1, %collected ]
@@ -140,7 +188,19 @@ again:
 collected:
   %c1 = add i64 %c, 1
   %c.more = icmp slt i64 %c1, %threads
-  br i1 %c.more, label %collect, label %release
+  br i1 %c.more, label %collect, label %time
+time:
+  %over = call i64 @llvm.readcyclecounter()
+  %worked = sub i64 %worked.at, %began
+  %waited = sub i64 %over, %worked.at
+  %patience = add i64 %worked, {LATE}
+  %long = icmp sgt i64 %waited, %patience
+  %news = xor i1 %busy, true
+  %proof = and i1 %long, %news
+  br i1 %proof, label %note, label %release
+note:
+  call void @irc_note(ptr %pool, i64 %began, i64 %over)
+  br label %release
 release:
   store atomic i32 0, ptr %pool release, align 4
   ret void

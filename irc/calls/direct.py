@@ -18,13 +18,14 @@ memory, kernels, results) is one generated function without loops or further Pyt
         try:
             lease.entry.run(x0.data_ptr(), y0.data_ptr())
         except SystemError:
-            raise no_memory((x0,)) from None
+            raise refusal(lease, (x0,)) from None
         leases.append(lease)
         return y0
 
 ``matches`` is one native check that the arguments are as those of an earlier call, ``accepts`` the
 full one. An entry refuses an argument without an address (a storage that was resized to nothing),
-which no check looks at. Nothing of the user's is part of the text: names stand for objects.
+which no check looks at, and an index outside its tensor, which kernels see. Nothing of the user's
+is part of the text: names stand for objects.
 """
 
 # pyright: basic
@@ -75,7 +76,7 @@ def direct(
         "is_stale": executor.is_stale,
         "matches": lambda *_: False,
         "new_lease": executor.new_lease,
-        "no_memory": executor.no_memory,
+        "refusal": executor.refusal,
     }
     names["accepts"] = _Learning(quick, names)
     for i, (shape, strides, dtype) in enumerate(executor.made):
@@ -212,7 +213,7 @@ def run(args):
 {allocations}    try:
         lease.entry.run({pointers})
     except SystemError:
-        raise no_memory({tensors}) from None
+        raise refusal(lease, {tensors}) from None
     leases.append(lease)
     return {results}
 """

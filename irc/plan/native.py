@@ -25,7 +25,7 @@ from irc.plan import json_text
 from irc.plan.json_text import corrupt
 from irc.plan.version import check_format
 
-NATIVE_FORMAT = 3
+NATIVE_FORMAT = 4
 """The version of these files; a reader takes this one only."""
 FOLDER = "native"
 MANIFEST = "manifest.json"

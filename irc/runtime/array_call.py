@@ -57,7 +57,10 @@ def array_call(executor: Executor) -> Call:
             lease = leases.pop()
         except IndexError:
             lease = new_lease()
-        lease.entry.run(*addresses)
+        try:
+            lease.entry.run(*addresses)
+        except SystemError:
+            raise lease.entry.outside() from None
         leases.append(lease)
         return [result.numpy() for result in (results if show is None else show(results))]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from irc.errors import InternalError, IrcError
+from irc.errors import IrcError
 from irc.plan.in_notebook import shown_plan
 from irc.plan.load import LoadedPlan
 from irc.plan.schema import Kernels, touched
@@ -316,13 +316,13 @@ class Executor:
         """What says that :meth:`run` has to prepare weights; None where there are none."""
         return None if self._prepared is None else self._prepared.is_stale
 
-    def no_memory(self, inputs: Sequence[torch.Tensor]) -> IrcError:
-        """Return the error for inputs of which one has no address."""
+    def refusal(self, lease: Lease, inputs: Sequence[torch.Tensor]) -> IrcError:
+        """Return why a lease's entry has refused inputs: an address or an index is none."""
         pairs = zip(self._inputs, inputs, strict=True)
         for spec, tensor in pairs:
             if not tensor.data_ptr():
                 return no_memory(tensor, spec.title)
-        raise InternalError("an entry refused arguments that have addresses")
+        return lease.entry.outside()
 
     def into(self, named: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         """Return the memory of the outputs, for :meth:`run`, given that of each by its name."""

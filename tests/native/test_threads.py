@@ -12,7 +12,7 @@ from irc.backends.cpu.features import AVX2
 from irc.backends.cpu.native import shared_codes
 from irc.errors import IrcError
 from irc.plan.native import HEADER, Table
-from irc.runtime.native.pool import MOST, WORKER, Pool
+from irc.runtime.native.pool import LINE, MOST, UNTIL, WORKER, Pool
 from irc.runtime.native.segment import DRIVER, Segment
 
 COUNT = """; irc-kernel {"name": "count", "num_args": 1, "scratch_bytes": 64, "parallel": true, "template": "rows"}
@@ -84,13 +84,33 @@ alone:
 }
 """  # noqa: E501
 
+# The caller's share is nothing; that of the other thread takes four million cycles.
+LATE = """; irc-kernel {"name": "late", "num_args": 1, "scratch_bytes": 0, "parallel": true, "template": "rows"}
+declare i64 @llvm.readcyclecounter()
+define void @"late"(ptr %args, i64 %thread, i64 %threads, ptr %scratch) {
+entry:
+  %began = call i64 @llvm.readcyclecounter()
+  %until = add i64 %began, 4000000
+  %first = icmp eq i64 %thread, 0
+  br i1 %first, label %end, label %wait
+wait:
+  %now = call i64 @llvm.readcyclecounter()
+  %more = icmp slt i64 %now, %until
+  br i1 %more, label %wait, label %end
+end:
+  ret void
+}
+"""  # noqa: E501
+
 PIECES = 16
+ASKED = (1 << 32) - 1
+"""The number of requests in the first word of a thread's box; behind it is whether it sleeps."""
 
 
 @pytest.fixture(scope="module")
 def code(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     path = tmp_path_factory.mktemp("code") / "count.so"
-    path.write_bytes(shared_codes([([COUNT, MEET, HELD], AVX2)])[0])
+    path.write_bytes(shared_codes([([COUNT, MEET, HELD, LATE], AVX2)])[0])
     return ctypes.CDLL(str(path))
 
 
@@ -102,7 +122,7 @@ def segment(
     kernel: int = 0,
     pieces: int = 1,
 ) -> Segment:
-    kernels = [each or 0 for each in (ctypes.c_void_p * 3).in_dll(code, "irc_kernels")]
+    kernels = [each or 0 for each in (ctypes.c_void_p * 4).in_dll(code, "irc_kernels")]
     words = (kernel, 1, pieces, 0, 0, 0, 0, launches * (HEADER + 2), 1, 0) * launches
     table = Table(words, launches, 4096 + 128, parallel=True)
     return Segment(table, kernels, DRIVER(("irc_driver", code)), pool, threads)
@@ -182,13 +202,30 @@ def test_a_sleeping_thread_is_woken_for_its_share(
     monkeypatch.setattr("irc.runtime.native.pool.SPINS", 0)
     pool = Pool()
     pool.want(2, WORKER(("irc_worker", code)))
-    run = segment(code, pool, 2, kernel=1)
+    run = segment(code, pool, 2, kernel=1, pieces=PIECES)
     for _ in range(20):
         cells = (ctypes.c_int64 * 2)()
         time.sleep(0.002)
         # The caller's share ends well when the other one is done beside it.
         run.run_pointers([0, ctypes.addressof(cells)])
         assert list(cells) == [1, 1]
+
+
+def test_after_a_long_wait_small_calls_are_left_whole(code: ctypes.CDLL) -> None:
+    """What a thread was waited for before is likely again: for a while, then it is asked anew."""
+    pool = Pool()
+    pool.want(2, WORKER(("irc_worker", code)))
+    until, requests = (ctypes.c_int64.from_address(pool.address + at) for at in (UNTIL, LINE))
+    cells = (ctypes.c_int64 * 2)()
+    small, late = segment(code, pool, 2), segment(code, pool, 2, kernel=3)
+    while not until.value:  # the other thread may come too late to be waited for
+        late.run_pointers([0, ctypes.addressof(cells)])
+    before = requests.value & ASKED
+    small.run_pointers([0, ctypes.addressof(cells)])
+    assert (list(cells), requests.value & ASKED) == ([2, 2], before)
+    time.sleep(0.2)
+    small.run_pointers([0, ctypes.addressof(cells)])
+    assert (list(cells), requests.value & ASKED) == ([4, 4], before + 1)
 
 
 def test_as_many_threads_as_there_is_room_for(code: ctypes.CDLL) -> None:

@@ -175,7 +175,10 @@ class NativeDriver:
         fresh = [empty(shape, dtype) for shape, dtype in steps.fresh]
         addresses = [address_of(array) for array in (*inputs, *fresh)]
         if lease.entry is not None:
-            lease.entry.run(*addresses)
+            try:
+                lease.entry.run(*addresses)
+            except SystemError:
+                raise lease.entry.outside() from None
         else:
             table = lease.table
             for slot, address in zip(self._slots, addresses, strict=True):

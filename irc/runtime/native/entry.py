@@ -15,12 +15,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 from weakref import WeakSet
 
+from irc.errors import IrcError
+
 METH_FASTCALL = 0x80
 API = ("PyLong_AsVoidPtr", "PyErr_Occurred", "PyEval_SaveThread", "PyEval_RestoreThread",
        "Py_IncRef", "None")  # fmt: skip
 """What the function uses of Python: functions, and the object None."""
-CONTEXT = ("driver", "words", "count", "table", "threads", "scratch", "stride", "pool", "slots")
-"""The words of the context, in order; behind them the slots."""
+CONTEXT = ("driver", "words", "count", "table", "threads", "scratch", "stride", "pool", "fault",
+           "slots")  # fmt: skip
+"""The words of the context, in order; behind them the slots. ``fault`` is where, in bytes from a
+thread's scratch memory, kernels say that an index lies outside its tensor; 0 where none can."""
 
 
 class Entry:
@@ -32,10 +36,12 @@ class Entry:
         slots: which words of the table the arguments of a call are written to, in order.
 
     Attributes:
-        run: takes one address for each slot (SystemError: it was given more or fewer). One thread
-            at a time may call it: table and scratch memory are the entry's own. :meth:`turn` has
-            to be called before.
+        run: takes one address for each slot (SystemError: it was given more or fewer, or an index
+            lies outside its tensor; then the entry is not to be used again). One thread at a time
+            may call it: table and scratch memory are the entry's own. :meth:`turn` has to be called
+            before.
         workspace: of the segment that it runs.
+        outside: returns the error of a run in which an index lay outside its tensor.
     """
 
     def __init__(self, function: int, table: int, slots: Sequence[int]) -> None:
@@ -45,6 +51,7 @@ class Entry:
         _entries.add(self)
         self._keep: tuple[object, ...] = ()
         self.workspace: Any = None
+        self.outside: Callable[[], IrcError]
         self.run: Callable[..., None] = _bound(function, ctypes.addressof(self._context))
 
     def turn(
@@ -54,6 +61,8 @@ class Entry:
         calls: tuple[int, int],
         threads: Callable[[], tuple[int, int]],
         scratch: tuple[int, int],
+        fault: int,
+        outside: Callable[[], IrcError],
         keep: Sequence[object],
     ) -> None:
         """Run this segment from now on.
@@ -63,17 +72,19 @@ class Entry:
             calls: the address of its calls, and how many there are.
             threads: how many threads a call may use now, and their pool; asked again after a fork.
             scratch: the address of the scratch memory, and the bytes of one thread.
+            fault: see :data:`CONTEXT`.
+            outside: see :class:`Entry`.
             keep: what has to live as long: the memory that is pointed to.
         """
         address = ctypes.cast(cast("Any", driver), ctypes.c_void_p).value or 0
         self._threads = threads
         for name, word in zip(
-            ("driver", "words", "count", "scratch", "stride"),
-            (address, *calls, *scratch),
+            ("driver", "words", "count", "scratch", "stride", "fault"),
+            (address, *calls, *scratch, fault),
             strict=True,
         ):
             self._context[CONTEXT.index(name)] = word
-        self._keep = (driver, *keep)
+        self._keep, self.outside = (driver, *keep), outside
         self.refresh()
 
     def refresh(self) -> None:

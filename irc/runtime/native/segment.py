@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
+from irc.errors import IrcError
 from irc.plan.native import PAGE, Table
 from irc.runtime.index_bounds import index_outside
 from irc.runtime.native.entry import Entry
@@ -120,23 +121,22 @@ class Segment:
             word.value = 0
         free.append(workspace)
         if faulty:
-            raise index_outside(
-                f"an index lies outside the tensor that it selects from, in"
-                f" {', '.join(self._checked)}"
-            )
+            raise self._outside()
 
-    def bound(self, function: int, table: int, slots: Sequence[int]) -> Entry | None:
+    def _outside(self) -> IrcError:
+        """Return the error of a run in which a kernel was given an index outside its tensor."""
+        return index_outside(
+            f"an index lies outside the tensor that it selects from, in {', '.join(self._checked)}"
+        )
+
+    def bound(self, function: int, table: int, slots: Sequence[int]) -> Entry:
         """Return the run on one base table as a builtin function, which costs little to call.
 
         Args:
             function: the address of the builtin function.
             table: the address of the base table.
             slots: its words that the function's arguments are written to.
-
-        None where kernels check their indices: :meth:`run` is what reads the faults.
         """
-        if self._checked:
-            return None
         entry = Entry(function, table, slots)
         self.turn(entry)
         return entry
@@ -151,6 +151,8 @@ class Segment:
             calls=(self._words, self._count),
             threads=lambda: self._crew.ready(self.num_threads),
             scratch=(ctypes.addressof(workspace.memory), self.stride),
+            fault=self._faults[0] if self._faults else 0,
+            outside=self._outside,
             keep=(self._table, workspace),
         )
         entry.workspace = workspace

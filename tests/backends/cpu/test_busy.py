@@ -13,11 +13,11 @@ from torch import nn
 
 import irc
 from irc.backends.cpu import KernelCall
-from irc.backends.cpu.driver import LONGEST
 from irc.backends.cpu.jit import compile_module
 from irc.backends.cpu.segment import Segment, load_segment
+from irc.backends.cpu.team import FEW, LONGEST
 from irc.runtime.native.pool import BESIDE, LAST, LINE, PERIOD, UNTIL
-from tests.native.test_threads import COUNT, HELD, PIECES
+from tests.native.test_threads import COUNT, HELD, LATE, PIECES
 
 CLOCK = """declare i64 @llvm.readcyclecounter()
 define i64 @irc_clock() {
@@ -25,24 +25,6 @@ define i64 @irc_clock() {
   ret i64 %now
 }
 """
-
-# The caller has nothing to do; the other thread keeps it at the barrier for about 1.5 ms.
-LATE = """; irc-kernel {"name": "late", "num_args": 1, "scratch_bytes": 0, "parallel": true, "template": "rows"}
-declare i64 @llvm.readcyclecounter()
-define void @"late"(ptr %args, i64 %thread, i64 %threads, ptr %scratch) {
-entry:
-  %began = call i64 @llvm.readcyclecounter()
-  %until = add i64 %began, 4000000
-  %first = icmp eq i64 %thread, 0
-  br i1 %first, label %end, label %wait
-wait:
-  %now = call i64 @llvm.readcyclecounter()
-  %more = icmp slt i64 %now, %until
-  br i1 %more, label %wait, label %end
-end:
-  ret void
-}
-"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +58,7 @@ def test_a_busy_machine_changes_no_number(until: ctypes.c_int64, clock: Callable
     torch.set_num_threads(2)
     try:
         module = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256), nn.Softmax(-1))
-        x = torch.randn(64, 256)
+        x = torch.randn(256, 256)
         with torch.no_grad():
             run = irc.compile(module.eval())
             until.value = 0
@@ -124,7 +106,7 @@ def test_only_threads_that_are_awake_can_be_late(
 
 def test_callers_on_two_threads(until: ctypes.c_int64, clock: Callable[[], int]) -> None:
     """One has the threads beside OpenMP's, or OpenMP's; the other may do its shares alone."""
-    segment = counting(2)
+    segment = counting(FEW + 1)
 
     def call(cells: ctypes.Array[ctypes.c_int64]) -> list[int]:
         for i in range(300):
@@ -133,8 +115,19 @@ def test_callers_on_two_threads(until: ctypes.c_int64, clock: Callable[[], int])
         return list(cells)
 
     with ThreadPoolExecutor(2) as callers:
-        counted = list(callers.map(call, [(ctypes.c_int64 * 2)() for _ in range(4)]))
-    assert counted == [[600, 600]] * 4
+        counted = list(callers.map(call, [(ctypes.c_int64 * (FEW + 1))() for _ in range(4)]))
+    assert counted == [[300 * (FEW + 1)] * (FEW + 1)] * 4
+
+
+@pytest.mark.parametrize("threads", [2, FEW, FEW + 1])
+def test_small_calls_on_few_threads_are_left_whole(
+    threads: int, until: ctypes.c_int64, clock: Callable[[], int]
+) -> None:
+    segment, cells, before = counting(threads), (ctypes.c_int64 * threads)(), requests()
+    until.value = clock() + LONGEST // 2
+    segment.run_pointers([ctypes.addressof(cells)])
+    assert list(cells) == [threads] * threads
+    assert requests() - before == (threads > FEW)
 
 
 def test_a_host_of_many_cores(
