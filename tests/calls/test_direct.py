@@ -173,7 +173,7 @@ def test_what_takes_more_than_kernels_goes_the_whole_way() -> None:
         (lambda a: {"y": a + 1}, x, False),
         (lambda a: torch.linalg.inv(a), torch.eye(5), False),
         (lambda a: a.t(), x, False),
-        # These have a short way, which is not always one function.
+        # These have a short way.
         (nn.Embedding(5, 4), tokens, True),
         (nn.BatchNorm1d(5), x, True),
         (lambda a: (a + 1).t(), x, True),
@@ -193,6 +193,20 @@ def test_indices_are_checked() -> None:
     for kind in (IrcError, IndexError, RuntimeError):
         with pytest.raises(kind, match="index-out-of-range"):
             run(torch.tensor([1, 5]))
+
+
+@pytest.mark.parametrize("length", [1, 7, 40_000])
+def test_an_index_outside_is_seen_in_every_threads_share(length: int) -> None:
+    table, index = torch.randn(50, 33), torch.randint(0, 50, (length,))
+    run, direct = made(lambda t, i: torch.index_select(t, 0, i), table, index)
+    assert direct.__code__.co_filename == "<irc direct call>"
+    for place in (0, length // 2, length - 1):
+        for wrong in (50, -1, 1 << 40):
+            outside = index.clone()
+            outside[place] = wrong
+            with pytest.raises(IrcError, match="index-out-of-range"):
+                run(table, outside)
+            assert torch.equal(run(table, index), table[index])
 
 
 def test_an_executor_whose_caller_has_guards() -> None:
