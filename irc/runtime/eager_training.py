@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from typing import TypeAlias
 
 import torch
@@ -21,7 +20,6 @@ from irc.plan.load import LoadedPlan
 from irc.plan.parts import PartsPlan
 from irc.plan.training import FORWARD, forward_text, recipe_of_plan, smaller_file
 from irc.runtime.code import load_program
-from irc.runtime.compare import HALF_SLACK, TOLERANCE, Comparison
 from irc.runtime.loss_scale import LossScale, loss_scale_of
 from irc.runtime.torch_optimizer import STEP, set_rates, state_name, torch_optimizer
 from irc.training.batch_sums import SHARE, SHARES, SUMS, take_batch_sums
@@ -34,12 +32,6 @@ Tensors: TypeAlias = Mapping[str, torch.Tensor]
 
 LR = "lr"
 HALVES = (torch.bfloat16, torch.float16)
-SMALL = 1e-2
-"""Of the largest mean magnitude among tensors of one kind: what is smaller is judged by that."""
-NUDGES = 2
-"""How often eager trains again from weights beside those of a plan that is beyond a limit."""
-NEAR = 16.0
-"""Ranks add up in half precision what eager adds up in float32: overflow begins so much earlier."""
 
 
 @dataclass(frozen=True)
@@ -268,138 +260,3 @@ def _take_gradients(held: Tensors, updated: Tensors, inverse: torch.Tensor | flo
 
 def _wide(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
-
-
-def compare_training(
-    loaded: TrainingPlan,
-    weights: Tensors,
-    batches: Sequence[Tensors],
-    outcome: Trained,
-) -> Comparison:
-    """Hold losses, parameters and states after some steps against eager training.
-
-    Each tensor has its own limit, as :class:`irc.runtime.compare.Comparison` has it; the one that
-    is nearest to its limit, or furthest beyond it, is reported. Errors are of the whole tensor,
-    root mean square over root mean square: where a gradient is zero but for rounding, Adam makes a
-    full step of its sign, so single elements differ between any two runs. A tensor far below the
-    others of its kind (moments of a key's bias) is judged by theirs. A parameter and its remainder
-    are judged as their sum, under the name of the remainder, as closely as parameters are.
-
-    In float64 gradients do not overflow: there the steps are skipped that were skipped in what is
-    compared. A plan may skip fewer than eager, as its fused kernels have wider values; one that
-    skips a step whose gradients are far from overflow in eager is wrong.
-
-    Eager's own rounding is one sample of what rounding does: one element of an embedding that
-    steps the wrong way moves all tensors after it. Where a plan is beyond a limit, eager trains
-    again from weights that are moved by a unit in the last place, and the largest of its errors
-    is what rounding does.
-    """
-    trained = train_eagerly(loaded, weights, batches)
-    like = whole = train_eagerly(loaded, weights, batches, torch.float64, trained.skips)
-    if outcome.skips and tuple(outcome.skips) != tuple(trained.skips):
-        if (step := _needless(loaded, weights, batches, outcome.skips)) is not None:
-            return Comparison(float("inf"), float("inf"), 0.0, f"step {step}, which is skipped")
-        whole = train_eagerly(loaded, weights, batches, torch.float64, outcome.skips)
-    kept = [n for n in trained_names(loaded) if state_name(REMAINDER, n) in outcome.tensors]
-    eager, there, exact, own = (_all(each, kept) for each in (trained, like, whole, outcome))
-    floors, names = _floors(exact), sorted(own.keys() & exact.keys())
-    roundings = {n: _apart(eager[n], there[n], floors[_kind(n)]) for n in names}
-    recipe = recipe_of_plan(loaded)
-    if recipe is not None and recipe.precision.computes:
-        # A small tensor may be rounded well by chance.
-        kinds = {kind: [n for n in names if _kind(n) == kind] for kind in map(_kind, names)}
-        roundings = {n: max(roundings[o] for o in kinds[_kind(n)]) for n in names}
-    other = eager if whole is like else exact
-    largest = max((_max_abs(own[n], other[n]) for n in names), default=0.0)
-    errors = {n: _apart(own[n], exact[n], floors[_kind(n)]) for n in names}
-    worst = _nearest(largest, errors, roundings)
-    for seed in range(NUDGES):
-        if worst.ok or not isfinite(worst.relative):
-            break
-        nudged = train_eagerly(loaded, _nudged(weights, seed), batches)
-        if nudged.skips == trained.skips:
-            moved = _all(nudged, kept)
-            more = {n: _apart(moved[n], there[n], floors[_kind(n)]) for n in names}
-            roundings = {n: max(roundings[n], more[n]) for n in names}
-            worst = _nearest(largest, errors, roundings)
-    return worst
-
-
-def _nearest(
-    largest: float, errors: Mapping[str, float], roundings: Mapping[str, float]
-) -> Comparison:
-    """Return the comparison of the tensor that is nearest to its limit, or furthest beyond it."""
-    worst, most = Comparison(largest, 0.0, 0.0), 0.0
-    for name, error in errors.items():
-        share = error / max(TOLERANCE, HALF_SLACK * roundings[name])
-        if share >= most:
-            worst, most = Comparison(largest, error, roundings[name], name), share
-    return worst
-
-
-def _nudged(weights: Tensors, seed: int) -> dict[str, torch.Tensor]:
-    """Return weights of which each number is the next one in its dtype, above or below by chance.
-
-    Those in half precision stay: what lies between two of theirs is no rounding of a step's.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    nudged = dict(weights)
-    for name, value in weights.items():
-        if value.dtype in (torch.float32, torch.float64):
-            up = torch.randint(0, 2, value.shape, generator=generator).bool()
-            ends = torch.where(up, torch.inf, -torch.inf).to(value.dtype)
-            nudged[name] = torch.nextafter(value.detach(), ends)
-    return nudged
-
-
-def _needless(
-    loaded: TrainingPlan, weights: Tensors, batches: Sequence[Tensors], skips: Sequence[bool]
-) -> int | None:
-    """Return the first step, from 1, that was skipped though eager is far from overflow there."""
-    near = train_eagerly(loaded, weights, batches, skips=skips, boost=NEAR).overflows
-    pairs = enumerate(zip(skips, near, strict=True), 1)
-    return next((number for number, (skip, overflows) in pairs if skip and not overflows), None)
-
-
-def _all(trained: Trained, kept: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Return what is compared: parameters that remainders are kept of are the sum of both, too."""
-    tensors = {**trained.tensors, "the losses": trained.losses}
-    for name in kept:
-        remainder, value = state_name(REMAINDER, name), tensors[name].to(torch.float64)
-        tensors[remainder] = value + tensors[remainder] if remainder in tensors else value
-    return tensors
-
-
-def _kind(name: str) -> str:
-    """Return what tensors a tensor is compared with: moments of one sort, parameters, losses."""
-    head, _, rest = name.partition(".")
-    moment = rest.partition(".")[0]
-    return moment if head == "optimizer" and moment != REMAINDER else "weights"
-
-
-def _floors(exact: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    floors: dict[str, float] = {}
-    for name, value in exact.items():
-        if value.numel() and value.is_floating_point():
-            most = SMALL * _rms(value.nan_to_num(0.0))
-            floors[_kind(name)] = max(floors.get(_kind(name), 0.0), most)
-    return {**dict.fromkeys(map(_kind, exact), 0.0), **floors}
-
-
-def _apart(a: torch.Tensor, b: torch.Tensor, floor: float) -> float:
-    if a.shape != b.shape or not bool(torch.isfinite(a.to(torch.float64)).all()):
-        return float("inf")
-    if a.numel() == 0:
-        return 0.0
-    scale = max(_rms(b), floor) or 1.0
-    return _rms(a.to(torch.float64) - b.to(torch.float64)) / scale
-
-
-def _rms(value: torch.Tensor) -> float:
-    return float(value.to(torch.float64).square().mean().sqrt())
-
-
-def _max_abs(a: torch.Tensor, b: torch.Tensor) -> float:
-    if a.numel() == 0:
-        return 0.0
-    return float((a.to(torch.float64) - b.to(torch.float64)).abs().max())

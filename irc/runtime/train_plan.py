@@ -26,13 +26,8 @@ from irc.plan.weights import write_safetensors
 from irc.runtime.code import load_program
 from irc.runtime.collectives import Communicator
 from irc.runtime.compare import Comparison
-from irc.runtime.eager_training import (
-    LR,
-    Trained,
-    TrainingPlan,
-    compare_training,
-    scale_of_plan,
-)
+from irc.runtime.compare_training import compare_training
+from irc.runtime.eager_training import LR, Trained, TrainingPlan, scale_of_plan
 from irc.runtime.executors import executor_of, memory_of
 from irc.runtime.inputs import InputSpec, given_inputs, specs_of, specs_of_parts
 from irc.runtime.links import links_of

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 import irc
 from irc.plan.load import LoadedPlan, load_plan
-from irc.runtime.eager_training import Trained, _nudged, compare_training, train_eagerly
+from irc.runtime.compare_training import _nudged, compare_training
+from irc.runtime.eager_training import Trained, train_eagerly
 from irc.runtime.weights import load_weights
 
 
