@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from irc.calls.direct import MISS
+from irc.calls.handed import LOOK, Handed
 from irc.calls.handed_on import HandedOn
 from irc.calls.left import can_be_left
 from irc.calls.loop import Loop
@@ -61,7 +62,6 @@ class Dispatcher:
         self._through_torch = ThroughTorch(
             original, self._run, self.options, self.record, self._recompiles, self._torchs
         )
-        self.handed = self._through_torch.handed
         self._store = Store(is_watched=True)
         self._hooks: tuple[dict[int, Any], ...] = ()
         self._is_broken = False
@@ -70,14 +70,18 @@ class Dispatcher:
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run the version whose guards the call meets; compile one where there is none."""
+        looked: Handed | None = None
         if not kwargs:
             for version in self.versions:
                 if version.direct is not None:
                     result = version.direct(args)
                     if result is not MISS:
                         return result
-            for handed in self.handed:
-                result = handed(args)
+            for handed in self._through_torch.handed:
+                result = MISS if handed.direct is None else handed.direct(args)
+                if result is LOOK:
+                    looked = handed
+                    break
                 if result is not MISS:
                     return result
         if self.is_frozen:
@@ -88,9 +92,9 @@ class Dispatcher:
             check_gradients(self.options)
             if self.on_ranks is not None:
                 return self.on_ranks.recorded(args, kwargs)
-            return self._through_torch(args, kwargs)
+            return self._through_torch(args, kwargs, looked=looked)
         if any(self._hooks):
-            return self._through_torch(args, kwargs)
+            return self._through_torch(args, kwargs, looked=looked)
         if self.on_ranks is not None:
             kwargs = self.on_ranks.ordered(kwargs)
         version, _ = self._find(args, kwargs)
@@ -99,7 +103,7 @@ class Dispatcher:
             self.on_ranks.agree(args, kwargs, ready)
         if is_new := version is None:
             if self._is_broken:
-                return self._through_torch(args, kwargs)
+                return self._through_torch(args, kwargs, looked=looked)
             with TRACING, self.record.noting():
                 # Another thread may have compiled it; and while one traces, guards fail.
                 version, reason = self._find(args, kwargs)
@@ -108,9 +112,9 @@ class Dispatcher:
                 if version is None and not is_hooked and len(self.versions) < MAX_VERSIONS:
                     version, failed = self._add(args, kwargs, reason)
             if is_hooked:
-                return self._through_torch(args, kwargs)
+                return self._through_torch(args, kwargs, looked=looked)
             if failed is not None:
-                result = self._through_torch(args, kwargs, failed)
+                result = self._through_torch(args, kwargs, failed, looked)
                 # What a first call does once, such as to fill an attribute, later ones may not do.
                 self._is_broken = self._effects != 1
                 return result
@@ -177,7 +181,7 @@ class Dispatcher:
         count = len(self.versions) + (0 if self.loop is None else len(self.loop.versions))
         return Statistics(
             count, tuple(recompiles.reasons), recompiles.eager_calls, opened,
-            left + len(self.handed),
+            left + len(self._through_torch.handed),
         )  # fmt: skip
 
     def _find(
@@ -284,6 +288,10 @@ class Dispatcher:
         """Let the module's parameters be DTensors, which an optimiser may take from now on."""
         assert self.on_ranks is not None
         self.on_ranks.in_loop()
+
+    def hand_none(self) -> None:
+        """Let no call go straight to torch any more."""
+        self._through_torch.hand_none()
 
     def refresh(self) -> None:
         """See writes to weights that torch does not count; on a mesh all ranks call it."""

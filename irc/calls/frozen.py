@@ -68,7 +68,7 @@ def freeze(compiled: Any) -> Any:
         for version in versions:
             version.release(names, replaced)
         _replace(compiled, replaced)
-        dispatcher.handed.clear()
+        dispatcher.hand_none()
         dispatcher.is_frozen = True
     return compiled
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import nn
-
 from irc.calls.by_torch import ByTorch
-from irc.calls.direct import handing
-from irc.calls.handed import Handed, compiles, modes_of
+from irc.calls.handed import Handed, Parts, compiles
 from irc.calls.noted import call_kind, note_left
 from irc.calls.recompiles import MAX_VERSIONS, Recompiles
 from irc.calls.tracing import TRACING
@@ -38,7 +35,8 @@ class ThroughTorch:
         torchs: what torch alone runs, where that is tried; else None.
 
     Attributes:
-        handed: calls that go straight to torch, which was faster.
+        handed: kinds of calls that go straight to torch, which was faster. It is replaced whole:
+            another thread may be going over it.
     """
 
     def __init__(
@@ -52,14 +50,17 @@ class ThroughTorch:
     ) -> None:
         self._original, self._run, self._options = original, run, options
         self._record, self._recompiles, self._torchs = record, recompiles, torchs
-        self.handed: list[Handed] = []
-        is_module = isinstance(original, nn.Module)
-        self._parts = tuple(original.modules()) if is_module else ()
+        self.handed: tuple[Handed, ...] = ()
+        self._parts, self._lock = Parts(original), threading.Lock()
         self._entries: dict[tuple[bool, ...], Entry] = {}
         self._by_torch: ByTorch | None = None
 
     def __call__(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], failed: Exception | None = None
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        failed: Exception | None = None,
+        looked: Handed | None = None,
     ) -> Any:
         """Run a call.
 
@@ -67,6 +68,7 @@ class ThroughTorch:
             args: of the call.
             kwargs: of the call.
             failed: why it is no program, where one was tried.
+            looked: the kind that the call is of, where it looks whether that is still to be handed.
         """
         if on_all_modules():
             note_left(self._options, FallBack("call", "calls", HOOKS_ON_ALL, ""))
@@ -82,33 +84,59 @@ class ThroughTorch:
         if self._torchs is None or kwargs or not compiles():
             results = self._by_torch(args, kwargs, failed)
         else:
-            entry = self._entries.setdefault(modes_of(self._parts), Entry())
+            modes = self._parts.modes()
+            if modes is None or looked is not None:
+                self._renew()
+                modes = self._parts.modes() or ()
+            entry = self._entries.setdefault(modes, Entry())
             with entry.watched() as notes:
                 results = self._by_torch(args, kwargs, failed)
             why = ENTRY_BEHIND if entry.is_behind(notes) else ""
-            self._hand(args, self._torchs, NO_GRAPH if entry.has_no_graph() else why)
+            why = NO_GRAPH if entry.has_no_graph() else why
+            if looked in self.handed:
+                self._keep(looked, is_behind=bool(why))
+            elif why:
+                self._hand(args, self._torchs, why)
         if self._record.pending or not self._record.kinds:
             self._record.close(call_kind(self._original, args, kwargs))
         return results
 
-    def _hand(self, args: Sequence[Any], torchs: Callable[..., Any], why: str) -> None:
-        """Let calls like one go straight to torch, for a reason; no more where there is none."""
-        looked = [each for each in self.handed if each.looks]
-        for each in looked:
-            each.looks = False
-            if not why:
-                self.handed.remove(each)
-        if not why or looked or len(self.handed) == MAX_VERSIONS:
-            return
-        if (direct := handing(torchs, args, self._held())) is not None:
-            self.handed.append(Handed(direct, self._parts))
-            self._record.note(FallBack("timing", "calls of this kind", why, ""))
+    def hand_none(self) -> None:
+        """Let no call go straight to torch any more."""
+        with self._lock:
+            self._torchs, self.handed = None, ()
 
-    def _held(self) -> list[torch.Tensor]:
-        module = self._original
-        if not isinstance(module, nn.Module):
-            return []
-        return [x for x in (*module.parameters(), *module.buffers()) if x.numel()]
+    def _renew(self) -> bool:
+        """See which modules there are; what was learnt of others is forgotten."""
+        with self._lock:
+            if is_other := self._parts.renew():
+                self.handed = ()
+                self._entries = {}
+        return is_other
+
+    def _keep(self, looked: Handed, *, is_behind: bool) -> None:
+        """Go on handing calls of a kind after a look, or do not."""
+        with self._lock:
+            if is_behind:
+                looked.stay()
+            else:
+                self.handed = tuple([each for each in self.handed if each is not looked])
+
+    def _hand(self, args: Sequence[Any], torchs: Callable[..., Any], why: str) -> None:
+        """Let calls like one go straight to torch, for a reason."""
+        if len(self.handed) >= MAX_VERSIONS or self._renew():
+            return
+        with self._lock:
+            modes = self._parts.modes()
+            if self._torchs is None or modes is None or len(self.handed) >= MAX_VERSIONS:
+                return
+            if any(each.is_for(args) for each in self.handed):
+                return  # another thread was here
+            kind = Handed(torchs, args, self._parts, modes)
+            if kind.direct is None:
+                return
+            self.handed = (*self.handed, kind)
+        self._record.note(FallBack("timing", "calls of this kind", why, ""))
 
     def _check_dynamic(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Refuse names of sizes that there are not: Dynamo finds out by itself which vary."""
