@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import isfinite
 
 import torch
@@ -19,6 +19,7 @@ from irc.runtime.eager_training import (
 from irc.runtime.torch_optimizer import state_name
 from irc.training.optimizers import REMAINDER
 
+LOSSES = "the losses"
 SMALL = 1e-2
 """Of the largest mean magnitude among tensors of one kind: what is smaller is judged by that."""
 NUDGES = 2
@@ -48,7 +49,7 @@ def compare_training(
 
     Eager's own rounding is one sample of what rounding does: one element of an embedding that
     steps the wrong way moves all tensors after it. Where a plan is beyond a limit, eager trains
-    again from weights that are moved by a unit in the last place, and the largest of its errors
+    again from parameters that are moved by a unit in the last place, and the largest of its errors
     is what rounding does.
     """
     trained = train_eagerly(loaded, weights, batches)
@@ -59,25 +60,30 @@ def compare_training(
         whole = train_eagerly(loaded, weights, batches, torch.float64, outcome.skips)
     kept = [n for n in trained_names(loaded) if state_name(REMAINDER, n) in outcome.tensors]
     eager, there, exact, own = (_all(each, kept) for each in (trained, like, whole, outcome))
-    floors, names = _floors(exact), sorted(own.keys() & exact.keys())
-    roundings = {n: _apart(eager[n], there[n], floors[_kind(n)]) for n in names}
+    names, trained_here = sorted(own.keys() & exact.keys()), frozenset(trained_names(loaded))
+    kind = {n: _kind(n, trained_here) for n in exact}
+    floors = _floors(exact, weights, kind)
+    roundings = {n: _apart(eager[n], there[n], floors[kind[n]]) for n in names}
     recipe = recipe_of_plan(loaded)
     if recipe is not None and recipe.precision.computes:
         # A small tensor may be rounded well by chance.
-        kinds = {kind: [n for n in names if _kind(n) == kind] for kind in map(_kind, names)}
-        roundings = {n: max(roundings[o] for o in kinds[_kind(n)]) for n in names}
+        alike = {each: [n for n in names if kind[n] == each] for each in {*kind.values()}}
+        roundings = {n: max(roundings[o] for o in alike[kind[n]]) for n in names}
     other = eager if whole is like else exact
     largest = max((_max_abs(own[n], other[n]) for n in names), default=0.0)
-    errors = {n: _apart(own[n], exact[n], floors[_kind(n)]) for n in names}
+    errors = {n: _apart(own[n], exact[n], floors[kind[n]]) for n in names}
     worst = _nearest(largest, errors, roundings)
     for seed in range(NUDGES):
         if worst.ok or not isfinite(worst.relative):
             break
-        nudged = train_eagerly(loaded, _nudged(weights, seed), batches)
+        nudged = train_eagerly(loaded, _nudged(weights, trained_here, seed), batches)
         if nudged.skips == trained.skips:
             moved = _all(nudged, kept)
-            more = {n: _apart(moved[n], there[n], floors[_kind(n)]) for n in names}
-            roundings = {n: max(roundings[n], more[n]) for n in names}
+            more = {n: _apart(moved[n], there[n], floors[kind[n]]) for n in names}
+            # What is no number is no rounding.
+            roundings = {
+                n: max(r, more[n]) if isfinite(more[n]) else r for n, r in roundings.items()
+            }
             worst = _nearest(largest, errors, roundings)
     return worst
 
@@ -94,18 +100,27 @@ def _nearest(
     return worst
 
 
-def _nudged(weights: Tensors, seed: int) -> dict[str, torch.Tensor]:
+def _nudged(weights: Tensors, names: Collection[str], seed: int) -> dict[str, torch.Tensor]:
     """Return weights of which each number is the next one in its dtype, above or below by chance.
 
-    Those in half precision stay: what lies between two of theirs is no rounding of a step's.
+    Those in half precision stay: what lies between two of theirs is no rounding of a step's. So do
+    zeros, which are those in any order of sums; and what is not trained, as a mask, or a number at
+    the end of where a function is defined.
+
+    Args:
+        weights: by name.
+        names: of those that are moved.
+        seed: of the choices.
     """
     generator = torch.Generator().manual_seed(seed)
     nudged = dict(weights)
-    for name, value in weights.items():
+    for name in names:
+        value = weights[name]
         if value.dtype in (torch.float32, torch.float64):
             up = torch.randint(0, 2, value.shape, generator=generator).bool()
             ends = torch.where(up, torch.inf, -torch.inf).to(value.dtype)
-            nudged[name] = torch.nextafter(value.detach(), ends)
+            nearest = torch.nextafter(value.detach(), ends)
+            nudged[name] = torch.where(value == 0, value, nearest)
     return nudged
 
 
@@ -120,27 +135,33 @@ def _needless(
 
 def _all(trained: Trained, kept: Sequence[str]) -> dict[str, torch.Tensor]:
     """Return what is compared: parameters that remainders are kept of are the sum of both, too."""
-    tensors = {**trained.tensors, "the losses": trained.losses}
+    tensors = {**trained.tensors, LOSSES: trained.losses}
     for name in kept:
         remainder, value = state_name(REMAINDER, name), tensors[name].to(torch.float64)
         tensors[remainder] = value + tensors[remainder] if remainder in tensors else value
     return tensors
 
 
-def _kind(name: str) -> str:
+def _kind(name: str, trained: Collection[str]) -> str:
     """Return what tensors a tensor is compared with: moments of one sort, parameters, losses."""
     head, _, rest = name.partition(".")
-    moment = rest.partition(".")[0]
-    return moment if head == "optimizer" and moment != REMAINDER else "weights"
+    moment, _, rest = rest.partition(".")
+    if name == LOSSES or head != "optimizer":
+        return name if name == LOSSES else "parameters" if name in trained else "buffers"
+    return "parameters" if moment == REMAINDER else moment
 
 
-def _floors(exact: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    floors: dict[str, float] = {}
+def _floors(exact: Tensors, weights: Tensors, kind: Mapping[str, str]) -> dict[str, float]:
+    """Return what is small, for each kind: by those of its tensors that have changed."""
+    floors = dict.fromkeys(kind.values(), 0.0)
     for name, value in exact.items():
+        before = weights.get(name)
+        if before is not None and torch.equal(before.to(value.dtype), value):
+            continue  # a mask, or a table of positions
         if value.numel() and value.is_floating_point():
             most = SMALL * _rms(value.nan_to_num(0.0))
-            floors[_kind(name)] = max(floors.get(_kind(name), 0.0), most)
-    return {**dict.fromkeys(map(_kind, exact), 0.0), **floors}
+            floors[kind[name]] = max(floors[kind[name]], most)
+    return floors
 
 
 def _apart(a: torch.Tensor, b: torch.Tensor, floor: float) -> float:

@@ -34,6 +34,7 @@ from irc.torch_backend.counts import count_left, counters
 from irc.torch_backend.gradient_memory import mark_loose, mark_overlapping, resolving
 from irc.torch_backend.own_gradients import tell_autograd
 from irc.torch_backend.regions import by_parts, untouched_by_errors
+from irc.torch_backend.saved_inputs import keep_copies
 from irc.torch_backend.twice import differentiable, is_random_or_cast
 
 
@@ -56,10 +57,9 @@ def compile_through_aot(
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch._aot_autograd.utils import make_boxed_func
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._guards import TracingContext
     from torch.utils._python_dispatch import _disable_current_modes
-
-    from irc.torch_backend.saved_inputs import partition_of
 
     drop_idle(gm)
     look_at_classes(gm)
@@ -72,6 +72,13 @@ def compile_through_aot(
     late = replace(options, record=own)
     turned: list[Turned] = []
     is_traced = repeats = False
+    results: list[int] = []
+
+    def partition(joint: GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
+        results.append(num_fwd_outputs)
+        return min_cut_rematerialization_partition(
+            joint, inputs, num_fwd_outputs=num_fwd_outputs, **options
+        )
 
     def forward(graph: GraphModule, _: Sequence[Any]) -> Any:
         nonlocal is_traced, repeats
@@ -82,6 +89,8 @@ def compile_through_aot(
         seen = context.fw_metadata if context else None
         # Tokens of ops with effects come before what the caller sees.
         visible = len(seen.tokens) + seen.num_forward if seen else None
+        if results:
+            keep_copies(graph, gm, seen, results[-1])
         repeats = not is_random_or_cast(graph)
         with _disable_current_modes():
             refused: set[Node] = set()
@@ -138,7 +147,7 @@ def compile_through_aot(
             bw_compiler=backward,
             inference_compiler=forward,
             decompositions=_aot_decompositions(),
-            partition_fn=partition_of(gm),
+            partition_fn=partition,
         )
         try:
             run = _again_with_numbers(lambda: compiler(gm, list(inputs)))

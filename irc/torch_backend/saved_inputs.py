@@ -7,62 +7,51 @@ its version is another by then. What is kept is a copy of what the argument was.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule, Node
 
-Halves = tuple[GraphModule, GraphModule]
 
-
-def partition_of(gm: GraphModule) -> Callable[..., Halves]:
-    """Return what divides the joint graph of a graph into its forward and its backward pass.
+def keep_copies(forward: GraphModule, gm: GraphModule, seen: Any, visible: int) -> None:
+    """Keep copies of the arguments that a call writes to.
 
     Args:
-        gm: of Dynamo, with its writes and the values of its trace.
+        forward: a forward pass, whose results after the ``visible`` ones are what is kept; it is
+            changed.
+        gm: the graph of Dynamo, with its writes and the values of its trace.
+        seen: what AOTAutograd knows of it (``ViewAndMutationMeta``), or None.
+        visible: tokens and what the caller or AOTAutograd sees.
     """
-    written = _written(gm)
-
-    def partition(
-        joint: GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any
-    ) -> Halves:
-        forward, backward = min_cut_rematerialization_partition(
-            joint, inputs, num_fwd_outputs=num_fwd_outputs, **options
-        )
-        if written:
-            _keep_copies(forward, written, num_fwd_outputs)
-        return forward, backward
-
-    return partition
-
-
-def _written(gm: GraphModule) -> frozenset[str]:
-    """Return AOTAutograd's names of the arguments that a graph writes to, by way of views too."""
-    values = (node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder"))
-    return frozenset(
-        f"primals_{number}"
-        for number, value in enumerate(values, 1)
-        if isinstance(value, torch.Tensor) and not value.is_inference() and value._version
-    )
+    values = [node.meta.get("example_value") for node in gm.graph.find_nodes(op="placeholder")]
+    # Views of one memory count its writes together; writes by way of `.data` are not counted.
+    written = {i for i, value in enumerate(values) if _is_counted(value)}
+    infos = seen.input_info if seen else ()
+    written |= {i for i, info in enumerate(infos) if info.mutates_data}
+    if not written:
+        return
+    # Tokens of ops with effects come before the arguments.
+    arguments = forward.graph.find_nodes(op="placeholder")[len(seen.tokens) if seen else 0 :]
+    if len(arguments) == len(values):  # a tensor of a subclass is several of them
+        arguments = [each for i, each in enumerate(arguments) if i in written]
+    _copy_kept(forward, frozenset(arguments), visible)
 
 
-def _keep_copies(forward: GraphModule, written: frozenset[str], num_fwd_outputs: int) -> None:
+def _is_counted(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and not value.is_inference() and value._version > 0
+
+
+def _copy_kept(forward: GraphModule, written: frozenset[Node], visible: int) -> None:
     """Keep copies of arguments in their place, made before anything else runs.
 
     Args:
-        forward: its results after the first ``num_fwd_outputs`` are what is kept.
-        written: names of arguments.
-        num_fwd_outputs: of results.
+        forward: its results after the ``visible`` ones are what is kept.
+        written: arguments.
+        visible: a number of results.
     """
     (output,) = forward.graph.find_nodes(op="output")
     results = list(output.args[0])
-    kept = {
-        each
-        for each in results[num_fwd_outputs:]
-        if isinstance(each, Node) and each.op == "placeholder" and each.target in written
-    }
+    kept = {each for each in results[visible:] if isinstance(each, Node) and each in written}
     if not kept:
         return
     last = forward.graph.find_nodes(op="placeholder")[-1]
@@ -71,6 +60,6 @@ def _keep_copies(forward: GraphModule, written: frozenset[str], num_fwd_outputs:
         with forward.graph.inserting_after(last):
             copies[node] = forward.graph.call_function(torch.ops.aten.clone.default, (node,))
         copies[node].meta = dict(node.meta)
-    results[num_fwd_outputs:] = [copies.get(each, each) for each in results[num_fwd_outputs:]]
+    results[visible:] = [copies.get(each, each) for each in results[visible:]]
     output.args = (type(output.args[0])(results),)
     forward.recompile()

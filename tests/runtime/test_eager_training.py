@@ -3,6 +3,7 @@
 # pyright: basic
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 import irc
 from irc.plan.load import LoadedPlan, load_plan
 from irc.runtime.compare_training import _nudged, compare_training
-from irc.runtime.eager_training import Trained, train_eagerly
+from irc.runtime.eager_training import Trained, train_eagerly, trained_names
 from irc.runtime.weights import load_weights
 
 
@@ -104,9 +105,52 @@ def test_what_rounding_alone_does_is_no_fault(tmp_path: Path) -> None:
     loaded = planned(tmp_path, Shifted())
     weights, step_batches = load_weights(loaded, None), batches(loaded, 3)
     for seed in range(10, 16):
-        moved = train_eagerly(loaded, _nudged(weights, seed), step_batches)
+        moved = train_eagerly(loaded, _nudged(weights, trained_names(loaded), seed), step_batches)
         assert compare_training(loaded, weights, step_batches, moved).ok
     right = train_eagerly(loaded, weights, step_batches)
     wrong = {**right.tensors, "last.weight": right.tensors["last.weight"] * 1.001}
     said = compare_training(loaded, weights, step_batches, replace(right, tensors=wrong))
     assert (said.ok, said.where) == (False, "last.weight")
+
+
+class Held(nn.Module):
+    """Reads a table that no step moves, in a way of its own.
+
+    Args:
+        table: 8 numbers.
+        read: what is added to the inputs of the last layer, of the table.
+    """
+
+    def __init__(self, table: torch.Tensor, read: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.read = nn.Linear(8, 8), nn.Linear(8, 4), read
+        self.register_buffer("table", table)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(F.gelu(self.first(x)) + self.read(self.table))
+
+
+TABLES: dict[str, tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "the end of a root": (torch.linspace(1.0, 0.1, 8), lambda t: (1 - t).sqrt()),
+    "a mask of zeros": ((torch.arange(8) > 3).float(), lambda t: torch.where(t == 0, 0.0, 1.0)),
+    "a mask of extremes": (
+        torch.where(torch.arange(8) > 3, torch.finfo(torch.float32).min, 0.0), lambda t: t.exp(),
+    ),
+    "positions": (torch.arange(8.0) * 300, lambda t: (t / 300).cos()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_what_is_not_trained_hides_no_fault(tmp_path: Path, name: str) -> None:
+    """Neither its size nor what comes of numbers beside its own says what others may be off."""
+    loaded = planned(tmp_path, Held(*TABLES[name]))
+    weights, step_batches = load_weights(loaded, None), batches(loaded, 3)
+    right = train_eagerly(loaded, weights, step_batches)
+    assert compare_training(loaded, weights, step_batches, right).ok
+    last = right.tensors["last.weight"]
+    for wrong in (last * 1.0005, last * 10, torch.randn_like(last)):
+        outcome = replace(right, tensors={**right.tensors, "last.weight": wrong})
+        said = compare_training(loaded, weights, step_batches, outcome)
+        assert (said.ok, said.where) == (False, "last.weight")
+    said = compare_training(loaded, weights, step_batches, replace(right, losses=right.losses * 3))
+    assert (said.ok, said.where) == (False, "the losses")

@@ -44,9 +44,10 @@ def copy_into_strided_calls(graph: Graph) -> None:
             :data:`TURNING` become copies whose new value lies otherwise than what they write to.
     """
     moved = _moved(graph)
-    for node in list(graph.nodes):
+    for place, node in enumerate(list(graph.nodes)):
         target = node.args[0] if node.op == "call_method" and node.args else None
-        if isinstance(target, Node) and _is_turned_by(node, target, moved):
+        later = frozenset(value for value, last in moved.items() if place < last)
+        if isinstance(target, Node) and _is_turned_by(node, target, later):
             with graph.inserting_before(node):
                 # Backward may read what the operand was, which is written over here.
                 before = graph.call_method("clone", (target,))
@@ -75,15 +76,17 @@ def _is_turned_by(node: Node, target: Node, moved: frozenset[int]) -> bool:
         return _hints(getattr(torch.Tensor, name[:-1])(*args, **kwargs)) != _hints(known)
 
 
-def _moved(graph: Graph) -> frozenset[int]:
-    """Return the identities of traced values that another form is given to somewhere (``t_``).
+def _moved(graph: Graph) -> dict[int, int]:
+    """Return the identities of traced values that are given another form (``t_``), and where last.
 
-    A trace knows how they lie after all of it, and not at each node.
+    A trace knows how they lie after all of it: at nodes before that it may have been otherwise.
     """
-    methods = (node for node in graph.nodes if node.op == "call_method" and node.args)
-    targets = (node.args[0] for node in methods if _moves(name_of(node)))
-    values = (each.meta.get("example_value") for each in targets if isinstance(each, Node))
-    return frozenset(id(value) for value in values)
+    moved: dict[int, int] = {}
+    for place, node in enumerate(graph.nodes):
+        target = node.args[0] if node.op == "call_method" and node.args else None
+        if isinstance(target, Node) and _moves(name_of(node)):
+            moved[id(target.meta.get("example_value"))] = place
+    return moved
 
 
 def _moves(name: str) -> bool:
@@ -115,15 +118,18 @@ def _out_of_place(node: Node) -> OpOverload | None:
     if known.layout is not torch.strided or _is_row_major(known):
         return None
     packet = getattr(torch.ops.aten, name[:-1], None)
-    return getattr(packet, op._overloadname, None)
+    # `floor_divide_.Tensor` has a twin without a name of its own.
+    return getattr(packet, op._overloadname, None) or getattr(packet, "default", None)
 
 
 TURNING = frozenset({
-    "addbmm_", "addmm_", "addr_", "baddbmm_", "cumprod_", "cumsum_", "index_add_", "index_copy_",
-    "index_fill_", "index_put_", "index_reduce_", "masked_fill_", "masked_scatter_", "mvlgamma_",
-    "put_", "renorm_", "scatter_", "scatter_add_", "scatter_reduce_", "tril_", "triu_",
+    "addbmm_", "addmm_", "addr_", "baddbmm_", "copysign_", "cumprod_", "cumsum_",
+    "index_add_", "index_copy_", "index_fill_", "index_put_", "index_reduce_", "masked_fill_",
+    "masked_scatter_", "mvlgamma_", "put_", "renorm_", "scatter_", "scatter_add_",
+    "scatter_reduce_", "tril_", "triu_", "xlogy_",
 })  # fmt: skip
-"""Methods whose twins give rows, whatever their operand, and have the same derivative.
+"""Methods whose twins give rows, whatever their operand, in eager mode or as irc takes them apart,
+and have the same derivative.
 
 Others keep how a dense operand lies; some (``logical_not_``, ``bernoulli_``) have a derivative that
 their twin has not."""
