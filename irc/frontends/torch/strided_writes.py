@@ -123,7 +123,7 @@ def _out_of_place(node: Node) -> OpOverload | None:
 
 
 TURNING = frozenset({
-    "addbmm_", "addmm_", "addr_", "baddbmm_", "copysign_", "cumprod_", "cumsum_",
+    "addbmm_", "addmm_", "addr_", "baddbmm_", "copysign_", "cumprod_", "cumsum_", "floor_divide_",
     "index_add_", "index_copy_", "index_fill_", "index_put_", "index_reduce_", "masked_fill_",
     "masked_scatter_", "mvlgamma_", "put_", "renorm_", "scatter_", "scatter_add_",
     "scatter_reduce_", "tril_", "triu_", "xlogy_",
