@@ -8,7 +8,6 @@ before which nothing is written (:func:`collects_first`): what it costs is the c
 the inputs once (about 4 GB/s), and the start of a message.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import hashlib
@@ -73,7 +72,9 @@ class Call:
         kwargs = self.ordered()
         whole = hashlib.sha256(repr((self.what, list(kwargs), self.more)).encode())
         part = hashlib.sha256()
-        leaves = pytree.tree_leaves((list(self.args), list(kwargs.values())), is_leaf=is_cache)
+        leaves: list[object] = pytree.tree_leaves(
+            (list(self.args), list(kwargs.values())), is_leaf=is_cache
+        )
         for number, leaf in enumerate(leaves):
             if not isinstance(leaf, torch.Tensor):
                 whole.update(repr(leaf if isinstance(leaf, PLAIN) else type(leaf)).encode())

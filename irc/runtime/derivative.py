@@ -1,6 +1,5 @@
 """A derivative that an op's declaration gives: called, and held against what it must return."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +42,7 @@ def declared_gradients(
     except Exception as error:  # the user's own code raises what it likes
         because = f"{type(error).__name__}: {error}"
         raise _wrong(target, "fails", because) from error
-    gradients = list(returned) if isinstance(returned, tuple | list) else [returned]
+    gradients: list[Any] = [*returned] if isinstance(returned, tuple | list) else [returned]
     if len(gradients) != len(operands):
         because = f"the op has {len(operands)} tensor operands"
         raise _wrong(target, f"gives {len(gradients)} gradients", because)

@@ -6,7 +6,6 @@ stages are drawn once. With ``links`` all of that takes as long as the plan says
 links of its cluster.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -107,8 +106,13 @@ def _combine_rows(size: int, here: int, attrs: Mapping[str, Any], operands: Oper
     landing = _sent_rows(source, marks.reshape(-1).nonzero()[:, 0], operands)
     flat = target.view(rows, -1)
     flat.zero_()
-    for places, part in zip(coming, landing.split(coming.sum(1).tolist()), strict=True):
+    for places, part in zip(coming, _by_source(landing, coming), strict=True):
         flat.index_add_(0, places.nonzero()[:, 0], part)
+
+
+def _by_source(landing: Any, coming: Any) -> Sequence[torch.Tensor]:
+    """Split rows that came by the ranks that they came from."""
+    return landing.split(coming.sum(1).tolist())
 
 
 def _sent_rows(source: torch.Tensor, places: torch.Tensor, operands: Operands) -> torch.Tensor:

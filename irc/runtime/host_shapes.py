@@ -3,11 +3,10 @@
 A name gets its number from the first value that has it; the others are held to it.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -18,6 +17,9 @@ from irc.runtime.onnx_ops.values import FLOW, Item
 
 Known: TypeAlias = dict[str, int]
 """The numbers behind names of sizes in one call of a function, as far as the run has come."""
+
+_ARRAY: Any = np.ndarray
+"""The class of arrays; an item that is one of them has any dtype."""
 
 
 class Shape:
@@ -58,7 +60,7 @@ class Shape:
             IrcError: ``input-mismatch``.
         """
         if (
-            not isinstance(value, np.ndarray)
+            not isinstance(value, _ARRAY)
             or value.dtype != self.dtype
             or value.ndim != len(self._dims)
             or any(

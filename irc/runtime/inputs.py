@@ -1,6 +1,5 @@
 """Inputs of a trial run: from a file, or drawn from a seed, the same on every rank."""
 
-# pyright: basic
 from __future__ import annotations
 
 import zipfile
@@ -8,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,6 +31,9 @@ from irc.training.loss_scale import INVERSE, SCALE
 
 LR = "lr"
 """The input of a step that is its learning rate."""
+
+_TORCH: Any = torch
+"""Types know its ``from_numpy`` only in part."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +202,7 @@ def read_arrays(file: str) -> dict[str, torch.Tensor]:
     try:
         # numpy leaves a file that it opened itself open where it is broken.
         with Path(file).open("rb") as opened, np.load(opened, allow_pickle=False) as data:
-            return {name: torch.from_numpy(np.array(data[name])) for name in data.files}
+            return {name: _TORCH.from_numpy(np.array(data[name])) for name in data.files}
     except (ValueError, TypeError, OSError, EOFError, AttributeError, zipfile.BadZipFile) as error:
         raise IrcError(
             "input-mismatch", f"'{file}' is not an .npz file of arrays: {error}"

@@ -5,7 +5,6 @@ halved by a step that overflowed and was skipped, doubled after 2000 steps that 
 as torch saves it.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -61,7 +60,7 @@ class LossScale:
         state = self.scaler.state_dict()
         scale = torch.tensor(state["scale"], dtype=torch.float32)
         count = torch.tensor(state["_growth_tracker"], dtype=torch.int32)
-        torch._amp_update_scale_(  # pyright: ignore[reportPrivateImportUsage]
+        torch._amp_update_scale_(  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
             scale, count, overflows.detach().to("cpu", torch.float32).reshape(()),
             state["growth_factor"], state["backoff_factor"], state["growth_interval"],
         )  # fmt: skip
@@ -76,7 +75,7 @@ class LossScale:
         self.scaler.load_state_dict(dict(state))
 
 
-def check_scale(state: Mapping[str, Any] | None) -> None:
+def check_scale(state: object) -> None:
     """Refuse what is no state of a scaler; None is none at all.
 
     Raises:
@@ -84,7 +83,7 @@ def check_scale(state: Mapping[str, Any] | None) -> None:
     """
     if state is None:
         return
-    if not isinstance(state, Mapping):
+    if not _is_mapping(state):
         raise IrcError(
             "state-mismatch",
             f"the state of a loss scale is a mapping, not {type(state).__name__}",
@@ -98,6 +97,10 @@ def check_scale(state: Mapping[str, Any] | None) -> None:
                 f"the state of a loss scale {what}",
                 help="give what torch.amp.GradScaler.state_dict() returns",
             )
+
+
+def _is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
+    return isinstance(value, Mapping)
 
 
 def _is_held(name: str, value: object) -> bool:
@@ -146,7 +149,7 @@ def numbers_of(scaler: Any) -> dict[str, Any] | None:
 
 
 def _made(numbers: Any) -> torch.amp.GradScaler:
-    if not isinstance(numbers, Mapping):
+    if not _is_mapping(numbers):
         raise IrcError(
             "option-value", f"scaler: {numbers!r} is no torch.amp.GradScaler and no mapping"
         )

@@ -3,7 +3,7 @@
 Nothing is noted while a program runs: the frames of the interpreter say it where somebody asks.
 """
 
-# pyright: basic
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import linecache
@@ -127,7 +127,7 @@ def _collective(frame: FrameType) -> str:
         name = action.op.removeprefix("comm.")
         loc = "" if action.loc == "unknown" else f" for {action.loc}"
         return f"{name} over '{action.attrs.get('axis', '')}'{loc}"
-    key = seen.get("key")
+    key: tuple[Any, ...] | None = seen.get("key")
     if frame.f_code.co_name == "wait" and isinstance(key, tuple) and len(key) == 2:
         return f"the transfer of '{key[0]}' of micro-batch {key[1]} between stages"
     return ""

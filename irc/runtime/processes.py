@@ -3,7 +3,6 @@
 Nothing is pickled: what ranks tell each other are tensors of bytes and numbers.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import atexit
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed.rendezvous import rendezvous  # pyright: ignore[reportUnknownVariableType]
 
 from irc.cluster.host import num_cores
 from irc.dialects.placement import Mesh
@@ -36,6 +35,9 @@ RUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 
 JOIN_TIMEOUT_S = 60
 DIGEST_BYTES = 32
+
+_library: Any = dist
+"""torch's collectives, whose types are unknown in part."""
 
 
 def threads_per_process(local_ranks: int) -> int:
@@ -170,8 +172,8 @@ def agree(digest: str | None) -> None:
     """
     mine = bytes(DIGEST_BYTES) if digest is None else bytes.fromhex(digest)
     own = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-    rows = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(rows, own)
+    rows: list[Any] = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    _library.all_gather(rows, own)
     holders: dict[bytes, list[int]] = {}
     for rank, row in enumerate(rows):
         holders.setdefault(bytes(row.tolist()), []).append(rank)
@@ -213,7 +215,7 @@ def gather_seconds(seconds: float) -> list[float]:
     """Return a number of every rank, in rank order, on every rank."""
     own = torch.tensor([seconds], dtype=torch.float64)
     rows = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(rows, own)
+    _library.all_gather(rows, own)
     return [float(row) for row in rows]
 
 
@@ -232,7 +234,7 @@ def gather_texts(text: str, *, everywhere: bool = False) -> list[str]:
     is_here = everywhere or dist.get_rank() == 0
     rows = [torch.empty_like(data) for _ in lengths] if is_here else None
     if everywhere:
-        dist.all_gather(rows, data)
+        _library.all_gather(rows, data)
     else:
         dist.gather(data, rows)
     pairs = zip(rows or (), lengths, strict=False)

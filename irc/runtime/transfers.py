@@ -1,6 +1,5 @@
 """Values on their way between parts: sends and receives that run while functions do."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,9 @@ Run: TypeAlias = Callable[[], object]
 Key: TypeAlias = tuple[str, int]
 Way: TypeAlias = tuple[str, int, int]
 """A channel, and the ranks that send and receive."""
+
+_library: Any = dist
+"""torch's collectives, whose types are unknown in part."""
 
 
 class Transfers:
@@ -168,7 +170,7 @@ def _groups(plan: PartsPlan, rank: int) -> Mapping[Way, Callable[[], Any]]:
         ways |= {(name, message.source, message.target) for message in messages}
     groups: dict[Way, Callable[[], Any]] = {}
     for way in sorted(ways):  # in one order on all ranks, of which two make each
-        group: Any = dist.new_group(list(way[1:]), use_local_synchronization=True)
+        group: Any = _library.new_group(list(way[1:]), use_local_synchronization=True)
         # torch lets go of its groups when the processes part: we hold none.
         groups[way] = ref(group)
     defer_network_threads()

@@ -1,15 +1,14 @@
 """Ops that say where elements lie: shapes, slices, joins, padding, taking and scattering."""
 
-# pyright: basic
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from irc.dialects.items import number_in
 from irc.ops import names
 from irc.runtime.dtypes import dtype_names
-from irc.runtime.flow_ops.signature import Attrs, Kernel, Results
+from irc.runtime.flow_ops.signature import Attrs, Results
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +57,7 @@ def _scatter(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
     return x.scatter_reduce(attrs["dim"], index, source, reduce)
 
 
-KERNELS: Mapping[str, Kernel] = {
+KERNELS: Mapping[str, Callable[[Attrs, list[torch.Tensor], Results], Any]] = {
     names.RESHAPE: lambda attrs, inputs, results: inputs[0].reshape(results[0][0]),
     names.TRANSPOSE: lambda attrs, inputs, results: inputs[0].permute(attrs["perm"]),
     names.BROADCAST: lambda attrs, inputs, results: inputs[0].expand(results[0][0]),

@@ -1,6 +1,5 @@
 """Running ONNX ops: the joined table, one op, and the bodies of If, Loop and Scan."""
 
-# pyright: basic
 from __future__ import annotations
 
 import json
@@ -16,6 +15,12 @@ from irc.runtime.onnx_ops.call import Call, Kernels
 from irc.runtime.onnx_ops.values import FLOW, Item, as_item, as_tensor, literal
 
 PREFIX = "onnx::node::"
+
+_ARRAY: Any = np.ndarray
+_MAP: Any = dict
+_TUPLE: Any = tuple
+_WHOLE: Any = (np.ndarray, list, dict)
+"""Classes that items are told by; what is in them is any."""
 
 Functions: TypeAlias = Callable[[str, list[Any]], list[Any]]
 """Calls a function of the program by name: a body of If, Loop or Scan."""
@@ -150,16 +155,18 @@ def needs_torch(target: str) -> bool:
 
 def functions_of(arguments: Sequence[Any]) -> list[str]:
     """Return the names of the functions that an extern op calls, from its decoded JSON."""
-    options = arguments[1] if len(arguments) > 1 and isinstance(arguments[1], dict) else {}
+    options: dict[str, Any] = (
+        arguments[1] if len(arguments) > 1 and isinstance(arguments[1], _MAP) else {}
+    )
     values = options.get("attributes", {}).values()
     return [
-        value["function"] for value in values if isinstance(value, dict) and "function" in value
+        value["function"] for value in values if isinstance(value, _MAP) and "function" in value
     ]
 
 
 def _body(value: Any, functions: Functions, items: Sequence[Item]) -> Any:
     """Return an attribute that is a body as what runs it; others as they are."""
-    if not (isinstance(value, dict) and "function" in value):
+    if not (isinstance(value, _MAP) and "function" in value):
         return value
     captured = [items[place] for place in value["captures"]]
     return partial(_called, functions, value["function"], captured)
@@ -172,14 +179,14 @@ def _called(functions: Functions, name: str, captured: list[Item], *inputs: Item
 def _kind(value: Item) -> str:
     return (
         f"{list(value.shape)} {value.dtype}"
-        if isinstance(value, np.ndarray)
+        if isinstance(value, _ARRAY)
         else str(type(value).__name__)
     )
 
 
 def _array(target: str, value: Item, dtype: str) -> Item:
-    if not isinstance(value, np.ndarray) or value.dtype != FLOW[dtype]:
-        kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
+    if not isinstance(value, _ARRAY) or value.dtype != FLOW[dtype]:
+        kind = value.dtype if isinstance(value, _ARRAY) else type(value).__name__
         raise ValueError(f"{target} gives {kind}, the program says {dtype}")
     return value
 
@@ -208,13 +215,13 @@ def run_node(
     values = _attributes(attributes, env, memo)
     call = Call(key, version, operands, values, outputs, memo)
     with np.errstate(all="ignore"):
-        returned = kernels()[key](call)
-    results = returned if isinstance(returned, tuple) else (returned,)
+        returned: Any = kernels()[key](call)
+    results = returned if isinstance(returned, _TUPLE) else (returned,)
     return [_normal(value) for value in results]
 
 
 def _normal(value: Any) -> Item:
-    if value is None or isinstance(value, np.ndarray | list | dict):
+    if value is None or isinstance(value, _WHOLE):
         return value
     if isinstance(value, str):
         return np.array(value, object)
@@ -242,7 +249,10 @@ def _attribute(value: Any, env: Mapping[int, Item]) -> Any:
         case {"float": text}:
             return float(text)
         case list():
-            return [_attribute(each, env) for each in value]
+            return [
+                _attribute(each, env)
+                for each in value  # pyright: ignore[reportUnknownVariableType]
+            ]
         case _:
             return value
 

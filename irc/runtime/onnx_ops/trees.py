@@ -1,6 +1,5 @@
 """Ensembles of decision trees: ``ai.onnx.ml`` TreeEnsemble and the two forms before it."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -63,9 +62,10 @@ def _new_forest(call: Call) -> Forest:
 
 def _ensemble(call: Call) -> Array:
     forest: Forest = call.kept("forest", lambda: _new_forest(call))
-    how = AGGREGATES[call.attr("aggregate_function", 1)]
-    aggregates, _ = forest.run(call[0], call.attr("n_targets"), how)
-    return transformed(aggregates, TRANSFORMS[call.attr("post_transform", 0)]).astype(call[0].dtype)
+    how: int = call.attr("aggregate_function", 1)
+    aggregates, _ = forest.run(call[0], call.attr("n_targets"), AGGREGATES[how])
+    after: int = call.attr("post_transform", 0)
+    return transformed(aggregates, TRANSFORMS[after]).astype(call[0].dtype)
 
 
 def _children(call: Call, side: str) -> list[int]:

@@ -1,6 +1,5 @@
 """Activation functions, elementwise."""
 
-# pyright: basic
 from __future__ import annotations
 
 import math
@@ -54,8 +53,49 @@ def _celu(x: Array, alpha: float) -> Array:
     return np.maximum(x, 0) + np.minimum(0, alpha * np.expm1(np.minimum(x, 0) / alpha))
 
 
+def _elu(x: Array, alpha: float) -> Array:
+    return np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0)))
+
+
+def _hard_sigmoid(x: Array, alpha: float, beta: float) -> Array:
+    return np.clip(alpha * x + beta, 0, 1)
+
+
+def _hard_swish(x: Array) -> Array:
+    return x * np.clip(x / 6 + 0.5, 0, 1)
+
+
+def _leaky_relu(x: Array, alpha: float) -> Array:
+    return np.where(x < 0, alpha * x, x)
+
+
+def _mish(x: Array) -> Array:
+    return x * np.tanh(softplus(x))
+
+
+def _relu(x: Array) -> Array:
+    return np.maximum(x, 0)
+
+
+def _softsign(x: Array) -> Array:
+    return x / (1 + np.abs(x))
+
+
+def _swish(x: Array, alpha: float) -> Array:
+    return x * sigmoid(alpha * x)
+
+
+def _thresholded_relu(x: Array, alpha: float) -> Array:
+    return np.where(x > alpha, x, 0 * x)
+
+
 def _shrink(x: Array, lambd: float, bias: float) -> Array:
     return np.where(x < -lambd, x + bias, np.where(x > lambd, x - bias, 0 * x))
+
+
+def _prelu(call: Call) -> Array:
+    x: Array = call[0]
+    return np.where(x < 0, x * call[1], x)
 
 
 def _gelu(call: Call) -> Array:
@@ -64,21 +104,19 @@ def _gelu(call: Call) -> Array:
 
 KERNELS: Kernels = {
     "Celu": unit(_celu, alpha=1.0),
-    "Elu": unit(lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))), alpha=1.0),
+    "Elu": unit(_elu, alpha=1.0),
     "Gelu": _gelu,
-    "HardSigmoid": unit(
-        lambda x, alpha, beta: np.clip(alpha * x + beta, 0, 1), alpha=0.2, beta=0.5
-    ),
-    "HardSwish": unit(lambda x: x * np.clip(x / 6 + 0.5, 0, 1)),
-    "LeakyRelu": unit(lambda x, alpha: np.where(x < 0, alpha * x, x), alpha=0.01),
-    "Mish": unit(lambda x: x * np.tanh(softplus(x))),
-    "PRelu": lambda call: np.where(call[0] < 0, call[0] * call[1], call[0]),
-    "Relu": unit(lambda x: np.maximum(x, 0)),
+    "HardSigmoid": unit(_hard_sigmoid, alpha=0.2, beta=0.5),
+    "HardSwish": unit(_hard_swish),
+    "LeakyRelu": unit(_leaky_relu, alpha=0.01),
+    "Mish": unit(_mish),
+    "PRelu": _prelu,
+    "Relu": unit(_relu),
     "Selu": unit(_selu, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875),
     "Shrink": unit(_shrink, lambd=0.5, bias=0.0),
     "Sigmoid": unit(sigmoid),
     "Softplus": unit(softplus),
-    "Softsign": unit(lambda x: x / (1 + np.abs(x))),
-    "Swish": unit(lambda x, alpha: x * sigmoid(alpha * x), alpha=1.0),
-    "ThresholdedRelu": unit(lambda x, alpha: np.where(x > alpha, x, 0 * x), alpha=1.0),
+    "Softsign": unit(_softsign),
+    "Swish": unit(_swish, alpha=1.0),
+    "ThresholdedRelu": unit(_thresholded_relu, alpha=1.0),
 }
