@@ -1,6 +1,5 @@
 """What the backend has done since it was imported, and what of it a call's record is told."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections import Counter
@@ -42,7 +41,7 @@ WORDS = {
 
 def first_line(module: GraphModule) -> str:
     """Return the line of the first call of a graph whose line is known."""
-    return next(filter(None, map(line_of, module.graph.nodes)), "")
+    return next((line for line in map(line_of, module.graph.nodes) if line), "")
 
 
 def line_of(node: Node | None) -> str:

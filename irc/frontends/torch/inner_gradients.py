@@ -5,7 +5,6 @@ gradients. A trace below both has what they compute. So such a module is traced 
 torch.export is given a module with the same parameters that computes what came of it.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import traceback
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Interpreter
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
-from torch.nn.utils.stateless import _reparametrize_module
+from torch.nn.utils.stateless import _reparametrize_module  # pyright: ignore[reportPrivateUsage]
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -41,6 +40,9 @@ PARTS = tuple(
 
 TEXTS = ("functorch tensor", "We found a fake tensor in the exported program constant's list")
 """What torch says of them elsewhere: to a trace above autograd, gradients are constants."""
+
+_TENSOR: Any = torch.Tensor
+"""Types know its ``backward`` only in part."""
 
 
 def is_about_gradients(error: BaseException) -> bool:
@@ -120,10 +122,10 @@ class _Detaching(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        named = kwargs or {}
+        named: dict[str, Any] = kwargs or {}
         if func in (torch.Tensor.detach, torch.detach, DATA) and is_inexact(args[0]):
             return DETACHED(args[0])
-        if func in (torch.Tensor.backward, torch.autograd.backward):
+        if func in (_TENSOR.backward, torch.autograd.backward):
             raise _refusal("backward() writes to .grad, which is no result")
         if func is torch.autograd.grad and not named.get("create_graph"):
             gradients = func(*args, **named)

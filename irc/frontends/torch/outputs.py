@@ -1,6 +1,5 @@
 """What a module returns, leaf by leaf: results of the program, and what somebody holds already."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
@@ -143,7 +142,9 @@ class ResultLayout:
         """
         nodes = [self._node(i) for i in range(len(self._outputs))]
         written = {value: node for value, node in self._written.items() if _lie_alike(value, node)}
-        own = {node: self._written[node] for node in nodes if node in self._written}
+        own: dict[Any, Node] = {
+            node: self._written[node] for node in nodes if node in self._written
+        }
         now = sharing(nodes, {**written, **own})
         return any(
             now[i] != (there if isinstance(there, str) else now[there])
@@ -153,7 +154,7 @@ class ResultLayout:
 
     def run(self) -> tuple[list[Output], list[tuple[Any, Result]]]:
         """Return outputs and results; the graph gets nodes for results that it lacks."""
-        nodes = [self._node(i) for i in range(len(self._outputs))]
+        nodes: list[Any] = [self._node(i) for i in range(len(self._outputs))]
         known = {i: self._known(node) for i, node in enumerate(nodes) if node is not None}
         laid = [i for i, each in known.items() if each is None and i not in self._plain]
         places = dict(zip(laid, placed([nodes[i] for i in laid]), strict=True))

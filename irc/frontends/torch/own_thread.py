@@ -6,7 +6,6 @@ the one that ends last would put back what belongs to the other, for good, and a
 thread calls meanwhile would be traced, or refused.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
@@ -36,7 +35,8 @@ def own_thread() -> Generator[None]:
     from torch._dynamo.convert_frame import compile_lock
     from torch._dynamo.decorators import skip
 
-    patcher, own = _symbolic_trace._Patcher, get_ident()
+    patcher = _symbolic_trace._Patcher  # pyright: ignore[reportPrivateUsage]
+    own = get_ident()
     with compile_lock:
         patch_method = patcher.patch_method
 
