@@ -1,6 +1,6 @@
 """Compiling and loading the files of the Triton backend."""
 
-# pyright: basic
+# pyright: reportMissingTypeStubs=false
 from __future__ import annotations
 
 import importlib.util
@@ -170,9 +170,10 @@ def import_triton() -> ModuleType:
         IrcError: ``compiler-missing``.
     """
     try:
+        # Callers read the inner modules as attributes of it.
         import triton
-        import triton.backends.compiler
-        import triton.compiler
+        import triton.backends.compiler  # pyright: ignore[reportUnusedImport]
+        import triton.compiler  # pyright: ignore[reportUnusedImport]
     except ImportError as error:
         raise IrcError(
             "compiler-missing",

@@ -5,7 +5,7 @@ every function that is linked from NVIDIA's library, for which numpy gives the v
 multiplies the bits of bfloat16 as if they were integers.
 """
 
-# pyright: basic
+# pyright: reportMissingTypeStubs=false
 from __future__ import annotations
 
 import re
@@ -27,10 +27,11 @@ def complete_interpreter() -> None:
     for function in POINTWISE.values():
         if known := OF_LIBRARY.fullmatch(text(function.triton).floats):
             setattr(libdevice, known[1], _interpreted(function.reference))
-    if InterpreterBuilder.create_dot is not _dot:
+    builder: Any = InterpreterBuilder
+    if builder.create_dot is not _dot:
         global _plain_dot
-        _plain_dot = InterpreterBuilder.create_dot
-        InterpreterBuilder.create_dot = _dot  # type: ignore[method-assign]  # mended
+        _plain_dot = builder.create_dot
+        builder.create_dot = _dot
 
 
 _plain_dot: Callable[..., Any] | None = None
@@ -60,11 +61,12 @@ def _interpreted(reference: str) -> Callable[..., Any]:
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
 
-    compute = getattr(torch.ops.aten, reference.removeprefix("aten::"))
+    library: Any = torch  # types know its from_numpy only in part
+    compute = getattr(library.ops.aten, reference.removeprefix("aten::"))
 
     def function(*args: Any, **_: Any) -> Any:
         arrays = [np.asarray(a.handle.data) for a in args]
-        result = compute(*map(torch.from_numpy, arrays)).numpy()
+        result = compute(*map(library.from_numpy, arrays)).numpy()
         kind = args[0].type.scalar
         shape = list(result.shape)
         full = (

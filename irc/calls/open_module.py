@@ -1,10 +1,9 @@
 """A PyTorch module as a plan folder whose sizes are open."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch.export import Dim
 
@@ -70,14 +69,18 @@ def _chosen_names(
     """Return the names that the user gave to dims, by input and dim."""
     if dynamic is True:
         return {}
-    said = dynamic
-    if isinstance(dynamic, Mapping):
+    said: Any = dynamic
+    if _is_mapping(dynamic):
         # Names alone are torch.export's only as Dims.
         said = {
             key: {dim: Dim(name) if isinstance(name, str) else name for dim, name in dims.items()}
-            if isinstance(dims, Mapping)
+            if _is_mapping(dims)
             else dims
             for key, dims in dynamic.items()
         }
     places = named_dims(as_module(module), *arguments, said)
     return {place: name for name, own in places.items() for place in own}
+
+
+def _is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
+    return isinstance(value, Mapping)

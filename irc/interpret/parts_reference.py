@@ -4,7 +4,6 @@ The model's forward pass, cut into the plan's stages, is run micro-batch by micr
 with torch's autograd for the gradients.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -43,13 +42,19 @@ class Reference:
         rates: the shape of the learning rate: of several, how many there are.
     """
 
-    crossing: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
-    added: dict[tuple[int, str, int], torch.Tensor] = field(default_factory=dict)
-    losses: list[torch.Tensor] = field(default_factory=list)
-    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
-    states: dict[str, torch.Tensor] = field(default_factory=dict)
-    batches: list[dict[str, torch.Tensor]] = field(default_factory=list)
-    shares: list[list[dict[str, torch.Tensor]]] = field(default_factory=list)
+    crossing: dict[tuple[str, int], torch.Tensor] = field(
+        default_factory=dict[tuple[str, int], torch.Tensor]
+    )
+    added: dict[tuple[int, str, int], torch.Tensor] = field(
+        default_factory=dict[tuple[int, str, int], torch.Tensor]
+    )
+    losses: list[torch.Tensor] = field(default_factory=list[torch.Tensor])
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    states: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    batches: list[dict[str, torch.Tensor]] = field(default_factory=list[dict[str, torch.Tensor]])
+    shares: list[list[dict[str, torch.Tensor]]] = field(
+        default_factory=list[list[dict[str, torch.Tensor]]]
+    )
     rates: tuple[int, ...] = ()
 
     @property
@@ -223,7 +228,8 @@ class _Step:
                 loss = _call(slices.tail, bindings)[self.plan.facts.loss]
             assert loss is not None
             self.reference.losses.append(loss.detach())
-            (loss * self.plan.weights_of_losses[number]).backward()
+            weighted = loss * self.plan.weights_of_losses[number]
+            weighted.backward()  # pyright: ignore[reportUnknownMemberType]
         for name, value in crossing.items():
             if value.requires_grad and value.grad is not None:
                 self.reference.crossing[f"{GRADIENT}{name}{suffix}", number] = value.grad
