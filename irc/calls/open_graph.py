@@ -1,11 +1,10 @@
 """A graph of Dynamo or AOTAutograd whose sizes are open: one trace, a bound plan for each size."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 
@@ -74,6 +73,6 @@ def _number(value: Any, numbers: NumberedSizes) -> Any:
     if isinstance(value, View):
         return value.numbered(lambda size: _number(size, numbers))
     if isinstance(value, tuple):
-        return tuple(_number(part, numbers) for part in value)
+        return tuple(_number(part, numbers) for part in cast("tuple[Any, ...]", value))
     symbolic = isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
     return numbers.number(value) if symbolic else value

@@ -4,7 +4,6 @@ A call of a small model costs more in conversions than in its kernels. So a plan
 kernels gets the addresses of arrays.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch._C._dynamo.guards import (  # torch's stub leaves it out
-    _empty_strided_cpu,  # pyright: ignore[reportAttributeAccessIssue]
+    _empty_strided_cpu,  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
 )
 
 from irc.runtime.executor import Executor
@@ -51,7 +50,7 @@ def array_call(executor: Executor) -> Call:
             if value.shape != shape or value.dtype != kind or not value.flags.c_contiguous:
                 return whole(inputs)
             addresses.append(value.__array_interface__["data"][0])  # half of what .ctypes costs
-        results = [_empty_strided_cpu(*kind) for kind in output_forms]
+        results: list[Any] = [_empty_strided_cpu(*kind) for kind in output_forms]
         addresses += [result.data_ptr() for result in results]
         try:
             lease = leases.pop()

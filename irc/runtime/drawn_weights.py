@@ -4,10 +4,10 @@ Of a model of 70 billion parameters nobody has the values here, and a rehearsal 
 about memory and time. What is no parameter (positions, masks, tables) is read where it is there.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,6 +20,9 @@ from irc.plan.weights import local_slices
 from irc.runtime.arguments import whole_shape
 from irc.runtime.dtypes import dtypes
 from irc.runtime.weights import load_weights, references_in
+
+_open: Any = safe_open
+"""Of an extension whose types are unknown."""
 
 PARAMETER_STD = 0.02
 """Standard deviation of drawn parameters, as language models are initialised."""
@@ -69,7 +72,7 @@ def _names_in(loaded: LoadedPlan) -> frozenset[str]:
     named = {name for name, each in known if (folder / each.file).is_file()}
     if (path := folder / WEIGHTS).is_file():
         try:
-            with safe_open(path, framework="pt") as opened:
+            with _open(path, framework="pt") as opened:
                 named |= set(opened.keys())
         except (SafetensorError, OSError) as error:
             raise corrupt(f"its weights cannot be read: {error}", str(path)) from None

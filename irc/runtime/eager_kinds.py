@@ -1,11 +1,11 @@
 """Which optimisers of torch may run on what a compiled step computed, and on how much of it."""
 
-# pyright: basic
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 
@@ -63,7 +63,7 @@ def sees_one_parameter(optimizer: torch.optim.Optimizer) -> bool:
 @contextmanager
 def same_draws(
     optimizer: torch.optim.Optimizer, seed: int, num_ranks: int, tied: str = ""
-) -> Iterator[None]:
+) -> Generator[None]:
     """Let an optimiser of a user's own class draw the same random numbers on every rank.
 
     Else copies of one parameter drift apart. torch's generators go on afterwards as if nothing was
@@ -84,10 +84,11 @@ def same_draws(
         return
     every = (p for group in optimizer.param_groups for p in group["params"])
     devices = sorted({p.device.index for p in every if p.is_cuda})
-    with torch.random.fork_rng(devices):
+    with torch.random.fork_rng(devices):  # pyright: ignore[reportUnknownMemberType]
         torch.default_generator.manual_seed(seed)
         for index in devices:
-            torch.cuda.default_generators[index].manual_seed(seed)
+            generator = cast("torch.Generator", torch.cuda.default_generators[index])
+            generator.manual_seed(seed)
         before = _generators(devices)
         yield
         pairs = zip(before, _generators(devices), strict=True)

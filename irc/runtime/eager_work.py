@@ -1,6 +1,5 @@
 """How an optimiser that runs eagerly sees a parameter: on which part, and how values get there."""
 
-# pyright: basic
 from __future__ import annotations
 
 import math
@@ -93,7 +92,8 @@ def is_same(parameter: torch.Tensor, part: torch.Tensor) -> bool:
 def become(parameter: torch.Tensor, value: torch.Tensor) -> None:
     """Give a parameter other data, of any shape; it stays the same object."""
     if parameter.is_meta:
-        torch.utils.swap_tensors(parameter, nn.Parameter(value, parameter.requires_grad))
+        new = nn.Parameter(value, parameter.requires_grad)
+        torch.utils.swap_tensors(parameter, new)  # pyright: ignore[reportUnknownMemberType]
     else:
         parameter.data = value
 

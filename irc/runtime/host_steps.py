@@ -1,6 +1,5 @@
 """The steps of a host program's functions, prepared: looked up once, run at every call."""
 
-# pyright: basic
 from __future__ import annotations
 
 import base64
@@ -139,7 +138,9 @@ def _problem_of(step: Node, options: Any, positions: Any, code: HostCode) -> str
         return "is no op that irc has"
     if not isinstance(options.get("version"), int):
         return "is of no opset"
-    bodies = [a for a in options["attributes"].values() if isinstance(a, dict) and "function" in a]
+    bodies: list[dict[str, Any]] = [
+        a for a in options["attributes"].values() if isinstance(a, dict) and "function" in a
+    ]
     for body in bodies:
         if body["function"] not in code.functions:
             return f"calls {body['function'][:40]!r}, which there is not"

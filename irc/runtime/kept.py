@@ -6,7 +6,6 @@ read as a checkpoint is, on any mesh; slices go from the ranks that kept them to
 them (:mod:`irc.sharding.exchange`).
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import base64
@@ -15,7 +14,7 @@ import pickle
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -228,7 +227,7 @@ def _flat(state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        for key, each in value.items():
+        for key, each in cast("Mapping[Any, Any]", value).items():
             yield from _leaves(f"{name}.{key}", each)
     else:
         yield name, value

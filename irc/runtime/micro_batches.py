@@ -4,11 +4,10 @@ Each function of a part reads its rank's part of a micro-batch. Functions that r
 an input share what is cut of it.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 
@@ -111,7 +110,12 @@ class MicroBatches:
                 help=f"give a multiple of {self._count} samples"
                 + (f" and {self._rest} more" if self._rest else ""),
             )
-        return whole.tensor_split(self._count)[numbers] if rest else whole.split(size)
+        if rest:
+            return whole.tensor_split(self._count)[numbers]
+        return cast(
+            "tuple[torch.Tensor, ...]",
+            whole.split(size),  # pyright: ignore[reportUnknownMemberType]
+        )
 
     def part(self, key: Key, number: int) -> torch.Tensor:
         """Return this rank's part of a micro-batch of an input."""

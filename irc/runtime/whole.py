@@ -1,6 +1,5 @@
 """Tensors and modules that ranks hold in parts, put together."""
 
-# pyright: basic
 from __future__ import annotations
 
 from typing import Any
@@ -21,4 +20,8 @@ def whole(tree: Any) -> Any:
         from irc.runtime.sharded_parameters import whole_module
 
         return whole_module(tree, getattr(tree, "_irc_original", type(tree)))
-    return pytree.tree_map(lambda leaf: leaf.full_tensor() if is_held(leaf) else leaf, tree)
+    return pytree.tree_map(_whole_leaf, tree)
+
+
+def _whole_leaf(leaf: Any) -> Any:
+    return leaf.full_tensor() if is_held(leaf) else leaf

@@ -14,7 +14,6 @@ in eager's order. Random numbers come from irc's own counter; where it starts is
 generator at each call, so that ``torch.manual_seed`` makes runs repeatable.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import re
@@ -104,7 +103,7 @@ def _compiled(gm: GraphModule, example_inputs: Sequence[Any], options: Options) 
 
 
 def _options(kwargs: dict[str, Any], gm: GraphModule) -> Options:
-    chosen = {**(kwargs.get("options") or {})}
+    chosen: dict[str, Any] = {**(kwargs.get("options") or {})}
     record = chosen.pop("record", None)  # of irc.compile, which goes this way itself
     if record is not None and not isinstance(record, Record):
         chosen["record"] = record  # a user's, of whom it is no option

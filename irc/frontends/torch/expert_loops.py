@@ -14,7 +14,6 @@ A bias of the first product is one more column of its matrix, which meets a colu
 of the last product are a product of their own, with the weight that each token gives each expert.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -97,9 +96,10 @@ def _by_mask(node: Node) -> bool:
 def merge_loops(program: ExportedProgram) -> None:
     """Replace the loops over experts of a traced program."""
     if selects(program.graph):
-        with program.graph_module._set_replace_hook(program.graph_signature.get_replace_hook()):
+        module: Any = program.graph_module
+        with module._set_replace_hook(program.graph_signature.get_replace_hook()):
             merge(program.graph)
-        program.graph_module.recompile()
+        module.recompile()
 
 
 def merge(graph: Graph, only_none: bool = False) -> int:

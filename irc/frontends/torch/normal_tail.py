@@ -4,15 +4,19 @@ torch takes it apart into two forms and a choice. Far below 0 the form that is n
 infinite, and its gradient, times 0, is NaN. So here each form is given numbers that are its own.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from irc.frontends.torch.own_backward import is_differentiated
+
+_special: Any = torch.special
+"""torch's, whose functions have no types."""
 
 
 def log_ndtr(input: Tensor) -> Tensor | None:  # noqa: A002 - torch's name
@@ -22,8 +26,11 @@ def log_ndtr(input: Tensor) -> Tensor | None:  # noqa: A002 - torch's name
     is_low = input < 1
     low = torch.where(is_low, input, 0.0) * math.sqrt(0.5)
     high = torch.where(is_low, 1.0, input) * math.sqrt(0.5)
-    below = torch.log(torch.special.erfcx(-low) / 2) - low * low
+    below = torch.log(_special.erfcx(-low) / 2) - low * low
     return torch.where(is_low, below, torch.log1p(-torch.erfc(high) / 2))
 
 
-OWN = {torch.special.log_ndtr: log_ndtr, torch.ops.aten.special_log_ndtr.default: log_ndtr}
+OWN: dict[Any, Callable[[Tensor], Tensor | None]] = {
+    _special.log_ndtr: log_ndtr,
+    torch.ops.aten.special_log_ndtr.default: log_ndtr,
+}

@@ -7,7 +7,8 @@ detaches, of torch's own, which mean nothing: those of the model are noted befor
 (:mod:`irc.frontends.torch.detached_writes`).
 """
 
-# pyright: basic
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import contextlib
@@ -83,7 +84,8 @@ class _Detaching(TorchFunctionMode):
             self.__enter__()
             self._depth = _num_modes()
         elif before and not switches:
-            self.__exit__(*(error or (None, None, None)))
+            what = error or (None, None, None)
+            self.__exit__(*what)  # pyright: ignore[reportUnknownMemberType]
 
     def call(self, switch: Any, *, is_on: bool) -> None:
         """Turn gradients on or off from here on."""
@@ -256,7 +258,8 @@ def _is_grad_enabled() -> bool:
 
 def _others() -> list[ModuleType]:
     """Return the modules that are not torch's: their own names may stand for torch's functions."""
-    modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    entries: list[object] = list(sys.modules.values())
+    modules = [entry for entry in entries if isinstance(entry, ModuleType)]
     return [m for m in modules if m.__name__.partition(".")[0] not in ("torch", "irc")]
 
 

@@ -1,6 +1,5 @@
 """Steps of a native program that torch runs, on the program's own memory."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -51,7 +50,7 @@ def tensor(address: int, view: View) -> Any:
     if raw.dtype.kind == "V":
         raise IrcError("op-unsupported", f"torch is given no numbers of dtype {view.dtype}")
     signed = raw.view(f"i{raw.dtype.itemsize}")
-    return torch.from_numpy(signed).view(dtype)
+    return torch.from_numpy(signed).view(dtype)  # pyright: ignore[reportUnknownMemberType]
 
 
 def library_step(step: Library) -> Callable[[Bases], None]:

@@ -1,6 +1,5 @@
 """Arithmetic, elementwise: ONNX's operators on numbers."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -26,7 +25,7 @@ def in_single(fn: Callable[..., Any]) -> Callable[..., Array]:
     return widened
 
 
-def each(fn: Callable[..., Any]) -> Kernel:
+def each(fn: Callable[[Array], Any]) -> Kernel:
     """A function of one operand, which keeps its dtype."""
     widened = in_single(fn)
     return lambda call: widened(call[0]).astype(call[0].dtype, copy=False)
@@ -75,7 +74,7 @@ def _mod(call: Call) -> Array:
 def _pow(call: Call) -> Array:
     base, exponent = call[0], call[1]
     if not is_float(base.dtype) and not is_float(exponent.dtype):
-        power = np.power(base.astype(np.float64), exponent.astype(np.float64))
+        power: Array = np.power(base.astype(np.float64), exponent.astype(np.float64))
         exact = np.power(base.astype(np.int64), np.maximum(exponent, 0).astype(np.int64))
         power = np.where(exponent >= 0, exact, power.astype(np.int64))
     else:
