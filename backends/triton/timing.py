@@ -1,9 +1,9 @@
 """How long a kernel takes on the GPU at hand: the clock behind tuned tiles and the GPU tests."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from irc.backends.triton.build import is_interpreted
 from irc.backends.triton.file import TORCH, emit_kernel
@@ -35,7 +35,7 @@ def kernel_seconds(kernel: KernelOp) -> float:
         )
     whole = kernel.template.data in ("attention", "attention_backward")
     form = header(kernel) if whole else read(kernel)
-    buffers = []
+    buffers: list[torch.Tensor] = []
     for index, buffer in enumerate(form.buffers):
         dtype = getattr(torch, TORCH[buffer.dtype])
         if dtype.is_floating_point:
@@ -69,7 +69,7 @@ def event_seconds(
     flush = torch.empty(FLUSH_BYTES if cold else 0, dtype=torch.uint8, device="cuda")
     for _ in range(WARM):
         run()
-    pairs = []
+    pairs: list[tuple[Any, Any]] = []
     for _ in range(samples):
         flush.zero_()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -78,5 +78,5 @@ def event_seconds(
         end.record()
         pairs.append((start, end))
     torch.cuda.synchronize()
-    times_ms = sorted(start.elapsed_time(end) for start, end in pairs)
+    times_ms: list[float] = sorted(start.elapsed_time(end) for start, end in pairs)
     return times_ms[len(times_ms) // 2] / 1e3

@@ -1,12 +1,11 @@
 """Graphs whose sizes Dynamo leaves open: open in the plan too where that can be, or a plan each."""
 
-# pyright: basic
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx import GraphModule, Node
@@ -23,6 +22,9 @@ from irc.torch_backend.tracing import compile_graph
 
 MAX_SIZES = 32
 """Plans kept for the sizes of one graph of open sizes."""
+
+Size: TypeAlias = tuple[int, ...] | float
+"""What a plan is kept for: the sizes of a tensor, or a number."""
 
 
 class SpecialisingGraph:
@@ -104,7 +106,7 @@ class SpecialisingGraph:
         return run
 
     def _resized(
-        self, was: tuple[Any, ...], now: tuple[Any, ...]
+        self, was: tuple[Size, ...], now: tuple[Size, ...]
     ) -> tuple[str, int, int, int] | None:
         """Return the first tensor of another size than in a call before: name, dim, both sizes."""
         for name, old, new in zip(self._names, was[1:], now[1:], strict=False):
@@ -135,9 +137,11 @@ def _has_open_strides(value: Any) -> bool:
     """True for a tensor whose strides Dynamo has left open by themselves, not with its sizes."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
-    sizes = [size.node.expr for size in value.shape if isinstance(size, torch.SymInt)]
-    known = set().union(*(size.free_symbols for size in sizes))
-    strides = [each.node.expr for each in value.stride() if isinstance(each, torch.SymInt)]
+    opened: list[Any] = [size for size in value.shape if isinstance(size, torch.SymInt)]
+    sizes = [size.node.expr for size in opened]
+    known = set[Any]().union(*(size.free_symbols for size in sizes))
+    opened = [each for each in value.stride() if isinstance(each, torch.SymInt)]
+    strides = [each.node.expr for each in opened]
     return any(not each.free_symbols <= known for each in strides)
 
 

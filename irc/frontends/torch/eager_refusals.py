@@ -6,7 +6,8 @@ not take stays one op, which raises eager's own error when it runs. Of a few mix
 another dtype than the kernels give: ``huber_loss`` of bfloat16 and float32.
 """
 
-# pyright: basic
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import operator
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache, wraps
 from itertools import zip_longest
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
@@ -204,10 +205,14 @@ def _op_name(name: str) -> str:
     return name.removesuffix("_")
 
 
+_PACKET: Any = torch._ops.OpOverloadPacket
+"""Of type Any: what its ops return would be unknown else."""
+
+
 @cache
 def _is_elementwise(name: str) -> bool:
     packet = getattr(torch.ops.aten, name, None)
-    if not isinstance(packet, torch._ops.OpOverloadPacket):
+    if packet is None or not isinstance(packet, _PACKET):
         return False
     return any(is_known(getattr(packet, overload)) for overload in packet.overloads())
 
@@ -225,7 +230,10 @@ def _is_always_elementwise(name: str) -> bool:
 
 @cache
 def _method(name: str) -> Callable[..., Any]:
-    return lambda self, *args, **kwargs: getattr(self, name)(*args, **kwargs)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self, name)(*args, **kwargs)
+
+    return call
 
 
 def as_eager_takes(
@@ -278,9 +286,9 @@ def _is_usual(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 def _operand_dtypes(values: Iterable[Any]) -> Iterator[torch.dtype]:
     for value in values:
         if isinstance(value, list | tuple):
-            yield from _operand_dtypes(value)
+            yield from _operand_dtypes(cast("Sequence[Any]", value))
         elif isinstance(value, dict):
-            yield from _operand_dtypes(value.values())
+            yield from _operand_dtypes(cast("dict[Any, Any]", value).values())
         elif isinstance(known := _value(value), torch.Tensor):
             yield known.dtype
 
@@ -325,7 +333,7 @@ def _answer(
         temporarily_clear_interpreter_stack(),  # of transforms of functions
         torch._C._DisablePythonDispatcher(),  # it has other kernels, of torch's references
         torch.no_grad(),
-        torch.random.fork_rng(devices=()),
+        torch.random.fork_rng(devices=()),  # pyright: ignore[reportUnknownMemberType]
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")

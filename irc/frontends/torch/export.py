@@ -1,6 +1,7 @@
 """torch.export, and what of it irc needs: a functional graph in ops that the table knows."""
 
-# pyright: basic
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import inspect
@@ -8,11 +9,11 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import nn
-from torch._higher_order_ops.effects import has_effects
+from torch._higher_order_ops.effects import has_effects  # pyright: ignore[reportUnknownVariableType]
 from torch.export import Dim, ExportedProgram
 from torch.fx import Graph, GraphModule
 from torch.utils import _pytree as pytree
@@ -43,6 +44,11 @@ from irc.frontends.torch.unfold_writes import unfold_by_slices
 from irc.frontends.torch.unrecorded import unrecorded
 from irc.frontends.torch.wrapped import cast_inside, inline, mark_autocast, turn_gradients_off
 
+_EXPORT: Any = torch.export
+"""Its decompositions have no types."""
+_OP: Any = torch._ops.OpOverload
+"""Of type Any: what an op returns would be unknown else."""
+
 NEEDS_STATISTICS = ("aten::batch_norm", "aten::instance_norm")
 """Ops that move their running statistics, though their schema does not say so."""
 
@@ -58,7 +64,7 @@ def as_module(target: nn.Module | Callable[..., Any]) -> nn.Module:
     module = nn.Module()
     # An attribute of the instance, not a method, so that torch reads the names of the function's
     # own arguments.
-    module.forward = target if _has_signature(target) else _spoken_for(target)  # type: ignore[method-assign]
+    module.forward = target if _has_signature(target) else _spoken_for(target)
     return module
 
 
@@ -148,7 +154,8 @@ def export(
                 help="resize a clone, or use .to(memory_format=...)",
             )
         cast_inside(program.graph_module, lambda node: is_plain(node.target, node.args))
-        return program.run_decompositions(decompositions(whole))
+        table = decompositions(whole)
+        return program.run_decompositions(table)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _traced(
@@ -244,7 +251,7 @@ def settle(module: GraphModule) -> None:
 
 def is_plain(target: Any, args: tuple[Any, ...]) -> bool:
     """True for a call that the table or a library takes as it is: nothing but a value."""
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, _OP):
         return True
     if target._schema.is_mutable or has_effects(target) or _moves_statistics(target, args):
         return False
@@ -277,11 +284,11 @@ def decompositions(
     return {
         op: function
         for op, function in every_decomposition().items()
-        if op not in whole and not (isinstance(op, torch._ops.OpOverload) and _stays(op))
+        if op not in whole and not (isinstance(op, _OP) and _stays(op))
     }
 
 
-def _stays(op: torch._ops.OpOverload) -> bool:
+def _stays(op: Any) -> bool:
     return op._schema.name not in NEEDS_STATISTICS and row_of(op) is not None
 
 
@@ -293,12 +300,10 @@ def every_decomposition() -> Mapping[torch._ops.OperatorBase, Callable[..., Any]
 @cache
 def _listed(_registered: int) -> Mapping[torch._ops.OperatorBase, Callable[..., Any]]:
     # To go through all ops takes 60 to 200 ms: once, and again when an op was added.
-    every = torch.export.default_decompositions().materialize()
+    every: dict[Any, Callable[..., Any]] = _EXPORT.default_decompositions().materialize()
     every = {**every, **kinked(every), **OWN}
     return {
-        op: as_eager_takes(op, how)
-        if isinstance(op, torch._ops.OpOverload) and is_known(op)
-        else how
+        op: as_eager_takes(op, how) if isinstance(op, _OP) and is_known(op) else how
         for op, how in every.items()
     }
 
@@ -325,8 +330,8 @@ def shape_specs(
     def dim(spec: Any) -> Any:
         return dims.setdefault(spec, Dim(spec)) if isinstance(spec, str) else spec
 
-    dynamic_shapes = pytree.tree_map(dim, dynamic_shapes)
-    if isinstance(dynamic_shapes, Mapping):
+    shapes: Mapping[str, Any] | Sequence[Any] = pytree.tree_map(dim, dynamic_shapes)
+    if isinstance(shapes, Mapping):
         bound_arguments = bound(forward, args, kwargs)
         variable = next(
             (
@@ -336,28 +341,27 @@ def shape_specs(
             ),
             "",
         )
-        extra = {
-            name: dynamic_shapes.get(name) for name in bound_arguments.arguments.get(variable, {})
-        }
+        extra = {name: shapes.get(name) for name in bound_arguments.arguments.get(variable, {})}
         if not variable:
-            _check_names(dynamic_shapes, list(bound_arguments.signature.parameters))
+            _check_names(shapes, list(bound_arguments.signature.parameters))
         spec = {
-            name: extra if name == variable else dynamic_shapes.get(name)
+            name: extra if name == variable else shapes.get(name)
             for name in bound_arguments.arguments
         }
         per_argument = {**{k: v for k, v in spec.items() if k != variable}, **extra}
     else:
-        spec = dynamic_shapes
-        if len(dynamic_shapes) != len(args) + len(kwargs):
-            raise _no_dynamic(
-                f"{len(dynamic_shapes)} arguments", f"the call has {len(args) + len(kwargs)}"
-            )
-        per_argument = dict(zip([*range(len(args)), *kwargs], dynamic_shapes, strict=True))
+        spec = shapes
+        if len(shapes) != len(args) + len(kwargs):
+            raise _no_dynamic(f"{len(shapes)} arguments", f"the call has {len(args) + len(kwargs)}")
+        per_argument = dict(zip([*range(len(args)), *kwargs], shapes, strict=True))
     leaves: list[Any] = []
     for value, one in zip((*args, *kwargs.values()), per_argument.values(), strict=True):
         leaves += _per_leaf(value, one)
     return spec, leaves
 
+
+Dims: TypeAlias = Mapping[Any, Any] | Sequence[Any] | None
+"""What a user says of the dims of an argument, or of the arguments in it."""
 
 WRITE = 'write dynamic={"x": {0: "batch"}} for dim 0 of an input x'
 
@@ -374,7 +378,7 @@ def _check_names(dynamic_shapes: Mapping[str, Any], names: Sequence[str]) -> Non
             raise _no_dynamic(f"'{name}'", because, did_you_mean(str(name), names))
 
 
-def _check_dims(value: torch.Tensor, spec: Any) -> None:
+def _check_dims(value: torch.Tensor, spec: Dims) -> None:
     """Refuse dims that a tensor does not have."""
     has = f"the tensor has {value.dim()} dims"
     if isinstance(spec, Mapping):
@@ -385,7 +389,7 @@ def _check_dims(value: torch.Tensor, spec: Any) -> None:
         raise _no_dynamic(f"{len(spec)} dims", has)
 
 
-def _per_leaf(value: Any, spec: Any) -> list[Any]:
+def _per_leaf(value: Any, spec: Dims) -> list[Any]:
     if isinstance(value, torch.Tensor):
         _check_dims(value, spec)
         return [spec]
@@ -394,7 +398,11 @@ def _per_leaf(value: Any, spec: Any) -> list[Any]:
         return [None]
     parts: Sequence[Any]
     if isinstance(spec, Mapping):
-        parts = [spec.get(key) for key in value] if isinstance(value, Mapping) else [*spec.values()]
+        parts = (
+            [spec.get(key) for key in cast("Mapping[Any, Any]", value)]
+            if isinstance(value, Mapping)
+            else [*spec.values()]
+        )
     else:
         parts = [None] * len(children) if spec is None else [*spec]
     return [

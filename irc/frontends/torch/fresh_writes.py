@@ -5,7 +5,8 @@ in the graph, and nothing but the op's result reads it afterwards, ``op_(x, y)``
 are the same. Making a whole graph functional, as torch does it, takes as long as tracing it did.
 """
 
-# pyright: basic
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -4,12 +4,18 @@ It takes what stands behind a sample's last label for the class 0, and adds its 
 eager mode do not. So the loss is written out here, and stands for torch's in what is traced.
 """
 
-# pyright: basic
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+_TORCH: Any = torch
+_F: Any = F
+"""With what their stubs leave out, and functions whose types are unknown."""
 
 NONE, MEAN = 0, 1
 """Reductions, by torch's numbers; 2 adds up."""
@@ -35,7 +41,8 @@ def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int = MEAN)
         raise RuntimeError(
             f"inconsistent target size: {[*target.shape]} for input of size: {[*input.shape]}"
         )
-    scores, labels = torch.atleast_2d(input), torch.atleast_2d(target)
+    scores: Tensor = _TORCH.atleast_2d(input)
+    labels: Tensor = _TORCH.atleast_2d(target)
     is_end = labels == -1
     is_label = is_end.cumsum(1) == 0
     # Also what stands behind the last label has to be a class: the kernel checks all of them.
@@ -60,14 +67,14 @@ def _functional(
     reduction: str = "mean",
 ) -> Tensor:
     if size_average is not None or reduce is not None:
-        chosen = F._Reduction.legacy_get_enum(size_average, reduce)  # type: ignore[attr-defined]
+        chosen = _F._Reduction.legacy_get_enum(size_average, reduce)
     else:
-        chosen = F._Reduction.get_enum(reduction)  # type: ignore[attr-defined]
+        chosen = _F._Reduction.get_enum(reduction)
     return multilabel_margin_loss(input, target, chosen)
 
 
-OWN = {
+OWN: Mapping[Any, Callable[..., Tensor]] = {
     F.multilabel_margin_loss: _functional,
-    torch._C._nn.multilabel_margin_loss: multilabel_margin_loss,  # type: ignore[attr-defined]
+    _TORCH._C._nn.multilabel_margin_loss: multilabel_margin_loss,
     torch.ops.aten.multilabel_margin_loss.default: multilabel_margin_loss,
 }

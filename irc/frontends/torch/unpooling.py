@@ -3,7 +3,6 @@
 Eager's kernel lays its result as the pooled tensor lies, in channels last where that does.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
+
+_TORCH: Any = torch
+"""With the functions of C that its stubs leave out."""
 
 
 def max_unpool2d(input: Tensor, indices: Tensor, output_size: Sequence[int]) -> Tensor:  # noqa: A002 - torch's name
@@ -26,7 +28,7 @@ def max_unpool2d(input: Tensor, indices: Tensor, output_size: Sequence[int]) -> 
     Raises:
         RuntimeError: the shapes are not those; or, when it runs, an index lies outside.
     """
-    return _laid_as(input, torch._C._nn.max_unpool2d(input, indices, output_size))
+    return _laid_as(input, _TORCH._C._nn.max_unpool2d(input, indices, output_size))
 
 
 def _functional(input: Tensor, *args: Any, **options: Any) -> Tensor:  # noqa: A002 - torch's name
@@ -41,6 +43,6 @@ def _laid_as(pooled: Tensor, unpooled: Tensor) -> Tensor:
 
 OWN: Mapping[Any, Callable[..., Tensor]] = {
     F.max_unpool2d: _functional,
-    torch._C._nn.max_unpool2d: max_unpool2d,
+    _TORCH._C._nn.max_unpool2d: max_unpool2d,
     torch.ops.aten.max_unpool2d.default: max_unpool2d,
 }

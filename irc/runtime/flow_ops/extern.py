@@ -1,12 +1,11 @@
 """Ops that torch, ONNX or a package declares: what ``flow.extern`` runs."""
 
-# pyright: basic
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from irc.errors import IrcError
 from irc.ops.custom import declaration
@@ -17,6 +16,9 @@ from irc.runtime.flow_ops.signature import Attrs, Results
 
 if TYPE_CHECKING:
     import torch
+
+Json: TypeAlias = dict[str, Any] | list[Any] | str | float | None
+"""An argument of an op in its JSON form."""
 
 
 def prepared(
@@ -78,7 +80,8 @@ def run(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
 def _tensors(returned: Any) -> list[torch.Tensor]:
     import torch
 
-    flat = returned if isinstance(returned, tuple | list) else (returned,)
+    several = isinstance(returned, tuple | list)
+    flat: Sequence[Any] = cast("Sequence[Any]", returned) if several else (returned,)
     return [value for value in flat if isinstance(value, torch.Tensor)]
 
 
@@ -150,7 +153,7 @@ def calling(
     return fill
 
 
-def _filling(value: Any) -> Callable[[Sequence[torch.Tensor]], Any]:
+def _filling(value: Json) -> Callable[[Sequence[torch.Tensor]], Any]:
     """Return what :func:`_fill` does with a value; what needs no operands is made once."""
     match value:
         case {"operand": index}:
@@ -168,7 +171,7 @@ def _filling(value: Any) -> Callable[[Sequence[torch.Tensor]], Any]:
             return (lambda _: [*fixed]) if isinstance(fixed, list) else lambda _: fixed
 
 
-def _reads(value: Any) -> bool:
+def _reads(value: Json) -> bool:
     """True where a value has an operand in it, or the place where the operands are."""
     match value:
         case {"operand": _} | {"device": "here"}:
@@ -181,11 +184,12 @@ def _reads(value: Any) -> bool:
             return False
 
 
-def _fill(value: Any, inputs: Sequence[torch.Tensor]) -> Any:
+def _fill(value: Json, inputs: Sequence[torch.Tensor]) -> Any:
     """Put operands, dtypes, the device and special floats in place of their JSON forms."""
     match value:
         case {"operand": index}:
-            return inputs[index]
+            place: int = index
+            return inputs[place]
         case {"dtype": name}:
             return dtypes()[name]
         case {"device": "here"}:
