@@ -13,7 +13,9 @@ from typing import Any, TypeAlias, cast
 
 import torch
 from torch import nn
-from torch._higher_order_ops.effects import has_effects  # pyright: ignore[reportUnknownVariableType]
+from torch._higher_order_ops.effects import (
+    has_effects,  # pyright: ignore[reportUnknownVariableType]
+)
 from torch.export import Dim, ExportedProgram
 from torch.fx import Graph, GraphModule
 from torch.utils import _pytree as pytree
