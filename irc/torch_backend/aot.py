@@ -1,6 +1,6 @@
 """Graphs with a backward, or that write: AOTAutograd makes them functional and splits them."""
 
-# pyright: basic
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import warnings
@@ -36,6 +36,9 @@ from irc.torch_backend.own_gradients import tell_autograd
 from irc.torch_backend.regions import by_parts, untouched_by_errors
 from irc.torch_backend.saved_inputs import keep_copies
 from irc.torch_backend.twice import differentiable, is_random_or_cast
+
+_OVERLOAD: Any = torch._ops.OpOverload
+"""As Any: what isinstance says of it has arguments of unknown types."""
 
 
 def compile_through_aot(
@@ -272,5 +275,5 @@ def _aot_decompositions() -> dict[Any, Callable[..., Any]]:
     return {
         op: fn
         for op, fn in every_decomposition().items()
-        if op not in LOOKING and not (isinstance(op, torch._ops.OpOverload) and row_of(op))
+        if op not in LOOKING and not (isinstance(op, _OVERLOAD) and row_of(op))
     }

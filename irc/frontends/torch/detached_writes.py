@@ -6,7 +6,6 @@ So that is written once more, by an op whose gradient goes to what was there; an
 detached tensor is detached.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,9 @@ from irc.frontends.torch.own_backward import is_differentiated
 from irc.frontends.torch.real_writes import written_by_call
 from irc.frontends.torch.written import gives_view, is_written, writes_to
 
-_LIBRARY = torch.library.Library("irc_capture", "FRAGMENT")
+_library: Any = torch.library
+"""torch's way to add ops, whose types are unknown in part."""
+_LIBRARY = _library.Library("irc_capture", "FRAGMENT")
 _LIBRARY.define("detach(Tensor x) -> Tensor")
 _LIBRARY.define("written(Tensor before, Tensor value) -> Tensor")
 
@@ -30,20 +31,26 @@ def _like(x: torch.Tensor, _: torch.Tensor | None = None) -> torch.Tensor:
 
 
 for _name in ("detach", "written"):
-    torch.library.register_fake(f"irc_capture::{_name}", _like, lib=_LIBRARY)
+    _library.register_fake(f"irc_capture::{_name}", _like, lib=_LIBRARY)
 
 
 def _below_autograd(x: torch.Tensor) -> torch.Tensor:
-    with torch._C._AutoDispatchBelowAutograd():
+    with torch._C._AutoDispatchBelowAutograd():  # pyright: ignore[reportPrivateUsage]
         return DETACHED(x)
+
+
+def _below_vmap(_: object, dims: Sequence[Any], x: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    return DETACHED(x), dims[0]
+
+
+def _copy(_: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return value.clone()
 
 
 _LIBRARY.impl("detach", torch.clone, "CompositeExplicitAutograd")
 _LIBRARY.impl("detach", _below_autograd, "Autograd")
-torch.library.register_vmap(
-    "irc_capture::detach", lambda _, dims, x: (DETACHED(x), dims[0]), lib=_LIBRARY
-)
-_LIBRARY.impl("written", lambda _, value: value.clone(), "CompositeExplicitAutograd")
+_library.register_vmap("irc_capture::detach", _below_vmap, lib=_LIBRARY)
+_LIBRARY.impl("written", _copy, "CompositeExplicitAutograd")
 
 DETACHED: Any = torch.ops.irc_capture.detach.default
 WRITTEN: Any = torch.ops.irc_capture.written.default

@@ -5,12 +5,12 @@ select its rows; the expert computes each by itself, and a weight of each row sc
 What is read here is by structure: names of attributes and classes say nothing.
 """
 
-# pyright: basic
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import getitem
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.fx import Node
@@ -113,6 +113,11 @@ def is_node(value: Any) -> bool:
     return isinstance(value, Node)
 
 
+def is_several(value: Any) -> TypeGuard[Sequence[Any]]:
+    """Return whether a value is a tuple or a list: of anything."""
+    return isinstance(value, tuple | list)
+
+
 def shape(node: Any) -> tuple[Any, ...]:
     """Return the shape of a node's value; empty where it is no tensor."""
     value = node.meta.get("val") if isinstance(node, Node) else None
@@ -140,7 +145,7 @@ def same(a: Any, b: Any) -> bool:
         if torch.Tag.nondeterministic_seeded in tags or a.target is aten.dropout.default:
             return False
         return alike and a.kwargs == b.kwargs and same(a.args, b.args)
-    if isinstance(a, tuple | list) and isinstance(b, tuple | list):
+    if is_several(a) and is_several(b):
         return len(a) == len(b) and all(map(same, a, b))
     return type(a) is type(b) and a == b
 
@@ -371,14 +376,14 @@ class Reader:
         return None
 
 
-def differs(index: Node) -> bool:
+def differs(index: Any) -> bool:
     """Return whether a token's choices are known to differ: they are those of ``topk``."""
     while isinstance(index, Node) and index.target in (*SAME, aten.view.default):
         if is_written(index):
             return False
         if index.target is aten.view.default and shape(index)[-1] != shape(index.args[0])[-1]:
             return False
-        index = index.args[0]  # type: ignore[assignment]  # they take one tensor
+        index = index.args[0]  # they take one tensor
     return bool(
         isinstance(index, Node)
         and index.target is getitem

@@ -4,7 +4,6 @@
 ``torch.func.linearize`` traces what it is given by itself, and keeps a part of the gradient.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import threading
@@ -21,7 +20,9 @@ from irc.frontends.torch.own_backward import is_differentiated
 from irc.process_wide import ProcessWide
 
 _here = threading.local()
-_jacfwd, _disallowed = functional._jacfwd, eager_transforms.lazy_dynamo_disallow
+_functional: Any = functional
+"""torch's derivatives of functions, whose types are unknown in part."""
+_jacfwd, _disallowed = _functional._jacfwd, eager_transforms.lazy_dynamo_disallow
 
 
 @contextmanager
@@ -67,10 +68,10 @@ def _run_by_linearize(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _watch() -> Callable[[], None]:
-    functional._jacfwd, eager_transforms.lazy_dynamo_disallow = _jacobian, _run_by_linearize
+    _functional._jacfwd, eager_transforms.lazy_dynamo_disallow = _jacobian, _run_by_linearize
 
     def undo() -> None:
-        functional._jacfwd, eager_transforms.lazy_dynamo_disallow = _jacfwd, _disallowed
+        _functional._jacfwd, eager_transforms.lazy_dynamo_disallow = _jacfwd, _disallowed
 
     return undo
 

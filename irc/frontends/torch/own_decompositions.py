@@ -1,6 +1,5 @@
 """Ways to take ops apart that differ from torch's own, where those lose what eager gives."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -8,10 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp.decompositions import pw_cast_for_opmath
+from torch._decomp import decompositions
 
 from irc.frontends.torch.detached_writes import DETACHED
 from irc.frontends.torch.own_backward import is_differentiated
+
+_library: Any = decompositions
+"""torch's own ways, whose types are unknown in part."""
+pw_cast_for_opmath = _library.pw_cast_for_opmath
 
 NONE, MEAN = 0, 1
 """Reductions of a loss, by torch's numbers; 2 adds up."""

@@ -5,7 +5,7 @@ traced code finds elsewhere (a variable of an enclosing function, a list) is its
 what is written to it: the call that is traced would count twice.
 """
 
-# pyright: basic
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

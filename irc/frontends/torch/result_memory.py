@@ -5,12 +5,12 @@ memory (channels last), dims without memory of their own (expand), and whose mem
 an argument, or of another result, changes with it. A graph's fake values say all of that.
 """
 
-# pyright: basic
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import getitem
 from typing import Any
@@ -72,10 +72,14 @@ class View:
         """Return the view of a tensor."""
         view = self._plain(memory)
         view = view.conj() if self.conjugates else view
-        return torch._neg_view(view) if self.negates else view
+        return (
+            torch._neg_view(view)  # pyright: ignore[reportPrivateImportUsage]
+            if self.negates
+            else view
+        )
 
     def _plain(self, memory: torch.Tensor) -> torch.Tensor:
-        start = memory.storage_offset()
+        start: Any = memory.storage_offset()
         if memory.dtype is self.dtype:
             return memory.as_strided(self.shape, self.strides, start + self.offset)
         offset = start * memory.itemsize // self.dtype.itemsize + self.offset
@@ -131,7 +135,7 @@ def _place(node: Node, base: Node, is_shared: bool, sources: dict[Node, Node]) -
 
 def origin(node: Node) -> Node:
     """Return the node whose very tensor a node's is, not another view of its memory."""
-    while isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in ITSELF:
+    while isinstance(op := node.target, torch._ops.OpOverload) and op._schema.name in ITSELF:
         if (base := _viewed(node)) is None:
             break
         node = base
@@ -166,9 +170,9 @@ def may_own(node: Node) -> Node | None:
 def _viewed(node: Node) -> Node | None:
     """Return the operand that a node's tensor is a view of."""
     call = node.args[0] if node.target is getitem else node
-    if not isinstance(call, Node) or not isinstance(call.target, torch._ops.OpOverload):
+    if not isinstance(call, Node) or not isinstance(op := call.target, torch._ops.OpOverload):
         return None
-    schema = call.target._schema
+    schema = op._schema
     if RENEWED in node.meta or (here := memory_of_node(node)) is None or schema.is_mutable:
         return None
     told = [each.alias_info is not None for each in schema.arguments]
@@ -177,9 +181,7 @@ def _viewed(node: Node) -> Node | None:
         return next((x for x in operands if isinstance(x, Node)), None)
     if schema.name in SILENT or (
         not any(told)
-        and torch._C._dispatch_has_kernel_for_dispatch_key(
-            call.target.name(), "CompositeImplicitAutograd"
-        )
+        and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
     ):
         operands = call.all_input_nodes  # dropout that is off gives its operand, and says nothing
     return next((x for x in operands if isinstance(x, Node) and memory_of_node(x) == here), None)
@@ -213,7 +215,10 @@ def _order(node: Node) -> tuple[int, ...] | None:
     Of sizes that are open, the numbers decide with which the graph was traced.
     """
     value = node.meta["val"]
-    shape, strides = (tuple(map(hint_of, each)) for each in (value.shape, value.stride()))
+    hints: Iterator[tuple[Any, ...]] = (
+        tuple(map(hint_of, each)) for each in (value.shape, value.stride())
+    )
+    shape, strides = hints
     if None in shape or None in strides or value.is_conj() or value.is_neg():
         return None
     order = sorted(range(len(shape)), key=lambda dim: (-strides[dim], dim))
