@@ -7,7 +7,7 @@ message; that takes longer than messages apart unless they are small, so others 
 there.
 """
 
-# pyright: basic
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 from collections.abc import Callable

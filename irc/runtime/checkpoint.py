@@ -1,22 +1,20 @@
 """Checkpoints in parts: each rank writes what it holds, and reads what it needs of any of them."""
 
-# pyright: basic
 from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys, load
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from irc.errors import IrcError
 from irc.runtime.agreement import fail_together, texts
@@ -30,6 +28,12 @@ from irc.runtime.checkpoint_files import (
     step_of,
 )
 from irc.runtime.watch import naming_lost_ranks
+
+_loader: Any = state_dict_loader
+_saver: Any = state_dict_saver
+"""torch's ways in and out, whose types are unknown in part."""
+_load_state_dict_from_keys, load = _loader._load_state_dict_from_keys, _loader.load
+save = _saver.save
 
 GROUPS = "optimizer.param_groups."
 """How names of the numbers of groups begin, then the number of the group."""
@@ -63,7 +67,9 @@ class Saving:
         self._prepare(target)
         if self._group is None and _world() > 1:
             # Collectives of the thread must not mix with those of the steps.
-            self._group = dist.new_group(backend="gloo")
+            self._group = dist.new_group(  # pyright: ignore[reportUnknownMemberType]
+                backend="gloo"
+            )
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="irc-checkpoint")
         self._last = self._thread.submit(_write, state, target, keep, self._group)
@@ -201,8 +207,13 @@ class Checkpoint:
             with _without_warnings():
                 read()
         except (Exception, CheckpointException) as error:
-            causes = error.failures.values() if isinstance(error, CheckpointException) else []
-            return "; ".join(str(why[0]) for why in causes) or f"{type(error).__name__}: {error}"
+            failures: Mapping[int, Any] = (
+                error.failures if isinstance(error, CheckpointException) else {}
+            )
+            return (
+                "; ".join(str(why[0]) for why in failures.values())
+                or f"{type(error).__name__}: {error}"
+            )
         return ""
 
     def _agree(self, reason: str) -> None:
@@ -227,7 +238,7 @@ def last_step(folder: Path) -> int:
 
 
 @contextmanager
-def _without_warnings() -> Iterator[None]:
+def _without_warnings() -> Generator[None]:
     """Leave out that torch.distributed is not used where a process works for itself."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is")

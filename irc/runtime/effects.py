@@ -4,7 +4,6 @@ Such an op (a check that raises, a print) stands between two tokens, empty tenso
 among its like and keep it in the program although nobody reads its results.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -33,6 +32,7 @@ def run(
     import torch
 
     name, token, *arguments = positional
+    returned: torch.Tensor | float | tuple[Any, ...] | list[Any] | None
     returned = operator(name)(*arguments, **keywords)
     flat = returned if isinstance(returned, tuple | list) else [returned]
     return [token.clone(), *(value for value in flat if isinstance(value, torch.Tensor))]

@@ -1,6 +1,6 @@
 """An optimiser object of torch that is given for a step of training: what a recipe says of it."""
 
-# pyright: basic
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import warnings
@@ -101,7 +101,8 @@ class GivenOptimizer:
         own_groups: list[dict[str, Any]] = self._optimizer.param_groups
         for own in own_groups:
             names = {self._names[id(p)] for p in own["params"] if id(p) in self._names}
-            saved = next((g for g in groups if names & set(g.get("params", ()))), {})
+            matching = (g for g in groups if names & set(g.get("params", ())))
+            saved = next(matching, dict[str, Any]())
             for number in NUMBERS:
                 if number not in own or number not in saved:
                     continue

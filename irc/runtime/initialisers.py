@@ -9,7 +9,7 @@ The order and the seed are the same on every rank and mesh, and so are the value
         layer.reset_parameters()   # where it has one
 """
 
-# pyright: basic
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -20,6 +20,9 @@ from torch import nn
 
 from irc.errors import IrcError
 from irc.runtime.parts import Parts
+
+_library: Any = torch
+"""torch, where types are unknown in part."""
 
 Init: TypeAlias = Callable[[nn.Module], Any]
 """Initialises the parameters and buffers that are a layer's own."""
@@ -38,7 +41,8 @@ class InitialStart:
     def __init__(
         self, module: nn.Module, first: Mapping[str, str], seed: int, init: Init | None
     ) -> None:
-        self._module, self._first, self._seed, self._init = module, first, seed, init
+        self._module: Any = module  # torch's named_modules has types that are unknown in part
+        self._first, self._seed, self._init = first, seed, init
         self._names = {first.get(name, name) for name, _, _ in _layers_slots(module)}
 
     @property
@@ -70,8 +74,8 @@ class InitialStart:
 
     def values(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield all tensors by name; of one that several layers have, the last counts."""
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(self._seed)
+        with _library.random.fork_rng(devices=[]), torch.no_grad():
+            _library.manual_seed(self._seed)
             for path, layer in self._module.named_modules():
                 yield from self._layer(path, layer)
 
@@ -128,7 +132,7 @@ def _slots(path: str, layer: nn.Module) -> Iterator[tuple[str, Any, str, torch.T
                 yield (f"{path}.{key}" if path else key), slots, key, value
 
 
-def _layers_slots(module: nn.Module) -> Iterator[tuple[str, Any, str]]:
+def _layers_slots(module: Any) -> Iterator[tuple[str, Any, str]]:
     for path, layer in module.named_modules():
         for name, slots, key, _ in _slots(path, layer):
             yield name, slots, key

@@ -5,7 +5,6 @@ The functions are in the modules of :mod:`irc.runtime.flow_ops`, by kind, each w
 Nothing here needs xdsl; torch is imported on the first call.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import json
@@ -44,6 +43,7 @@ def run(
     Raises:
         IrcError: ``index-out-of-range``.
     """
+    returned: torch.Tensor | list[torch.Tensor] | tuple[torch.Tensor, ...]
     if name in INDEXED:
         returned = bounded(name, attrs, inputs, lambda: LIBRARY[name](attrs, list(inputs), results))
     else:

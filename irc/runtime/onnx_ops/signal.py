@@ -1,6 +1,5 @@
 """Signals: Fourier transforms, windows, mel filters."""
 
-# pyright: basic
 from __future__ import annotations
 
 import numpy as np
@@ -69,6 +68,11 @@ def _window(*cosines: float) -> Kernel:
 
 
 def _mel(call: Call) -> Array:
+    bins: int
+    length: int
+    rate: int
+    low: float
+    high: float
     bins, length, rate, low, high = (call.number(i) for i in range(5))
     spectrum = length // 2 + 1
     edges = np.array([low, high], np.float64)
