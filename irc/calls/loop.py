@@ -5,10 +5,9 @@ which become DTensors. From then on all calls read these parts; what an optimise
 what the next call reads.
 """
 
-# pyright: basic
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -267,7 +266,7 @@ class Loop:
             copy.version = None
 
     @contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> Generator[None]:
         """Leave gradients as the sums that each rank has of its part of the batch."""
         before, self.is_synced = self.is_synced, False
         try:
@@ -366,7 +365,7 @@ class LoopVersion:
         self._loop.see_writes()
         inputs = self._captured.flatten(args, dict(kwargs))
         asked = [inputs[index] for index in self._asked]
-        results = _BothWays.apply(self, inputs, *self._trained, *asked)
+        results = _both_ways.apply(self, inputs, *self._trained, *asked)
         return self._captured.returned(list(results), inputs)
 
     def refresh(self) -> None:
@@ -446,6 +445,10 @@ class _BothWays(torch.autograd.Function):
                 "is: irc.whole(model)",
             )
         return (None, None, *gradients)
+
+
+_both_ways: Any = _BothWays
+"""Its ``apply`` is one of torch's functions whose types are unknown in part."""
 
 
 def samples_of(program: Program, fed: Sequence[str]) -> int:

@@ -1,6 +1,5 @@
 """What a session says of its model, and the calls that rest on ``run``."""
 
-# pyright: basic
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -94,7 +93,9 @@ class Described(ABC):
         """Return the options of each execution provider: there are none."""
         return {name: {} for name in self.get_providers()}
 
-    def set_providers(self, providers: Sequence[Any] | None = None, _: Any = None) -> None:
+    def set_providers(
+        self, providers: Sequence[str | tuple[str, Any]] | None = None, _: Any = None
+    ) -> None:
         """Check where the model is to run.
 
         Raises:

@@ -4,7 +4,6 @@ Each file is tried in a process that is started once and again where a file has 
 a program that is wrong may do anything.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import json
@@ -145,18 +144,20 @@ def drawn(inputs: Any) -> dict[str, Any]:
 def reference(path: Path, feeds: dict[str, Any]) -> list[Any] | None:
     """Return what onnxruntime computes, else onnx's reference; None where neither does."""
     try:
-        import onnxruntime
+        import onnxruntime  # pyright: ignore[reportMissingTypeStubs]
 
-        options = onnxruntime.SessionOptions()
+        runtime: Any = onnxruntime  # its types are unknown in part
+        options = runtime.SessionOptions()
         options.log_severity_level = 4
-        runs = onnxruntime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
+        runs = runtime.InferenceSession(str(path), options, ["CPUExecutionProvider"])
         return list(runs.run(None, feeds))
     except Exception:  # not installed, or it has its own limits
         pass
     try:
         from onnx.reference import ReferenceEvaluator
 
-        return list(ReferenceEvaluator(str(path)).run(None, feeds))
+        evaluator: Any = ReferenceEvaluator(str(path))
+        return list(evaluator.run(None, feeds))
     except Exception:  # it has no such op, or the model is wrong
         return None
 

@@ -1,11 +1,11 @@
 """What this machine is: its processor, memory and GPUs, and the launch that it is part of."""
 
-# pyright: basic
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -136,8 +136,9 @@ def _names() -> list[str]:
 
 def _gpus() -> list[str]:
     gpus: list[str] = []
+    cuda: Any = torch.cuda  # what it says of a GPU has no types
     for index, name in enumerate(_names()):
-        known = torch.cuda.get_device_properties(index)
+        known = cuda.get_device_properties(index)
         others = range(torch.cuda.device_count())
         peers = [i for i in others if i != index and torch.cuda.can_device_access_peer(index, i)]
         gpus.append(

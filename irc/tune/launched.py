@@ -4,7 +4,6 @@ Every process computes and exchanges at the same time, as it will in a run. Leve
 processes of a node, level 1 those of the same place on all nodes.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import os
@@ -24,6 +23,8 @@ from irc.tune.exchange import Curves, curves
 from irc.tune.fit import fit_collective
 from irc.tune.others import Others, others_since
 
+_library: Any = dist
+"""torch's collectives, whose types are unknown in part."""
 PORT = 29511
 
 
@@ -91,11 +92,11 @@ def _levels(rank: int, world: int, local: int, effort: Effort) -> list[tuple[int
     nodes = world // local
     levels: list[tuple[int, Curves]] = []
     if local > 1:
-        inside = [dist.new_group([*range(n * local, (n + 1) * local)]) for n in range(nodes)]
+        inside = [_library.new_group([*range(n * local, (n + 1) * local)]) for n in range(nodes)]
         levels.append((local, curves(inside[rank // local], local, effort.sizes)))
     if nodes > 1:
-        across = [dist.new_group([*range(place, world, local)]) for place in range(local)]
-        dist.barrier()
+        across = [_library.new_group([*range(place, world, local)]) for place in range(local)]
+        _library.barrier()
         levels.append((world, curves(across[rank % local], nodes, effort.sizes)))
     return levels
 
