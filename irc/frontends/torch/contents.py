@@ -1,6 +1,5 @@
 """What lists, dictionaries, arrays and the like hold: to compare later, and to give back."""
 
-# pyright: basic
 from __future__ import annotations
 
 import sys
@@ -51,19 +50,20 @@ def restore(container: Container, items: Sequence[Any]) -> None:
     """Give a container the items that it had; views of dictionaries and arrays stay as they are."""
     if isinstance(container, MappingProxyType | memoryview) or is_array(container):
         return
+    target: Any = container  # whose class, once told, says nothing of its items
     if isinstance(container, list | bytearray | array):
-        container[:] = type(container)(items) if not isinstance(container, array) else array(
+        target[:] = type(target)(items) if not isinstance(container, array) else array(
             container.typecode, items
         )  # fmt: skip
         return
-    container.clear()
+    target.clear()
     if isinstance(container, dict):
         half = len(items) // 2
-        container.update(zip(items[:half], items[half:], strict=True))
+        target.update(zip(items[:half], items[half:], strict=True))
     elif isinstance(container, deque):
-        container.extend(items)
+        target.extend(items)
     else:
-        container.update(items)
+        target.update(items)
 
 
 def same(then: Sequence[Any], now: Sequence[Any]) -> bool:
@@ -74,7 +74,11 @@ def same(then: Sequence[Any], now: Sequence[Any]) -> bool:
             a is b
             or (
                 type(a) is type(b)
-                and (same(a, b) if isinstance(a, tuple) else isinstance(a, PLAIN) and a == b)
+                and (
+                    same(a, b)  # pyright: ignore[reportUnknownArgumentType]
+                    if isinstance(a, tuple)
+                    else isinstance(a, PLAIN) and a == b
+                )
             )
             for a, b in zip(then, now, strict=True)
         )

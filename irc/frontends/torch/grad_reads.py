@@ -5,7 +5,6 @@ what is computed a trace does not know whether eager would record it, and a bran
 the wrong one.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import sys
@@ -66,7 +65,7 @@ class GradReads:
         if func not in NAMES or not is_differentiated():
             return
         tensor: Any = args[0]
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction():  # pyright: ignore[reportPrivateUsage]
             if tensor.requires_grad or self.is_given(tensor):
                 return
             if not (tensor.dtype.is_floating_point or tensor.dtype.is_complex):
@@ -85,7 +84,7 @@ class GradReads:
 
 
 def _asked_by_library() -> bool:
-    frame = sys._getframe(2)
+    frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
     while frame.f_code.co_name == "__torch_function__" and frame.f_back is not None:
         frame = frame.f_back  # of this mode, and of those of torch inside it
     file = frame.f_code.co_filename

@@ -3,13 +3,13 @@
 Of torch's own layers only options that their code reads can matter.
 """
 
-# pyright: basic
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -22,7 +22,8 @@ UNREAD = {"__init__", "__repr__", "__setstate__", "__getstate__", "extra_repr", 
 
 def attributes(module: nn.Module) -> Iterator[Slot]:
     """Return plain attributes that traced code can read, those that torch's layers read too."""
-    for path, child in module.named_modules():
+    every = cast("Iterable[tuple[str, nn.Module]]", module.named_modules())
+    for path, child in every:
         torchs = read_by(type(child)) if is_torchs(child) else None
         for key, value in vars(child).items():
             if key == "training" or (key in torchs if torchs is not None else key[:1] != "_"):
@@ -36,7 +37,8 @@ def held(module: nn.Module) -> Iterator[Slot]:
 
     A layer of torch's may have a tensor for an attribute, which a hook computes for each call.
     """
-    for path, child in module.named_modules():
+    every = cast("Iterable[tuple[str, nn.Module]]", module.named_modules())
+    for path, child in every:
         for slots in (child._parameters, child._buffers, child._modules):
             for key in slots:
                 yield f"{path}.{key}" if path else key, slots, key

@@ -8,7 +8,7 @@ and their results and gradients must be those of the formula. Anything else abou
 experts, noise, a gate of its own) makes them differ, and then it is traced as it is written.
 """
 
-# pyright: basic
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import copy
@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
@@ -126,7 +126,7 @@ def recognised(block: nn.Module) -> Mixture | None:
         return None
     if set(block._modules) != {"experts", "gate"} or len(experts) != gate.out_features:
         return None
-    if gate.bias is not None or not 0 < choices <= len(experts):
+    if _has_bias(gate) or not 0 < choices <= len(experts):
         return None
     forms = {_form(expert) for expert in experts}
     if len(forms) != 1 or (form := forms.pop()) is None:
@@ -138,7 +138,9 @@ def _form(expert: nn.Module) -> tuple[Any, ...] | None:
     """Return class, matrices and activation of an expert; None where it has anything else."""
     for names in MATRICES:
         modules = [expert._modules.get(name) for name in names]
-        layers = [layer for layer in modules if isinstance(layer, nn.Linear) and layer.bias is None]
+        layers = [
+            layer for layer in modules if isinstance(layer, nn.Linear) and not _has_bias(layer)
+        ]
         if len(layers) == len(names):
             others = [m for name, m in expert._modules.items() if name not in names]
             acts = {activation(m) for m in others} | {activation(getattr(expert, "act_fn", None))}
@@ -149,10 +151,18 @@ def _form(expert: nn.Module) -> tuple[Any, ...] | None:
     return None
 
 
+def _has_bias(layer: Any) -> bool:
+    return layer.bias is not None  # torch's annotation says that there always is one
+
+
 def _measured(block: nn.Module, form: tuple[Any, ...], choices: int) -> Mixture | None:
     """Return the formula that gives what small twins of the block give, with its gradients."""
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.enable_grad():
-        torch.manual_seed(0)
+    with (
+        torch.random.fork_rng(devices=[]),  # pyright: ignore[reportUnknownMemberType]
+        torch.device("cpu"),
+        torch.enable_grad(),
+    ):
+        torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
         twins = [_twin(block, form, *loudness) for loudness in LOUDNESS]
         hidden = torch.randn(2, 5, WIDTH, requires_grad=True)
         try:
@@ -179,7 +189,7 @@ class _Answer:
 
 def _answer(call: Callable[..., Any], twin: nn.Module, hidden: torch.Tensor) -> _Answer:
     returned = call(hidden.clone())
-    results = returned if isinstance(returned, tuple) else (returned,)
+    results = cast("tuple[Any, ...]", returned if isinstance(returned, tuple) else (returned,))
     slope = torch.cos(torch.arange(hidden.numel(), dtype=hidden.dtype)).view(results[0].shape)
     leaves = [hidden, *twin.parameters()]
     gradients = torch.autograd.grad(results[0], leaves, slope, allow_unused=True)

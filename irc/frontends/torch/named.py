@@ -1,6 +1,5 @@
 """Python objects that a command names: ``package.module:function`` or ``file.py:function``."""
 
-# pyright: basic
 from __future__ import annotations
 
 import importlib
@@ -62,11 +61,15 @@ def named_loss(text: str) -> str | Callable[..., Any]:
     if ":" not in text:
         return text
     loss = named_object(text)
-    if isinstance(loss, type) and issubclass(loss, nn.Module):
+    if _is_layer(loss):
         loss = loss()
     if not callable(loss):
         raise IrcError("model-invalid", f"'{text}' is {type(loss).__name__}, not a function")
     return loss
+
+
+def _is_layer(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, nn.Module)
 
 
 def named_object(text: str) -> Any:
@@ -154,8 +157,13 @@ def _failed(what: str, error: Exception) -> IrcError:
     return IrcError("model-invalid", what, where=where, because=f"{type(error).__name__}: {error}")
 
 
-def _example(text: str, returned: object) -> Example:
-    items = list(returned) if isinstance(returned, tuple | list) else [returned]
+# Told apart by these, values keep the type Any, and so does what stands in them.
+_ITEMS: tuple[type[Any], ...] = (tuple, list)
+_NAMED: type[Any] = Mapping
+
+
+def _example(text: str, returned: Any) -> Example:
+    items: list[Any] = list(returned) if isinstance(returned, _ITEMS) else [returned]
     if len(items) not in (2, 3) or not isinstance(items[0], nn.Module):
         shown = ", ".join(type(item).__name__ for item in items)
         raise IrcError(
@@ -163,12 +171,13 @@ def _example(text: str, returned: object) -> Example:
             f"'{text}' returns ({shown})",
             help="return (module, example_args): the module, and a tuple of tensors",
         )
-    module, args, kwargs = items[0], items[1], items[2] if len(items) == 3 else {}
-    if isinstance(args, Mapping) and not kwargs:
+    module, args = items[0], items[1]
+    kwargs: Any = items[2] if len(items) == 3 else {}
+    if isinstance(args, _NAMED) and not kwargs:
         args, kwargs = (), args
     elif isinstance(args, torch.Tensor):
         args = (args,)
-    if not isinstance(args, tuple | list) or not isinstance(kwargs, Mapping):
+    if not isinstance(args, _ITEMS) or not isinstance(kwargs, _NAMED):
         raise IrcError(
             "model-invalid",
             f"'{text}' returns arguments of type {type(args).__name__}",

@@ -1,6 +1,5 @@
 """What code has names for, and whose classes its objects are of: a user's or a library's."""
 
-# pyright: basic
 from __future__ import annotations
 
 import dis
@@ -92,7 +91,10 @@ def unwrapped(value: Any) -> Any:
     """Return the function that a property or a method of a class runs."""
     if isinstance(value, property):
         return value.fget
-    return value.__func__ if isinstance(value, staticmethod | classmethod | MethodType) else value
+    return value.__func__ if isinstance(value, _BOUND) else value
+
+
+_BOUND: tuple[type[Any], ...] = (staticmethod, classmethod, MethodType)
 
 
 BAGS = (

@@ -1,6 +1,5 @@
 """Whether traced code seeds torch's generator, which a trace would do once and no call again."""
 
-# pyright: basic
 from __future__ import annotations
 
 import contextlib
@@ -11,7 +10,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import (
+    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]
+)
 
 from irc.frontends.torch.locations import LAYERS, OURS, TORCH
 from irc.process_wide import ProcessWide
@@ -78,7 +79,7 @@ class _Generator:
 
 def _is_traced_code() -> bool:
     """True where traced code itself asks; torch keeps the state while it traces, too."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
     while frame.f_back is not None and frame.f_code.co_filename in BETWEEN:
         frame = frame.f_back
     file = frame.f_code.co_filename
@@ -86,11 +87,12 @@ def _is_traced_code() -> bool:
 
 
 def _watch() -> Callable[[], None]:
-    own = torch.random.default_generator
-    torch.random.default_generator = _Generator()
+    module: Any = torch.random  # which does not say that it exports the generator
+    own = module.default_generator
+    module.default_generator = _Generator()
 
     def undo() -> None:
-        torch.random.default_generator = own
+        module.default_generator = own
 
     return undo
 

@@ -5,7 +5,7 @@ copy (``contiguous``, ``reshape``), strides decide whether what writes to that w
 argument; and traced code may ask a tensor how it lies, and branch on the answer.
 """
 
-# pyright: basic
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import sys
@@ -96,7 +96,7 @@ def reaches_around(operand: object, node: Node) -> bool:
     if not isinstance(operand, torch.Tensor) or operand.layout is not torch.strided:
         return False
     names = ("size", "stride", "storage_offset")
-    asked = dict(zip(names, node.args[1:], strict=False)) | node.kwargs
+    asked: dict[str, Any] = dict(zip(names, node.args[1:], strict=False)) | node.kwargs
     start, size, stride = (asked.get(name) for name in ("storage_offset", "size", "stride"))
     first = operand.storage_offset()
     start = first if start is None else start
@@ -117,7 +117,7 @@ def writes_around(traced: ExportedProgram) -> bool:
     A functional graph has new values of tensors, not of what lies around them.
     """
     nodes = traced.graph.nodes
-    looks = [n for n in nodes if isinstance(n.target, OpOverload) and n.target in LOOKS]
+    looks = [n for n in nodes if isinstance(op := n.target, OpOverload) and op in LOOKS]
     is_among = any(n.op == "placeholder" and _is_part(n.meta.get("val")) for n in nodes)
     return any(map(_writes, nodes)) and any(
         is_among or reaches_around(n.args[0].meta.get("val"), n)
@@ -137,7 +137,8 @@ LOOKS = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default)
 
 
 def _writes(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+    op = node.target
+    return isinstance(op, OpOverload) and op._schema.is_mutable
 
 
 def decided_by_strides(traced: ExportedProgram) -> frozenset[str]:

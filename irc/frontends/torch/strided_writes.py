@@ -5,7 +5,7 @@ give one that lies in another way (``masked_fill`` of a transposed tensor gives 
 a view of it, or returned, would have other strides than in eager mode. A copy keeps its target's.
 """
 
-# pyright: basic
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import torch

@@ -5,7 +5,7 @@ calls it. Where that holds layers that were traced once, their copies read param
 function is not given: its nodes are put in place of the call, and know that autocast was on.
 """
 
-# pyright: basic
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 from collections.abc import Callable
