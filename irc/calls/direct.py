@@ -28,7 +28,6 @@ which no check looks at, and an index outside its tensor, which kernels see. Not
 is part of the text: names stand for objects.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -36,7 +35,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch._C._dynamo.guards import (  # torch's stub leaves it out
-    _empty_strided_cpu,  # pyright: ignore[reportAttributeAccessIssue]
+    _empty_strided_cpu,  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
 )
 
 from irc.frontends.torch.quick import Quick, alike
@@ -74,7 +73,7 @@ def direct(
         "holds": quick.holds,
         "is_grad": torch.is_grad_enabled,
         "is_stale": executor.is_stale,
-        "matches": lambda *_: False,
+        "matches": _never,
         "new_lease": executor.new_lease,
         "refusal": executor.refusal,
     }
@@ -117,7 +116,8 @@ def handing(
     """
     if not all(type(each) in (torch.Tensor, torch.nn.Parameter) for each in args):
         return None
-    matches, count = alike(args) if args else lambda *_: True, len(args)
+    matches: Callable[..., bool] = alike(args) if args else _always
+    count = len(args)
     is_grad, records = torch.is_grad_enabled, torch.is_grad_enabled()
     if not have_memory((*args, *held)):
         return None
@@ -128,6 +128,14 @@ def handing(
         return torchs(*args) if all(map(_ADDRESS, (*args, *held))) else MISS
 
     return run
+
+
+def _never(*_: Any) -> bool:
+    return False
+
+
+def _always(*_: Any) -> bool:
+    return True
 
 
 _ADDRESS = torch.Tensor.data_ptr

@@ -1,6 +1,5 @@
 """`irc demo`: a GPT, its training and an ONNX file on four processes, compared with eager."""
 
-# pyright: basic
 import argparse
 import sys
 import time
@@ -144,7 +143,7 @@ def _compile_training(plan: Path, mesh: str) -> str:
     from irc.commands.demo_gpt import GPT, GPTConfig
     from irc.exports import export_plan
 
-    torch.manual_seed(0)
+    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
     module = GPT(GPTConfig(layers=2, hidden=64, heads=4, block=32))
     tokens = text_bytes(8, 33)
     batch = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
@@ -172,7 +171,7 @@ def _gpt() -> "tuple[torch.nn.Module, torch.Tensor]":
 
     from irc.commands.demo_gpt import GPT
 
-    torch.manual_seed(0)
+    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
     return GPT().eval(), text_bytes(4, GPT().config.block)
 
 
@@ -207,8 +206,13 @@ def _file_eagerly(model: Path) -> "tuple[dict[str, torch.Tensor], torch.Tensor]"
     import torch
     from onnx import numpy_helper
 
-    graph = onnx.load(str(model)).graph
-    weight = {t.name: torch.from_numpy(numpy_helper.to_array(t).copy()) for t in graph.initializer}
+    graph = onnx.load(str(model)).graph  # pyright: ignore[reportUnknownMemberType]
+    weight = {
+        t.name: torch.from_numpy(  # pyright: ignore[reportUnknownMemberType]
+            numpy_helper.to_array(t).copy()
+        )
+        for t in graph.initializer
+    }
     shape = [d.dim_value for d in graph.input[0].type.tensor_type.shape.dim]
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
     return {"x": x}, torch.relu(x @ weight["up"]) @ weight["down"]
@@ -219,7 +223,7 @@ def _run(
 ) -> "tuple[RunReport, float]":
     """Run a plan; return its report and its output's error relative to eager's magnitude."""
     import numpy as np
-    from safetensors.torch import load_file
+    from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]
 
     from irc.runtime.launch import run_plan
 

@@ -1,6 +1,5 @@
 """What can be taken away of an ONNX model."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -56,7 +55,7 @@ def size_of(model: onnx.ModelProto) -> tuple[int, ...]:
 
 def _passes_checker(model: onnx.ModelProto) -> bool:
     try:
-        onnx.checker.check_model(model)
+        onnx.checker.check_model(model)  # pyright: ignore[reportUnknownMemberType]
     except Exception:  # an error of its own, or of the size of a message
         return False
     return True
@@ -99,7 +98,8 @@ def with_nodes(
     for node in copies:
         for index, name in enumerate(node.input):
             node.input[index] = (renamed or {}).get(name, name)
-    needed, kept = {(renamed or {}).get(name, name) for name in outputs}, []
+    needed = {(renamed or {}).get(name, name) for name in outputs}
+    kept: list[onnx.NodeProto] = []
     ends = sorted(needed)
     for node in reversed(copies):
         if needed & set(node.output):

@@ -1,6 +1,5 @@
 """What stages tell each other of the states of an eager optimiser, which each has of its own."""
 
-# pyright: basic
 from __future__ import annotations
 
 import json
@@ -56,7 +55,8 @@ def told_by_all(
     fail_together(failed)
     every: dict[str, Told] = {}
     for text in filter(None, texts(said)):
-        for name, own in json.loads(text).items():
+        told: dict[str, dict[str, tuple[str, list[int] | float | str | None]]] = json.loads(text)
+        for name, own in told.items():
             tensors, numbers = every.setdefault(name, ({}, {}))
             for key, (kind, value) in own.items():
                 if kind == "number":

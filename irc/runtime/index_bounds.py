@@ -1,6 +1,5 @@
 """What is said of an index that a library op refuses, once it has."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +49,8 @@ def _outside(
     # Subclasses (fake tensors) and meta tensors have no values to look at.
     if type(index) is not torch.Tensor or index.is_meta or not index.numel():
         return None
-    count, low, high = table.shape[attrs["dim"]], int(index.min()), int(index.max())
+    dim: int = attrs["dim"]
+    count, low, high = table.shape[dim], int(index.min()), int(index.max())
     if 0 <= low <= high < count:
         return None
     return index_outside(

@@ -1,11 +1,11 @@
 """Tensors in the slots of a module: by their first names, absent, or with memory nobody reads."""
 
-# pyright: basic
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -27,7 +27,8 @@ def canonical_names(module: nn.Module) -> dict[str, str]:
 def release(module: nn.Module, first: Mapping[str, str], roles: Mapping[str, str]) -> None:
     """Move parameters that ranks hold in parts to the meta device; tied ones stay tied."""
     absent: dict[str, nn.Parameter] = {}
-    for path, child in module.named_modules():
+    every = cast("Iterable[tuple[str, nn.Module]]", module.named_modules())
+    for path, child in every:
         for key, value in child._parameters.items():
             name = first.get(f"{path}.{key}" if path else key)
             if value is None or isinstance(value, AbsentParameter):
@@ -58,7 +59,8 @@ class Shown:
         own = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
         wholes = {name: parts.whole(name) for name in parts.names if name in own}
         parameters: dict[str, nn.Parameter] = {}
-        for path, child in self._module.named_modules():
+        every = cast("Iterable[tuple[str, nn.Module]]", self._module.named_modules())
+        for path, child in every:
             for key, value in child._parameters.items():
                 name = self._first.get(f"{path}.{key}" if path else key, "")
                 if value is None or not value.is_meta or (whole := wholes.get(name)) is None:
@@ -80,7 +82,7 @@ class Shown:
 
 
 @contextmanager
-def shaped(module: nn.Module) -> Iterator[None]:
+def shaped(module: nn.Module) -> Generator[None]:
     """Give what is on the meta device memory that nobody reads, so that capture takes it."""
     kept = make_room(module)
     try:

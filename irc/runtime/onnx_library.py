@@ -3,7 +3,6 @@
 Nothing of onnx or onnxruntime is used. Torch is imported on the first call.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -40,7 +39,7 @@ def run(
         values = run_extern(target, arguments, inputs, [dtype for _, dtype in results])
         return _checked(target, values, results)
     positions, options = arguments
-    operands = [None if p is None else inputs[p["operand"]] for p in positions]
+    operands: Operands = [None if p is None else inputs[p["operand"]] for p in positions]
     values = LIBRARY[target.removeprefix("onnx::")](operands, options)[: len(results)]
     return _checked(target, values, results)
 
@@ -231,7 +230,7 @@ def _det(operands: Operands, options: Mapping[str, Any]) -> list[torch.Tensor]:
 
     (x,) = operands
     assert x is not None
-    return [torch.linalg.det(x)]
+    return [torch.linalg.det(x)]  # pyright: ignore[reportUnknownMemberType]
 
 
 def _col2im(operands: Operands, options: Mapping[str, Any]) -> list[torch.Tensor]:

@@ -1,6 +1,5 @@
 """What runs a compiled graph, with the parameters of each call."""
 
-# pyright: basic
 from __future__ import annotations
 
 import threading
@@ -104,7 +103,7 @@ class CompiledGraph:
             return self._executors[here]
 
 
-def _shown(kind: str, value: Any, outputs: Sequence[torch.Tensor], args: Sequence[Any]) -> Any:
+def _shown(kind: str, value: Any, outputs: Sequence[Any], args: Sequence[Any]) -> Any:
     match kind:
         case "result":
             return outputs[value]

@@ -1,6 +1,5 @@
 """Pooling over windows and over whole images, and its inverse."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -73,12 +72,13 @@ def _max(call: Call) -> tuple[Array, ...]:
     maxima = np.take_along_axis(flat, best, -1)[..., 0]
     if call.outputs < 2:
         return (maxima,)
-    places = np.arange(x.size).reshape(x.shape)
+    sizes: tuple[int, ...] = x.shape
+    places: Array = np.arange(int(x.size)).reshape(sizes)
     if call.attr("storage_order", 0):
         n = x.ndim - 2
-        volume = int(np.prod(x.shape[2:]))
-        image = np.arange(volume).reshape(x.shape[:1:-1]).transpose(*reversed(range(n)))
-        places = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *[1] * n) * volume + image
+        volume = int(np.prod(sizes[2:]))
+        image = np.arange(volume).reshape(sizes[:1:-1]).transpose(*reversed(range(n)))
+        places = np.arange(sizes[0] * sizes[1]).reshape(*sizes[:2], *[1] * n) * volume + image
     where = np.take_along_axis(windows.of(places, 0), best, -1)[..., 0]
     return maxima, where.astype(np.int64)
 
@@ -98,7 +98,7 @@ def _lp(call: Call) -> Array:
     return (powers.sum(-1) ** (1 / p)).astype(x.dtype)
 
 
-def _whole(fn: Callable[..., Any]) -> Kernel:
+def _whole(fn: Callable[[Array, tuple[int, ...]], Array]) -> Kernel:
     def kernel(call: Call) -> Array:
         x = call[0]
         wide = x.astype(np.float32) if x.dtype in HALF else x

@@ -1,6 +1,5 @@
 """Reductions, running sums, softmax, and the places of extremes."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -31,7 +30,23 @@ def _mean(x: Array, **where: Any) -> Array:
     if is_float(x.dtype):
         return np.mean(x, **where)
     total, count = np.sum(x, **where), np.sum(np.ones_like(x), **where)
-    return np.fix(total / count)
+    return np.trunc(total / count)
+
+
+def _sum_of_sizes(x: Array, **where: Any) -> Array:
+    return np.sum(np.abs(x), **where)
+
+
+def _sum_of_squares(x: Array, **where: Any) -> Array:
+    return np.sum(np.square(x), **where)
+
+
+def _length(x: Array, **where: Any) -> Array:
+    return np.sqrt(_sum_of_squares(x, **where))
+
+
+def _log_sum(x: Array, **where: Any) -> Array:
+    return np.log(np.sum(x, **where))
 
 
 def _log_sum_exp(x: Array, axis: Any, keepdims: bool) -> Array:
@@ -115,7 +130,8 @@ def _along(fn: Callable[[Array, int], Array]) -> Kernel:
             return fn(x, call.attr("axis", -1))
         # Before opset 13 the dims from the axis on are one.
         axis = call.attr("axis", 1) % max(x.ndim, 1)
-        flat = x.reshape(int(np.prod(x.shape[:axis])), -1)
+        sizes: tuple[int, ...] = x.shape
+        flat = x.reshape(int(np.prod(sizes[:axis])), -1)
         return fn(flat, 1).reshape(x.shape)
 
     return kernel
@@ -141,16 +157,16 @@ KERNELS: Kernels = {
     "CumSum": _running(np.cumsum, 0),
     "Hardmax": _along(_hardmax),
     "LogSoftmax": _along(log_softmax),
-    "ReduceL1": _reduce(lambda x, **where: np.sum(np.abs(x), **where)),
-    "ReduceL2": _reduce(lambda x, **where: np.sqrt(np.sum(np.square(x), **where))),
-    "ReduceLogSum": _reduce(lambda x, **where: np.log(np.sum(x, **where))),
+    "ReduceL1": _reduce(_sum_of_sizes),
+    "ReduceL2": _reduce(_length),
+    "ReduceLogSum": _reduce(_log_sum),
     "ReduceLogSumExp": _reduce(_log_sum_exp),
     "ReduceMax": _reduce(_extreme(np.max, lowest=True), wide=False),
     "ReduceMean": _reduce(_mean),
     "ReduceMin": _reduce(_extreme(np.min, lowest=False), wide=False),
     "ReduceProd": _reduce(np.prod),
     "ReduceSum": _reduce(np.sum),
-    "ReduceSumSquare": _reduce(lambda x, **where: np.sum(np.square(x), **where)),
+    "ReduceSumSquare": _reduce(_sum_of_squares),
     "Softmax": _along(softmax),
     "TopK": _top_k,
 }

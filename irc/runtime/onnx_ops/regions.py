@@ -1,6 +1,5 @@
 """Regions of images: choosing boxes, reading through them, sampling on grids."""
 
-# pyright: basic
 from __future__ import annotations
 
 from itertools import product
@@ -118,7 +117,7 @@ def _bin(i: int, count: int, span: int, start: int, size: int) -> tuple[int, int
 
 def _affine_grid(call: Call) -> Array:
     theta, size = call[0], call.ints(1)
-    lines = []
+    lines: list[Array] = []
     for count in size[2:]:
         if call.attr("align_corners", 0):
             lines.append(np.linspace(-1, 1, count))

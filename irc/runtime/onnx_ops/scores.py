@@ -4,8 +4,9 @@ The specification says little about two classes with one score; where it is sile
 forms of ONNX Runtime, in whose results the exporters of scikit-learn and others are tested.
 """
 
-# pyright: basic
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,8 @@ def transformed(scores: Array, how: str) -> Array:
         case "PROBIT":
             import torch
 
-            return np.asarray(torch.special.ndtri(torch.as_tensor(scores)))
+            special: Any = torch.special  # its functions have no types
+            return np.asarray(special.ndtri(torch.as_tensor(scores)))
         case _:
             return scores
 

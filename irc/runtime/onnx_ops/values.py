@@ -4,7 +4,6 @@ Element types that numpy lacks (bfloat16, float8, int4, ...) are those of ml_dty
 object arrays of ``str``. Torch tensors come in and go out over the same memory.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import base64
@@ -88,15 +87,21 @@ def as_tensor(value: Array | Any) -> torch.Tensor:
     if not value.flags.writeable or not value.flags.c_contiguous or value.dtype.byteorder == ">":
         value = np.array(value, order="C")
     if value.dtype == ELEMENTS[16]:
-        return torch.from_numpy(value.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(value)
+        bits = torch.from_numpy(value.view(np.int16))  # pyright: ignore[reportUnknownMemberType]
+        return bits.view(torch.bfloat16)
+    return torch.from_numpy(value)  # pyright: ignore[reportUnknownMemberType]
+
+
+# Told apart by these, values keep the type Any, and so does what stands in them.
+_TAKEN: tuple[type[Any], ...] = (np.ndarray, dict)
+_LISTS: tuple[type[Any], ...] = (list, tuple)
 
 
 def as_item(value: Any) -> Item:
     """Return what a program holds as what kernels take."""
-    if value is None or isinstance(value, np.ndarray | dict):
+    if value is None or isinstance(value, _TAKEN):
         return value
-    if isinstance(value, list | tuple):
+    if isinstance(value, _LISTS):
         return [as_item(each) for each in value]
     return as_array(value)
 
@@ -114,7 +119,7 @@ def literal(form: Mapping[str, Any]) -> Array:
     array([1, 2], dtype=uint8)
     """
     if "strings" in form:
-        array = np.empty(len(form["strings"]), object)
+        array: Array = np.empty(len(form["strings"]), object)
         array[:] = form["strings"]
         return array.reshape(form["shape"])
     return _literal(form["element"], tuple(form["shape"]), form["data"])
