@@ -249,7 +249,7 @@ class _Way:
         if self.problem or "random" in self.case or "dropout train" in self.case:
             return 0.0
         wanted, got = (_leaves(self._runs[name]()) for name in (EAGER, "irc"))
-        # What is zero but for rounding, as the gradient of a key's bias, is held against the others.
+        # Zeros but for rounding, as the gradient of a key's bias, are held against the others.
         least = ROUNDING * max((_size(each) for each in wanted), default=0.0)
         pairs = zip(wanted, got, strict=True)
         return max((_distance(a, b, least) for a, b in pairs), default=0.0)

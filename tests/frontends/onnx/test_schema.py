@@ -239,5 +239,5 @@ def test_a_branch_that_is_never_taken_is_looked_at(taken: bool, tmp_path: Path) 
 
     assert load_onnx(chosen(branch("Neg")))
     assert load_onnx(chosen(branch("Own", "mine")))
-    with pytest.raises(IrcError, match="op-unsupported.*'Exq'"):
+    with pytest.raises(IrcError, match=r"op-unsupported.*'Exq'"):
         load_onnx(chosen(branch("Exq")))
