@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from irc.dialects.builder import arguments, entry, results
+from irc.errors import printable
 from irc.interpret.flow import run_function
 from irc.interpret.levels import difference
 from irc.plan.json_text import corrupt
@@ -56,6 +57,9 @@ def compare(
         weights: whole, by name, as they were before the run.
         inputs: whole, in the plan's order.
         outputs: of the plan.
+
+    Raises:
+        IrcError: ``plan-corrupt`` where the captured model has arguments that the plan has not.
     """
     texts = loaded.ir()
     if not texts:
@@ -65,7 +69,10 @@ def compare(
     plan = loaded.plan
     tensors = dict(weights)
     tensors |= {plan.buffers[i].name: x for i, x in zip(plan.inputs, inputs, strict=True)}
-    ordered = [tensors[argument] for _, argument, _ in arguments(entry(module))]
+    names = [argument for _, argument, _ in arguments(entry(module))]
+    if unknown := [each for each in names if each not in tensors]:
+        raise corrupt(f"{name} has an argument '{printable(unknown[0])}', which the plan has not")
+    ordered = [tensors[each] for each in names]
     # States go into weights; one that is an input's new value is an output of the plan.
     # What ranks hold between calls is no output, or on each rank a part of one.
     held = {plan.buffers[i].name for i in plan.inputs if plan.buffers[i].role == "cache"}

@@ -387,6 +387,26 @@ def lies_as(one: Tensor, other: Tensor) -> bool:
     return all(size == 1 or a == b for size, a, b in pairs)
 
 
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_window_of_one_element_has_the_stride_of_its_dim(
+    way: Callable[[Any], Any], step: int
+) -> None:
+    """Where memory is written to, too: of windows in a stack it decides how that lies."""
+
+    def call(x: Tensor) -> tuple[Tensor, Tensor]:
+        v = x * 2
+        part = v[:1].unfold(2, 1, step)
+        v.neg_()
+        return torch.stack([part, part]), part.clone(memory_format=torch.preserve_format)
+
+    torch._dynamo.reset()
+    x = torch.randn(2, 4, 3).transpose(1, 2)
+    for mine, theirs in zip(way(call)(x), call(x), strict=True):
+        assert torch.equal(mine, theirs)
+        assert mine.stride() == theirs.stride()
+
+
 def test_a_copy_of_an_argument_or_itself_beside_a_write() -> None:
     """The trace that is made functional has a copy, where its argument was none row by row."""
 

@@ -210,6 +210,9 @@ def convert_conv_transpose(node: Node) -> SSAValue:
     channels, own = node.shape()[1], node.shape(1)[0]
     if not (equal_sizes(channels, own) and is_multiple(own, groups)):
         raise ShapeError(f"{channels} channels in {groups} groups by a kernel of {own}")
+    results = static(node.shape(1)[1:2])[0] * groups
+    if node.has(2) and not (node.ndim(2) == 1 and equal_sizes(node.shape(2)[0], results)):
+        raise ShapeError(f"a bias of {[*map(str, node.shape(2))]} for {results} channels")
     attrs = window(node, kernel, [1] * n)
     strides, dilations = attrs["strides"], attrs["dilations"]
     extra = tuple(node.attr("output_padding") or [0] * n)
@@ -230,7 +233,7 @@ def convert_conv_transpose(node: Node) -> SSAValue:
         (spatial[i] - 1) * strides[i] + extra[i] + reach[i] - low[i] - high[i] for i in range(n)
     ]
     return extern(
-        node, [(node.shape()[0], static(node.shape(1)[1:2])[0] * groups, *shape)],
+        node, [(node.shape()[0], results, *shape)],
         strides=strides, low=low, high=high, dilations=dilations, groups=groups, extra=extra,
     )[0]  # fmt: skip
 

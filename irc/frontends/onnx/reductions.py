@@ -270,6 +270,8 @@ def convert_lrn(node: Node) -> SSAValue:
     """``x / (bias + alpha / n * sum of squares of n channels around) ^ beta``."""
     b, x, shape = node.b, node[0], node.shape()
     size = int(node.attr("size"))
+    if size < 1:
+        raise ShapeError(f"a sum over {size} channels")
     square = b.reshape(b.pointwise("mul", x, x), [shape[0], 1, shape[1], product(shape[2:])])
     low, high = (size - 1) // 2, size - 1 - (size - 1) // 2
     if isinstance(shape[1], int):

@@ -82,8 +82,10 @@ def _write_by_slices(call: _Writer, node: Node) -> None:
         return
     dim %= ndim
     if size == 1:
-        every = call(aten.slice.Tensor, source, dim, 0, sys.maxsize, step)
-        unfolded = call(aten.unsqueeze.default, every, ndim)
+        # Not unsqueezed: the stride of a window's one element is that of the dim.
+        elements = call(aten.unflatten.int, source, dim, [-1, 1])
+        every = call(aten.slice.Tensor, elements, dim, 0, sys.maxsize, step)
+        unfolded = call(aten.movedim.int, every, dim + 1, -1)
     else:
         length = call.value(source).shape[dim]
         count = (length - size) // step + 1 if isinstance(length, int) else 0

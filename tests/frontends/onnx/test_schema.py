@@ -120,6 +120,11 @@ MISFITS: Mapping[str, tuple[NodeProto, Shapes]] = {
     "a transposed kernel of other channels": (
         node("ConvTranspose", "x", "w", group=2), {"x": [1, 2, 3, 3], "w": [1, 1, 2, 2]},
     ),
+    "a bias of as many dims as the transposed kernel": (
+        node("ConvTranspose", "x", "w", "w"), {"x": [1, 1, 3, 4, 5], "w": [1, 2, 3, 3, 3]},
+    ),
+    "a norm over no channels": (node("LRN", "x", size=0), {"x": [5, 5, 5, 5]}),
+    "a norm over less than none": (node("LRN", "x", size=-(2**63)), {"x": [5, 5, 5, 5]}),
     "results that are no multiple of the groups": (
         node("Conv", "x", "w", group=2), {"x": [1, 2, 5, 5], "w": [3, 1, 3, 3]},
     ),
