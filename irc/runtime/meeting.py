@@ -12,6 +12,7 @@ stopped on its way does not come.
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Sequence
@@ -20,6 +21,15 @@ from typing import Protocol
 from irc.cluster import process
 from irc.errors import IrcError
 from irc.runtime.watch import INTERVAL_S, described, end_with, lost, place_of_process, timeout_s
+
+STORE_VARIABLE = "IRC_STORE"
+"""A file by which processes of one machine meet; without it, MASTER_ADDR and MASTER_PORT do."""
+
+RUN_VARIABLE = "TORCHELASTIC_RUN_ID"
+"""Torchrun sets it, and may start the processes again, more or fewer of them."""
+
+OF_RUN = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", RUN_VARIABLE, STORE_VARIABLE)
+"""Variables that are alike in all processes of a run."""
 
 PREFIX = "irc/start"
 POLL_S = 0.01
@@ -86,10 +96,18 @@ class _Wait:
         self._stopped_since = {pid: self._stopped_since.get(pid, now) for pid in stopped}
         for pid, since in self._stopped_since.items():
             name = process.variable_of(pid, "RANK")
-            if name not in names or not 0 < limit < now - since:
+            if name not in names or not 0 < limit < now - since or not _is_of_this_run(pid):
                 continue
             place = place_of_process(pid)
             end_with(lost(described(int(name), place, process.STOPPED)), 0.0, place)
+
+
+def _is_of_this_run(pid: int) -> bool:
+    """Return whether a process is of the run that this one is of.
+
+    A shell, too, is the parent of what runs in it, and its user may have stopped another run there.
+    """
+    return all(process.variable_of(pid, name) == os.environ.get(name, "") for name in OF_RUN)
 
 
 def name_of_start(store: Store, rank: int, world: int, timeout_s: float) -> str:

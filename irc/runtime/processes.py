@@ -23,15 +23,9 @@ from torch.distributed.rendezvous import rendezvous  # pyright: ignore[reportUnk
 from irc.cluster.host import num_cores
 from irc.dialects.placement import Mesh
 from irc.errors import IrcError
-from irc.runtime.meeting import name_of_start
+from irc.runtime.meeting import RUN_VARIABLE, STORE_VARIABLE, name_of_start
 from irc.runtime.network_threads import defer_network_threads
 from irc.runtime.watch import naming_lost_ranks, stop_watching, watch_in, watch_ranks
-
-STORE_VARIABLE = "IRC_STORE"
-"""A file by which processes of one machine meet; without it, MASTER_ADDR and MASTER_PORT do."""
-
-RUN_VARIABLE = "TORCHELASTIC_RUN_ID"
-"""Torchrun sets it, and may start the processes again, more or fewer of them."""
 
 JOIN_TIMEOUT_S = 60
 DIGEST_BYTES = 32

@@ -52,6 +52,36 @@ def test_a_start_that_was_broken_off() -> None:
         name_of_start(store, 1, 3, 0.1)
 
 
+@pytest.mark.parametrize(
+    ("name", "has_it"),
+    [
+        ("WORLD_SIZE", True),
+        ("MASTER_ADDR", True),
+        ("MASTER_PORT", True),
+        ("TORCHELASTIC_RUN_ID", False),
+        ("IRC_STORE", False),
+    ],
+)
+def test_a_stopped_rank_of_another_run_is_left_alone(name: str, has_it: bool) -> None:
+    """Its shell has started both runs; they differ in one variable, or one has it alone."""
+    rest = {k: v for k, v in os.environ.items() if k != name} | {"IRC_RANK_TIMEOUT": "0.1"}
+    other = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], env={**rest, "RANK": "1", name: "8"}
+    )
+    try:
+        os.kill(other.pid, signal.SIGSTOP)
+        ended = subprocess.run(
+            [sys.executable, "-c", WAITS.replace("60.0", "3.0")],
+            env={**rest, **({name: "3"} if has_it else {}), "RANK": "0"},
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert "rank 1 did not come" in ended.stderr
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
 def test_a_rank_that_is_stopped_on_its_way_is_named_and_ended() -> None:
     environment = {**os.environ, "WORLD_SIZE": "2", "IRC_RANK_TIMEOUT": "1"}
     late = subprocess.Popen(
