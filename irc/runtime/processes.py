@@ -88,9 +88,16 @@ def start_processes(rank: int, world: int, timeout_s: float = JOIN_TIMEOUT_S) ->
     if store is not None:
         # Ranks wait for each other from here on.
         watch_in(store, rank, world)
-    backend = backend_of_processes()
-    with naming_lost_ranks():
-        dist.init_process_group(backend, rank=rank, world_size=world, store=store, timeout=timeout)
+    try:
+        backend = backend_of_processes()
+        with naming_lost_ranks():
+            dist.init_process_group(
+                backend, rank=rank, world_size=world, store=store, timeout=timeout
+            )
+    except BaseException:
+        # A caller may try again: what becomes of this start must not end the process then.
+        stop_watching()
+        raise
     defer_network_threads()
     watch_ranks()
 

@@ -62,6 +62,8 @@ def tell_on_stderr(error: IrcError) -> None:
 
 _tell: Tell = tell_on_stderr
 _watch: Watch | None = None
+_watched: Any = None
+"""The store in which it watches, as the caller has it."""
 
 
 def tell_by(tell: Tell) -> None:
@@ -87,26 +89,36 @@ def watch_in(store: Any, rank: int, world: int) -> None:
         rank: of this process.
         world: how many ranks there are.
     """
-    global _watch
+    global _watch, _watched
     limit = timeout_s()
-    if limit <= 0 or world == 1 or (_watch is not None and _watch.is_alive):
+    if limit <= 0 or world == 1:
         return
+    if _watch is not None and _watch.is_alive and _is_part(store, _watched):
+        return
+    stop_watching()
     try:
         own = store.clone()
     except RuntimeError:
         return  # a store of the user's own, which has one connection
-    _watch = Watch(own, rank, world, limit)
+    _watch, _watched = Watch(own, rank, world, limit), store
     _watch.start()
     atexit.register(stop_watching)
 
 
 def stop_watching() -> None:
     """Watch no more: the processes part, in order."""
-    global _watch
+    global _watch, _watched
     if _watch is not None:
         _watch.stop()
-        _watch = None
+    _watch = _watched = None
     atexit.unregister(stop_watching)
+
+
+def _is_part(store: Any, whole: Any) -> bool:
+    """Return whether a store is another, or lies in it: torch gives each group a part of one."""
+    while store is not None and store is not whole:
+        store = getattr(store, "underlying_store", None)
+    return store is not None
 
 
 def timeout_s() -> float:
