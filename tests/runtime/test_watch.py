@@ -25,7 +25,10 @@ def test_a_join_that_fails_is_watched_no_more(tmp_path: Any, monkeypatch: Any) -
         assert watch._watch is not None  # pyright: ignore[reportPrivateUsage]
         raise ValueError("the address is taken")
 
-    monkeypatch.setattr(processes, "_store", lambda *_: store)
+    def store_of(*_: Any) -> FileStore:
+        return store
+
+    monkeypatch.setattr(processes, "_store", store_of)
     monkeypatch.setattr(dist, "init_process_group", fail)
     with pytest.raises(ValueError, match="is taken"):
         processes.start_processes(0, 2)
