@@ -34,7 +34,7 @@ from irc.torch_backend.counts import count_left, counters
 from irc.torch_backend.gradient_memory import mark_loose, mark_overlapping, resolving
 from irc.torch_backend.own_gradients import tell_autograd
 from irc.torch_backend.regions import by_parts, untouched_by_errors
-from irc.torch_backend.saved_inputs import keep_copies
+from irc.torch_backend.saved_inputs import keep_copies, save_compared
 from irc.torch_backend.twice import differentiable, is_random_or_cast
 
 _OVERLOAD: Any = torch._ops.OpOverload
@@ -79,6 +79,7 @@ def compile_through_aot(
 
     def partition(joint: GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any) -> Any:
         results.append(num_fwd_outputs)
+        save_compared(joint)
         return min_cut_rematerialization_partition(
             joint, inputs, num_fwd_outputs=num_fwd_outputs, **options
         )

@@ -11,6 +11,14 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+HALVES = (torch.float16, torch.bfloat16)
+COMPARISONS = frozenset(
+    getattr(getattr(torch.ops.aten, name), kind)
+    for name in ("eq", "ne", "lt", "le", "gt", "ge")
+    for kind in ("Tensor", "Scalar")
+)
 
 
 def keep_copies(forward: GraphModule, gm: GraphModule, seen: Any, visible: int) -> None:
@@ -35,6 +43,23 @@ def keep_copies(forward: GraphModule, gm: GraphModule, seen: Any, visible: int) 
     if len(arguments) == len(values):  # a tensor of a subclass is several of them
         arguments = [each for i, each in enumerate(arguments) if i in written]
     _copy_kept(forward, frozenset(arguments), visible)
+
+
+def save_compared(joint: GraphModule) -> None:
+    """Let a backward pass keep what it compares, where that is of a half type.
+
+    A kernel computes half types in float32. What it computes again is not the rounded value that
+    forward has given: where that is the largest of a row, backward is to see which element it was.
+
+    Args:
+        joint: forward and backward in one graph; it is changed.
+    """
+    for node in joint.graph.nodes:
+        if node.target in COMPARISONS:
+            for each in node.all_input_nodes:
+                value = each.meta.get("val")
+                if each.op != "placeholder" and getattr(value, "dtype", None) in HALVES:
+                    each.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def _is_counted(value: object) -> bool:
