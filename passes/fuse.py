@@ -19,6 +19,7 @@ from irc.dialects.flow import FlowOp, FusionOp, YieldOp, loc_of
 from irc.dialects.literals import IotaOp
 from irc.dialects.noted import noted_placements, result_id
 from irc.errors import IrcError
+from irc.kernels.compared import round_compared
 from irc.kernels.fusion.groups import Grouping
 from irc.kernels.fusion.profit import describe
 from irc.kernels.fusion.units import Unit, in_order
@@ -113,6 +114,7 @@ class FusePass(ModulePass):
         for func in funcs:
             require_static(func)
             move_gathers(func.body.block)
+            round_compared(func.body.block)
             _drop_dead(func.body.block)
             _part_iotas(func.body.block)
         text, source = constraint_text(self.pins)
