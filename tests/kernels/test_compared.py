@@ -48,7 +48,7 @@ def test_a_largest_elements_gradient_is_no_quotient_by_none(
     """Backward counts the elements that are as large: where none is, it divides by zero."""
 
     def call(x: Tensor) -> Tensor:
-        return largest(torch.cos(F.silu(x)), dim=1).float()
+        return largest(F.silu(x), dim=1).float()
 
     torch._dynamo.reset()
     torch.manual_seed(0)
