@@ -9,7 +9,6 @@ A folder gets its name by one rename, when every rank's files and the digests ar
 that ends before leaves the checkpoints that were there as they were.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import hashlib
@@ -52,7 +51,7 @@ class CheckpointWriter(FileSystemWriter):
     """
 
     def __init__(self, target: Path, keep: int) -> None:
-        super().__init__(partial_of(target), overwrite=True)
+        super().__init__(partial_of(target), overwrite=True)  # pyright: ignore[reportUnknownMemberType]
         self._target, self._keep = target, keep
 
     def write_data(self, plan: Any, planner: Any) -> Any:

@@ -11,7 +11,6 @@ The optimiser's parameters stay the same objects, so that what it or a scheduler
 true; on a mesh they get a rank's parts, or whole values, as data.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
@@ -216,7 +215,8 @@ class EagerOptimizer:
         """
         for own in self._optimizer.param_groups:
             names = {self._names[id(p)] for p in own["params"]}
-            saved = next((g for g in groups if names & set(g.get("params", ()))), {})
+            none: Mapping[str, Any] = {}
+            saved = next((g for g in groups if names & set(g.get("params", ()))), none)
             for key, value in saved.items():
                 if key == "params":
                     continue

@@ -4,7 +4,6 @@ A region's plan is for the sizes that it was checked for. At others (a loop that
 0 rows) the ops of the region run one by one, in torch.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import threading
@@ -40,6 +39,9 @@ from irc.runtime.host_lower import host_code
 from irc.runtime.onnx_ops.values import as_item, as_tensor
 from irc.runtime.open_executor import BoundPlans, KnownSizes
 from irc.runtime.prepared import Store
+
+_weights_file: Any = safe_open
+"""A file of safetensors, whose types are unknown."""
 
 
 def host_module(plan: HostPlan) -> ModuleOp:
@@ -243,7 +245,7 @@ def load_host_weights(plan: HostPlan, *, verify: bool = False) -> dict[str, torc
     path = Path(plan.folder) / WEIGHTS_FILE
     check_weights(path, known=plan.code != "unknown", always=verify)
     try:
-        with safe_open(path, framework="pt") as file:
+        with _weights_file(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise corrupt(f"the weights cannot be read: {error}", str(path)) from None

@@ -6,7 +6,6 @@ is kept between calls follows from the program alone, so calls may come from any
 It needs numpy alone; who loads a program says what runs its regions.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -62,7 +61,7 @@ class HostCalls:
         self.code, self.regions = code, regions
         self._named = frozenset(code.regions)
         self.functions = {n: Prepared(self, f, arrays) for n, f in code.functions.items()}
-        self._held = [each for each in arrays if isinstance(each, np.ndarray)]
+        self._held: list[Any] = [each for each in arrays if isinstance(each, np.ndarray)]
         self._shapes = [shape_of(each) for each in code.functions[ENTRY].inputs]
         self._sizes: dict[tuple[int, ...], Known] = {}
 
@@ -74,7 +73,7 @@ class HostCalls:
         """
         sizes = self.check_sizes(inputs)
         outputs = self.functions[ENTRY].run(inputs, sizes)
-        held = [*self._held, *(each for each in inputs if isinstance(each, np.ndarray))]
+        held: list[Any] = [*self._held, *(each for each in inputs if isinstance(each, np.ndarray))]
         return [_apart(value, held) for value in outputs]
 
     def check_sizes(self, inputs: Sequence[Item]) -> Known:
@@ -144,11 +143,12 @@ def sizes_of(code: HostCode, numbers: Sequence[int]) -> Known:
 
 def _apart(value: Item, held: list[Any]) -> Item:
     """Return an output that shares no memory with inputs, weights or other outputs."""
+    own: Item = value
     if isinstance(value, list):
-        return [_apart(each, held) for each in value]
+        return [_apart(each, held) for each in own]
     if not isinstance(value, np.ndarray):
         return value
-    if any(np.may_share_memory(value, each) for each in held):
-        value = value.copy()
-    held.append(value)
-    return np.ascontiguousarray(value) if value.ndim else value
+    if any(np.may_share_memory(own, each) for each in held):
+        own = own.copy()
+    held.append(own)
+    return np.ascontiguousarray(own) if own.ndim else own

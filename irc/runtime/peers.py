@@ -1,6 +1,5 @@
 """The other ranks of a plan of several programs, as one rank knows them."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
@@ -17,6 +16,9 @@ from irc.runtime.network_threads import defer_network_threads
 from irc.runtime.transfers import Transfers
 from irc.schedule.tapes import Event
 from irc.training.accumulators import ACCUMULATED
+
+_library: Any = dist
+"""torch's collectives, whose types are unknown in part."""
 
 Group: TypeAlias = Callable[[], Any]
 Places: TypeAlias = tuple[int, ...]
@@ -95,7 +97,7 @@ class TorchPeers:
     def add(self, tensor: torch.Tensor, places: Places) -> None:
         """Add up with an all-reduce."""
         if (group := self._groups.get(places)) is not None:
-            dist.all_reduce(tensor, group=group())
+            _library.all_reduce(tensor, group=group())
 
     def gather(self, own: torch.Tensor, axes: Sequence[str]) -> list[torch.Tensor]:
         """Gather along one axis after the other, the last one first."""
@@ -105,7 +107,7 @@ class TorchPeers:
             group, size = communicator.groups[axis]
             if size > 1:
                 rows = [torch.empty_like(gathered) for _ in range(size)]
-                dist.all_gather(rows, gathered, group=group())
+                _library.all_gather(rows, gathered, group=group())
                 gathered = torch.cat(rows)
         return [row.view(own.dtype).view(own.shape) for row in gathered]
 
@@ -115,7 +117,7 @@ class TorchPeers:
         if len(places) > 1:
             if self._place not in places or self._local:
                 own.zero_()
-            dist.all_reduce(own)
+            _library.all_reduce(own)
         elif not self._is_alone:
             dist.broadcast(own, self._plan.ranks[places[0]][0])  # pyright: ignore[reportGeneralTypeIssues]
         return own
@@ -140,7 +142,7 @@ def _groups(plan: PartsPlan, rank: int, local: int) -> dict[Places, Group]:
     for places in dict.fromkeys([every, *summed_places(plan).values()]):
         for index in range(plan.part_mesh.num_ranks) if len(places) > 1 else ():
             ranks = [plan.ranks[place][index] for place in places]
-            group = dist.new_group(ranks)
+            group = _library.new_group(ranks)
             if rank in ranks and index == local:
                 # torch lets go of its groups when the processes part: we hold none.
                 own[places] = ref(group)

@@ -4,7 +4,6 @@ The op runs again with gradients on; what comes back is the given results' gradi
 Jacobian, for each operand that is asked for. An operand that does not matter gets zeros.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import json
@@ -48,10 +47,10 @@ def run(
     if (declared := _declared(name, attrs)) is not None:
         return _by_declaration(declared, arguments, values[:count], gradients)
     with torch.inference_mode(False), torch.enable_grad():
-        operands = [value.detach().clone() for value in values[:count]]
+        operands: list[Any] = [value.detach().clone() for value in values[:count]]
         for index in wanted:
             operands[index].requires_grad_(True)
-        results = _forward(name, attrs, operands, with_gradients, gradients, run_op)
+        results: list[Any] = _forward(name, attrs, operands, with_gradients, gradients, run_op)
         roots = [results[i] for i in with_gradients]
         if not all(value.requires_grad for value in roots) and name == names.EXTERN:
             # The reference is no torch code; the op itself may know its derivative.
@@ -63,7 +62,7 @@ def run(
             because = f"result {stuck[0]} does not depend on the operands that need a gradient"
             raise _not_differentiable(name, attrs, because)
         try:
-            back = torch.autograd.grad(
+            back: Any = torch.autograd.grad(
                 roots,
                 [operands[i] for i in wanted],
                 [g.to(value.dtype) for g, value in zip(gradients, roots, strict=True)],
@@ -93,6 +92,7 @@ def _by_declaration(
     """Ask the op's declaration for the gradients of all operands, and give the wanted ones."""
     import torch
 
+    wanted: Sequence[int]
     _, attrs, _, with_gradients, wanted = arguments
     by_result: list[torch.Tensor | None] = [None] * (max(with_gradients) + 1)
     for index, gradient in zip(with_gradients, gradients, strict=True):
@@ -118,7 +118,7 @@ def _by_own_op(
         return None
     positional, keywords = called_with(json.loads(attrs["arguments"]), operands)
     returned = op(*positional, **keywords)
-    flat = list(returned) if isinstance(returned, tuple | list) else [returned]
+    flat: list[Any] = [*returned] if isinstance(returned, tuple | list) else [returned]
     return [value for value in flat if isinstance(value, torch.Tensor)]
 
 

@@ -5,7 +5,6 @@ on sparse, nested or quantised tensors, operations that write to what they are g
 as in eager mode, and the parts before and after are graphs like any other.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import operator
@@ -29,6 +28,8 @@ from irc.torch_backend.counts import count_left
 
 OUTSIDE = ("placeholder", "get_attr", "output")
 """Nodes that belong to no part: each part reads what it needs of them."""
+
+MANY: tuple[type[Any], ...] = (list, tuple)
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Divided:
 
     def __init__(self, whole: GraphModule, runs: Sequence[tuple[Part, Flat]]) -> None:
         self._placeholders = [n for n in whole.graph.nodes if n.op == "placeholder"]
-        self._results = next(n for n in whole.graph.nodes if n.op == "output").args[0]
+        self._results: Any = next(n for n in whole.graph.nodes if n.op == "output").args[0]
         last: dict[Node, int] = {}
         for i, (part, _) in enumerate(runs):
             last |= dict.fromkeys(part.inputs, i)
@@ -81,8 +82,8 @@ class Divided:
             values.update(zip(part.outputs, results, strict=True))
             for node in over:
                 del values[node]
-        outputs = map_arg(self._results, values.__getitem__)
-        return outputs if isinstance(outputs, list | tuple) else (outputs,)
+        outputs: Any = map_arg(self._results, values.__getitem__)
+        return outputs if isinstance(outputs, MANY) else (outputs,)
 
 
 def divided(
@@ -155,7 +156,7 @@ def _part(whole: GraphModule, nodes: Sequence[Node], is_left: bool) -> Part:
             inputs[source] = copies[source] = graph.placeholder(source.name)
             copies[source].meta = dict(source.meta)
             if (named := getattr(source, "_dynamo_source", None)) is not None:
-                copies[source]._dynamo_source = named  # pyright: ignore[reportAttributeAccessIssue]
+                copies[source]._dynamo_source = named
     for source in read:
         if source.op == "get_attr":
             copies[source] = graph.node_copy(source)
@@ -253,7 +254,7 @@ def _by_torch(part: Part, compiled: Callable[[GraphModule], Flat | None]) -> Fla
 
     def run_part(*args: Any) -> Sequence[Any]:
         # Autograd has been dealt with: the graph is its forward pass, or its backward pass.
-        with torch._C._AutoDispatchBelowAutograd():
+        with torch._C._AutoDispatchBelowAutograd():  # pyright: ignore[reportPrivateUsage]
             return module.forward(*args)
 
     return run_part
@@ -266,7 +267,7 @@ class _Alike(torch.nn.Module):
         super().__init__()
         self._graph, self._run = graph, run
         (output,) = graph.graph.find_nodes(op="output")
-        self._is_tuple = isinstance(output.args[0], list | tuple)
+        self._is_tuple = isinstance(output.args[0], MANY)
         fakes = [n.meta.get("val") for n in graph.graph.nodes if n.op == "placeholder"]
         self._kinds = [
             (x.shape, x.dtype) if isinstance(x, torch.Tensor) else (x, None) for x in fakes

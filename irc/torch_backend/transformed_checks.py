@@ -4,7 +4,6 @@ A graph of Dynamo has the ends of a transform as calls. What is computed between
 that transform alone, and leaves it as torch lets results leave: the rows of a ``vmap`` as a dim.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -68,4 +67,5 @@ class Transforms:
     def _left(self, value: Node, level: int, rows: Any) -> Node:
         if rows is None:
             return self._graph.call_function(_functorch._unwrap_for_grad, (value, level))
-        return self._graph.call_function(predispatch._remove_batch_dim, (value, level, rows, 0))
+        remove = predispatch._remove_batch_dim  # pyright: ignore[reportPrivateUsage]
+        return self._graph.call_function(remove, (value, level, rows, 0))

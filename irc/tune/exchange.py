@@ -3,7 +3,6 @@
 Started by `irc cluster calibrate` on one machine, or the calibration itself under torchrun or srun.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import argparse
@@ -25,6 +24,9 @@ from irc.cluster.links import COLLECTIVES, Collective
 from irc.runtime.direct import all_gather, all_reduce, all_to_all, reduce_scatter
 from irc.runtime.processes import end_with_parent, joined, place_of
 from irc.tune.fit import Point
+
+_library: Any = dist
+"""torch's collectives, whose types are unknown in part."""
 
 Curves = Mapping[Collective, Sequence[Point]]
 
@@ -110,7 +112,7 @@ def _between_s(
     """
 
     def loop(collective: Callable[[], object] | None) -> float:
-        dist.barrier(group)
+        _library.barrier(group)
         start = time.perf_counter()
         for _ in range(LOOP):
             work()
@@ -121,8 +123,8 @@ def _between_s(
 
     loop(run)
     pairs = [(loop(run), loop(None)) for _ in range(PAIRS)]
-    slowest = torch.tensor(pairs, dtype=torch.float64)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
+    slowest: Any = torch.tensor(pairs, dtype=torch.float64)
+    _library.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
     return median((with_ - without) / LOOP for with_, without in slowest.tolist())
 
 
@@ -132,7 +134,7 @@ def _work(group: Any) -> Callable[[], object]:
     out = torch.empty_like(a)
     once = min(_timed(lambda: torch.mm(a, a, out=out)) for _ in range(50))
     fastest = torch.tensor([once], dtype=torch.float64)
-    dist.all_reduce(fastest, op=dist.ReduceOp.MIN, group=group)
+    _library.all_reduce(fastest, op=dist.ReduceOp.MIN, group=group)
     count = max(1, round(WORK_S / float(fastest)))
 
     def work() -> None:
@@ -152,7 +154,7 @@ def _slowest(seconds: float, group: Any) -> float:
     slowest = torch.tensor([seconds], dtype=torch.float64)
     if dist.get_backend(group) == "nccl":
         slowest = slowest.cuda()
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
+    _library.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
     return float(slowest)
 
 

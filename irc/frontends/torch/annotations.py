@@ -3,7 +3,6 @@
 JAX calls this ``with_sharding_constraint``, GSPMD (arXiv:2105.04663, section 3) ``mesh_split``.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import torch
@@ -50,7 +49,7 @@ def _place(x: torch.Tensor, placement: str) -> torch.Tensor:
     return x.clone()
 
 
-@_place.register_fake
+@_place.register_fake  # pyright: ignore[reportUnknownMemberType]
 def _(x: torch.Tensor, placement: str) -> torch.Tensor:
     return torch.empty_like(x)
 
@@ -59,7 +58,11 @@ def _setup(ctx: object, inputs: object, output: object) -> None:
     """Keep nothing: the gradient is the gradient."""
 
 
-_place.register_autograd(lambda ctx, grad: (grad, None), setup_context=_setup)
+def _gradient(_ctx: object, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    return grad, None
+
+
+_place.register_autograd(_gradient, setup_context=_setup)  # pyright: ignore[reportUnknownMemberType]
 
 
 @lowers(names.PLACE)

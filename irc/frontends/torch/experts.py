@@ -7,7 +7,6 @@ implementation their config names. A layer that this op cannot express (biases, 
 keeps its implementation, except ``eager``, which becomes ``grouped_mm``.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import sys
@@ -41,7 +40,7 @@ def experts(
     return reference(hidden, index, weights, gate_up, down, act, num_experts)
 
 
-@experts.register_fake
+@experts.register_fake  # pyright: ignore[reportUnknownMemberType]
 def _(
     hidden: torch.Tensor,
     index: torch.Tensor,
@@ -91,7 +90,8 @@ def expressible(layer: Any, moe: Any) -> bool:
     """Return whether a layer of experts is what ``irc::experts`` computes."""
     plain = layer.has_gate and layer.is_concatenated and not layer.has_bias
     post = getattr(layer, "has_post_expert_norm", False) or layer._is_expert_parallel
-    default = getattr(type(layer), "_apply_gate", None) is moe._default_apply_gate
+    kind: object = layer
+    default = getattr(type(kind), "_apply_gate", None) is moe._default_apply_gate
     return bool(plain and not post and default and activation(layer.act_fn))
 
 

@@ -4,7 +4,6 @@
 type is rounded at each of its steps, as eager runs them one by one.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import math
@@ -14,6 +13,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+_library: Any = torch.special
+"""torch's functions, whose types are unknown in part."""
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -39,7 +41,7 @@ def ndtr(input: Tensor) -> Tensor:  # noqa: A002 - torch's name
     """Return how much of the normal distribution lies below each number."""
     half = input.dtype
     if half not in HALVES:
-        return torch.special.ndtr(input)
+        return _library.ndtr(input)
     scaled = (input.float() * math.sqrt(0.5)).to(half)
     above = torch.erf(scaled.float()).to(half)
     both = (1 + above.float()).to(half)
@@ -49,6 +51,6 @@ def ndtr(input: Tensor) -> Tensor:  # noqa: A002 - torch's name
 OWN: Mapping[Any, Callable[..., Tensor]] = {
     F.softshrink: softshrink,
     torch.ops.aten.softshrink.default: softshrink,
-    torch.special.ndtr: ndtr,
+    _library.ndtr: ndtr,
     torch.ops.aten.special_ndtr.default: ndtr,
 }

@@ -5,7 +5,6 @@ rest (``a.t().add_(a)``). A functional graph knows neither: its numbers are thos
 torch itself runs what holds such a write.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import operator
@@ -61,9 +60,10 @@ def is_overlapping(value: object) -> bool:
     """True for a tensor of which several elements are one place, as eager's check has it."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
+    traced: Any = value  # symbols are among its sizes, whatever torch's annotations say
     return any(
         isinstance(step, int) and step == 0 and not (isinstance(size, int) and size <= 1)
-        for size, step in zip(value.shape, value.stride(), strict=True)
+        for size, step in zip(traced.shape, traced.stride(), strict=True)
     )
 
 
@@ -163,7 +163,7 @@ def written_by(node: Node) -> list[Any]:
 def _operands(node: Node) -> tuple[list[Any], list[Any]]:
     """Return what a call writes to, and what else it takes: none where it does not write."""
     if isinstance(node.target, OpOverload):
-        schema = node.target._schema
+        schema: Any = node.target._schema  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
         if not schema.is_mutable:
             return [], []
         told = [each.alias_info for each in schema.arguments]
@@ -195,8 +195,8 @@ def _part(operand: Any, index: Any) -> Iterator[Any]:
 
 
 def _names_a_view(index: Any) -> bool:
-    parts = index if isinstance(index, tuple) else (index,)
-    slices = [part for part in parts if isinstance(part, slice)]
+    parts: list[Any] = [*index] if isinstance(index, tuple) else [index]
+    slices: list[slice[Any, Any, Any]] = [part for part in parts if isinstance(part, slice)]
     numbers = [x for part in slices for x in (part.start, part.stop, part.step)]
     return all(part is None or type(part) in (int, slice, type(...)) for part in parts) and all(
         number is None or type(number) is int for number in numbers

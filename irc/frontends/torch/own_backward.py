@@ -5,7 +5,6 @@ otherwise: gradients that are reversed, straight-through estimators, surrogates 
 gradients are compared with that derivative, at random numbers.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import threading
@@ -16,10 +15,13 @@ from typing import Any
 import torch
 from torch.autograd import Function
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
 
 from irc.errors import IrcError
 from irc.process_wide import ProcessWide
+
+_library: Any = torch
+"""torch's generators, whose types are unknown in part."""
 
 _here = threading.local()
 
@@ -88,11 +90,11 @@ def _compare(cls: Any, args: Sequence[Any], apply: Callable[..., Any]) -> None:
     try:
         with (
             _disable_current_modes(),
-            torch._C.DisableTorchFunction(),
-            torch.random.fork_rng(devices=[]),
+            torch._C.DisableTorchFunction(),  # pyright: ignore[reportPrivateUsage]
+            _library.random.fork_rng(devices=[]),
             torch.enable_grad(),
         ):
-            torch.manual_seed(0)
+            _library.manual_seed(0)
             operands = [_drawn(arg) for arg in args]
             own = _gradients(apply, operands)
             derived = _gradients(lambda *each: _forward(cls, each), operands)
@@ -131,15 +133,15 @@ def _gradients(run: Callable[..., Any], args: Sequence[Any]) -> list[torch.Tenso
     Those of its results are random.
     """
     operands = [_leaf(arg) for arg in args]
-    torch.manual_seed(1)
+    _library.manual_seed(1)
     results = [y for y in pytree.tree_leaves(run(*operands)) if isinstance(y, torch.Tensor)]
-    torch.manual_seed(2)
+    _library.manual_seed(2)
     weights = [torch.randn(y.shape, dtype=y.dtype) if _is_inexact(y) else None for y in results]
     pairs = [(y, w) for y, w in zip(results, weights, strict=True) if y.requires_grad]
     leaves = [x for x in operands if isinstance(x, torch.Tensor) and x.requires_grad]
     if not pairs or not leaves:
         return [torch.zeros(x.shape, dtype=x.dtype) for x in leaves]
-    gradients = torch.autograd.grad(
+    gradients: Any = torch.autograd.grad(
         [y for y, _ in pairs], leaves, [w for _, w in pairs], allow_unused=True
     )
     return [torch.zeros_like(x) if g is None else g for g, x in zip(gradients, leaves, strict=True)]

@@ -4,7 +4,6 @@ After a trace torch.export puts copies of them into the modules, so that what a 
 is undone. Whoever holds one would then write to what the module no longer reads.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
@@ -44,24 +43,26 @@ def _containers(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
         yield from ((slots, n, value) for n, value in slots.items() if type(value) in (dict, list))
 
 
-def _copied(container: Any) -> Any:
+def _copied(container: object) -> Any:
     """Return containers of the same items."""
+    items: Any = container
     if type(container) is dict:
-        return {key: _copied(value) for key, value in container.items()}
-    return [_copied(each) for each in container] if type(container) is list else container
+        return {key: _copied(value) for key, value in items.items()}
+    return [_copied(each) for each in items] if type(container) is list else container
 
 
-def _filled(own: Any, copy: Any) -> Any:
+def _filled(own: object, copy: Any) -> Any:
     """Return a container with the items of its copy; a leaf of the copy as it is."""
+    held: Any = own
     if type(own) is not type(copy):
         return copy
     if type(own) is dict:
-        items = {key: _filled(own.get(key), value) for key, value in copy.items()}
-        own.clear()
-        own.update(items)
+        items = {key: _filled(held.get(key), value) for key, value in copy.items()}
+        held.clear()
+        held.update(items)
     elif type(own) is list:
-        before = own + [None] * (len(copy) - len(own))
-        own[:] = [_filled(a, b) for a, b in zip(before, copy, strict=False)]
+        before = held + [None] * (len(copy) - len(held))
+        held[:] = [_filled(a, b) for a, b in zip(before, copy, strict=False)]
     else:
         return copy
-    return own
+    return held

@@ -1,6 +1,6 @@
 """Sizes and conditions of a torch trace as polynomials and quotients that a plan can say."""
 
-# pyright: basic
+# pyright: reportMissingTypeStubs=false
 from __future__ import annotations
 
 from dataclasses import dataclass, field

@@ -6,7 +6,6 @@ writes to what may have been kept, the module runs once more on fake tensors wit
 counts for them as it does in eager, and each value that it keeps is looked at.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -17,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
-from torch.nn.utils.stateless import _reparametrize_module
-from torch.overrides import _pop_mode, _push_mode
+from torch.nn.utils.stateless import _reparametrize_module  # pyright: ignore[reportPrivateUsage]
 from torch.utils import _pytree as pytree
 
 from irc.errors import IrcError
@@ -29,6 +27,9 @@ from irc.frontends.torch.structure import output_names
 from irc.frontends.torch.traced_calls import TracedCalls
 from irc.frontends.torch.unrecorded import as_it_is
 from irc.frontends.torch.written import gives_view, writes_to
+
+_library: Any = torch.overrides
+"""torch's own modes, whose types are unknown in part."""
 
 RAISED = "modified by an inplace operation"
 """What torch says of such a value."""
@@ -189,9 +190,10 @@ def _stale(node: Any) -> str | None:
 @contextmanager
 def _without_modes() -> Generator[None]:
     """Leave what asks of calls out of a block: it has asked in the trace."""
-    modes = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+    count = torch._C._len_torch_function_stack()  # pyright: ignore[reportPrivateUsage]
+    modes = [_library._pop_mode() for _ in range(count)]
     try:
         yield
     finally:
         for mode in reversed(modes):
-            _push_mode(mode)
+            _library._push_mode(mode)

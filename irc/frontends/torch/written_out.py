@@ -4,7 +4,6 @@ A trace and AOTAutograd take some functions apart by ways of torch's own, whatev
 ops. So calls of them are replaced where user code makes them: in a trace, and in Dynamo's graphs.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

@@ -3,12 +3,12 @@
 JPEG, JPEG 2000 and WebP need a codec, which irc does not have.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import struct
 import zlib
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -122,7 +122,7 @@ def _tiff(data: bytes) -> Array:
     order = "<" if data[:2] == b"II" else ">"
     (at,) = struct.unpack(order + "I", data[4:8])
     (count,) = struct.unpack(order + "H", data[at : at + 2])
-    tags = {}
+    tags: dict[int, tuple[Any, ...]] = {}
     for i in range(count):
         entry = data[at + 2 + 12 * i : at + 14 + 12 * i]
         tag, kind, number = struct.unpack(order + "HHI", entry[:8])

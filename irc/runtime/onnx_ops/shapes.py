@@ -1,6 +1,5 @@
 """Moving elements without changing them: reshape, transpose, slice, pad, split, join."""
 
-# pyright: basic
 from __future__ import annotations
 
 import numpy as np
@@ -19,8 +18,9 @@ def _reshape(call: Call) -> Array:
 
 def _flatten(call: Call) -> Array:
     x, axis = call[0], call.attr("axis", 1)
-    rows = int(np.prod(x.shape[: axis if axis >= 0 else x.ndim + axis]))
-    return x.reshape(rows, x.size // rows if rows else int(np.prod(x.shape[axis:])))
+    shape: tuple[int, ...] = x.shape
+    rows = int(np.prod(shape[: axis if axis >= 0 else x.ndim + axis]))
+    return x.reshape(rows, x.size // rows if rows else int(np.prod(shape[axis:])))
 
 
 def _squeeze(call: Call) -> Array:

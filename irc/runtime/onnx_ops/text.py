@@ -1,6 +1,5 @@
 """Strings: joining, splitting, matching, normalising, counting n-grams."""
 
-# pyright: basic
 from __future__ import annotations
 
 import re
@@ -39,7 +38,7 @@ def _match(call: Call) -> Array:
 def _normalise(call: Call) -> Array:
     x, action = call[0], call.attr("case_change_action", "NONE")
     exact = bool(call.attr("is_case_sensitive", 0))
-    stop = call.attr("stopwords") or []
+    stop: list[str] = call.attr("stopwords") or []
     stopped = set(stop) if exact else {word.lower() for word in stop}
     change = {"LOWER": str.lower, "UPPER": str.upper, "NONE": str}[action]
     rows = x.reshape(-1, x.shape[-1]).tolist()
