@@ -1,6 +1,5 @@
 """Attention in ONNX's forms: scaled dot products, flexible, linear; rotary embedding."""
 
-# pyright: basic
 from __future__ import annotations
 
 from typing import Any
@@ -31,11 +30,12 @@ def shared(x: Array, count: int) -> Array:
 
 def masked_softmax(scores: Array, bias: Array) -> Array:
     """Softmax over the last dim; a row of which no key is allowed gives zeros."""
-    top = np.max(scores, -1, keepdims=True, initial=-np.inf)
+    top: Array = np.max(scores, -1, keepdims=True, initial=-np.inf)
     powers = np.exp(scores - np.where(np.isneginf(top), 0, top).astype(scores.dtype))
     total = powers.sum(-1, keepdims=True)
     chances = powers / np.where(total == 0, np.ones((), total.dtype), total)
-    closed = np.isneginf(np.max(bias, -1, keepdims=True, initial=-np.inf))
+    best: Array = np.max(bias, -1, keepdims=True, initial=-np.inf)
+    closed = np.isneginf(best)
     return np.where(closed, np.zeros((), chances.dtype), chances).astype(scores.dtype)
 
 
@@ -91,7 +91,7 @@ def _attention(call: Call) -> tuple[Array, ...]:
     precision = call.attr("softmax_precision")
     wide = scores.astype(ELEMENTS[precision]) if precision else scores
     chances = masked_softmax(wide, bias)
-    stages = (capped, capped, scores, chances)
+    stages: Any = (capped, capped, scores, chances)
     seen = stages[call.attr("qk_matmul_output_mode", 0)].astype(dtype)
     output = matmul(chances.astype(dtype), v)
     return packed(output) if three else output, *present, seen
@@ -132,7 +132,7 @@ def _linear_attention(call: Call) -> tuple[Array, Array]:
     beta = nothing if beta is None else beta
     beta = heads(beta, beta.shape[-1]).astype(np.float32)
     scale = call.attr("scale", 0.0) or 1 / np.sqrt(q4.shape[-1])
-    outputs = []
+    outputs: list[Array] = []
     for t in range(q4.shape[2]):
         key, value = k4[:, :, t], v4[:, :, t]
         if rule in ("gated", "gated_delta"):

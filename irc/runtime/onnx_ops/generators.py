@@ -1,6 +1,5 @@
 """Values out of nothing: constants, ranges, random numbers."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -67,7 +66,8 @@ def _drawn(call: Call, shape: Sequence[int], like: Any = None) -> Array:
 def _bernoulli(call: Call) -> Array:
     element = call.attr("dtype")
     dtype = ELEMENTS[element] if element else call[0].dtype
-    return (_generator(call).random(call[0].shape) < call[0].astype(np.float64)).astype(dtype)
+    shape: tuple[int, ...] = call[0].shape
+    return (_generator(call).random(shape) < call[0].astype(np.float64)).astype(dtype)
 
 
 def _multinomial(call: Call) -> Array:
@@ -79,11 +79,12 @@ def _multinomial(call: Call) -> Array:
 
 def _dropout(call: Call) -> tuple[Array, Array]:
     x = call[0]
-    ratio = call.attr("ratio", 0.5) if call.version < 12 else call.number(1, 0.5)
+    shape: tuple[int, ...] = x.shape
+    ratio: float = call.attr("ratio", 0.5) if call.version < 12 else call.number(1, 0.5)
     training = call.version >= 12 and bool(call.number(2, False))
     if not training or ratio == 0:
-        return x, np.ones(x.shape, np.bool_)
-    kept = _generator(call).random(x.shape) >= ratio
+        return x, np.ones(shape, np.bool_)
+    kept = _generator(call).random(shape) >= ratio
     return np.where(kept, x / np.asarray(1 - ratio, x.dtype), np.zeros((), x.dtype)), kept
 
 

@@ -1,6 +1,5 @@
 """Comparison, logic and choice, elementwise."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -26,17 +25,29 @@ def _is_inf(call: Call) -> Array:
     return mask
 
 
+def _is_nan(call: Call) -> Array:
+    x: Any = call[0]
+    return x != x
+
+
+def _where(call: Call) -> Array:
+    truth: Array = call[0]
+    yes: Array = call[1]
+    no: Array = call[2]
+    return np.where(truth, yes, no)
+
+
 KERNELS: Kernels = {
     "And": _compare(np.logical_and),
     "Equal": _compare(np.equal),
     "Greater": _compare(np.greater),
     "GreaterOrEqual": _compare(np.greater_equal),
     "IsInf": _is_inf,
-    "IsNaN": lambda call: call[0] != call[0],
+    "IsNaN": _is_nan,
     "Less": _compare(np.less),
     "LessOrEqual": _compare(np.less_equal),
     "Not": lambda call: np.logical_not(call[0]),
     "Or": _compare(np.logical_or),
-    "Where": lambda call: np.where(call[0], call[1], call[2]),
+    "Where": _where,
     "Xor": _compare(np.logical_xor),
 }

@@ -1,9 +1,8 @@
 """Operators of ``ai.onnx.ml`` on features and labels; trees have a file of their own."""
 
-# pyright: basic
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -20,11 +19,14 @@ def _of_kind(call: Call, stem: str) -> Any:
     return None
 
 
+def _flat(values: Any) -> Any:
+    if isinstance(values, np.ndarray):
+        return cast("Array", values).reshape(-1).tolist()
+    return values
+
+
 def _label_encoder(call: Call) -> Array:
-    keys, values = _of_kind(call, "keys"), _of_kind(call, "values")
-    keys, values = (
-        v.reshape(-1).tolist() if isinstance(v, np.ndarray) else v for v in (keys, values)
-    )
+    keys, values = _flat(_of_kind(call, "keys")), _flat(_of_kind(call, "values"))
     kind, default = _default(call, values)
     table = dict(zip(keys, values, strict=True))
     nan = next((value for key, value in table.items() if key != key), default)
@@ -78,7 +80,7 @@ def _scaler(call: Call) -> Array:
 
 
 def _normalizer(call: Call) -> Array:
-    x = call[0].astype(np.float64)
+    x: Array = call[0].astype(np.float64)
     match call.attr("norm", "MAX"):
         case "MAX":
             size = np.abs(x).max(-1, keepdims=True)
