@@ -4,7 +4,6 @@ A library moves equal contiguous chunks along the first dim. Other dims go throu
 buffers that the plan has for them: packed before, unpacked after the wait.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,9 @@ from irc.runtime.bucket import Bucket, Prepared
 from irc.runtime.direct import all_gather, all_reduce, all_to_all, reduce_scatter
 from irc.runtime.message import Message
 from irc.runtime.network_threads import defer_network_threads
+
+_library: Any = dist
+"""torch's collectives, whose types are unknown in part."""
 
 Finish: TypeAlias = Callable[[], None]
 """Waits for a collective and unpacks its result."""
@@ -107,7 +109,7 @@ class TorchCommunicator:
             for processes in places:
                 for own in mesh.groups(axis):
                     ranks = [processes[i] for i in own]
-                    group = dist.new_group(ranks)
+                    group = _library.new_group(ranks)
                     if rank in ranks:
                         groups[axis] = (ref(group), size)
         defer_network_threads()
@@ -125,7 +127,7 @@ class TorchCommunicator:
                 groups[axis] = (ref(dist.group.WORLD), size)
                 continue
             for ranks in mesh.groups(axis):
-                group = dist.new_group(ranks)
+                group = _library.new_group(ranks)
                 if rank in ranks:
                     groups[axis] = (ref(group), size)
         defer_network_threads()
@@ -247,7 +249,8 @@ def _combine_rows(group: Any, size: int, _attrs: Mapping[str, Any], operands: Op
     source = operands.source.reshape(size * rows, -1)
     finish, landing, coming = _send_rows(group, source, marks.reshape(-1).nonzero()[:, 0], operands)
     target = operands.target.view(rows, -1)
-    parts = landing.split(coming.sum(1).tolist())
+    arriving: Any = landing  # torch's stub does not type all of split
+    parts = arriving.split(_counts(coming))
     target.zero_()  # while the rows travel
 
     def added() -> None:
@@ -256,6 +259,12 @@ def _combine_rows(group: Any, size: int, _attrs: Mapping[str, Any], operands: Op
             target.index_add_(0, places.nonzero()[:, 0], part)
 
     return added
+
+
+def _counts(marks: torch.Tensor) -> list[int]:
+    """Return how many rows are marked for each rank, or by each."""
+    sums: Any = marks.sum(1)  # torch's stub does not type what tolist gives
+    return sums.tolist()
 
 
 def _send_rows(
@@ -277,7 +286,7 @@ def _send_rows(
     assert coming is not None
     assert send is not None
     assert receive is not None
-    arriving = coming.sum(1).tolist()
+    arriving = _counts(coming)
     packed = send.view(marks.numel(), -1)[: len(places)]
     landing = receive.view(marks.numel(), -1)[: sum(arriving)]
     torch.index_select(source, 0, places, out=packed)
@@ -287,7 +296,7 @@ def _send_rows(
         _bytes(packed),
         group=group,
         coming=[row_bytes * count for count in arriving],
-        going=[row_bytes * count for count in marks.sum(1).tolist()],
+        going=[row_bytes * count for count in _counts(marks)],
         async_op=True,
     )
     return work.wait, landing, coming

@@ -3,14 +3,13 @@
 Eager is the same program with the ops of its regions run one by one, in torch.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -32,11 +31,14 @@ from irc.runtime.compare import Comparison
 from irc.runtime.dtypes import dtypes
 from irc.runtime.host import HostExecutor, host_module, load_host_weights
 from irc.runtime.inputs import check_memory, chosen, read_arrays
-from irc.runtime.onnx_ops.values import as_tensor
+from irc.runtime.onnx_ops.values import Array, as_tensor
 from irc.runtime.report import RunReport
 
 if TYPE_CHECKING:
     from irc.interpret.check import CheckReport
+
+Output: TypeAlias = "torch.Tensor | list[Any] | tuple[Any, ...] | dict[Any, Any] | Array | None"
+"""What a host program gives: an item of ONNX, or a tensor."""
 
 TIMED_CALLS = 5
 TRIPS = (2, 5)
@@ -113,7 +115,7 @@ def _difference(a: torch.Tensor, b: torch.Tensor, *, absolute: bool = False) -> 
     return difference(a, b)
 
 
-def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
+def _tensors(values: Sequence[Output]) -> list[torch.Tensor]:
     """Return all numbers of some outputs; of strings, whether they are equal is left to hashes."""
     tensors: list[torch.Tensor] = []
     for value in values:

@@ -1,6 +1,5 @@
 """Gradients that have none themselves: whoever asks for those is told."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -9,6 +8,9 @@ from typing import Any
 import torch
 
 from irc.errors import IrcError
+
+_Function: Any = torch.autograd.Function
+"""What its ``apply`` returns has no type."""
 
 
 def once(
@@ -37,7 +39,7 @@ def once(
     return [None if g is None else next(left) for g in gradients]
 
 
-class _Once(torch.autograd.Function):
+class _Once(_Function):
     @staticmethod
     def forward(
         ctx: Any, words: tuple[str, str, str], count: int, *tensors: torch.Tensor

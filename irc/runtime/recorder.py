@@ -5,7 +5,6 @@ different. On a GPU the clock is that of its stream, by events that are recorded
 A recorder that is off notes nothing.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import time
@@ -148,7 +147,7 @@ class Recorder:
         self.rank, self.mesh, self.clock = rank, mesh, clock
         self.is_on, self.where = False, Where()
         self._noted: list[Noted] = []
-        self._meetings = Counter[str]()
+        self._meetings: Counter[str] = Counter()
 
     @staticmethod
     def on(device: torch.device, rank: int, mesh: Mesh) -> Recorder:
@@ -333,7 +332,11 @@ class RecordedPeers:
 
 def when_done(finish: Finish, call: Callable[[], object]) -> None:
     """Have something called when a collective has ended, before its wait; messages tell nobody."""
+
+    def done(_: object) -> object:
+        return call()
+
     work: Any = getattr(finish, "work", None) or getattr(finish, "__self__", None)
     with suppress(RuntimeError):  # torch: this kind of work has no future
         if work is not None:
-            work.get_future().add_done_callback(lambda _: call())
+            work.get_future().add_done_callback(done)

@@ -5,11 +5,10 @@ where they lie: the objects stay, so that optimisers, hooks and names go on as b
 lets go of what it does not hold.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -137,7 +136,7 @@ class ShardedParameters:
         self._open.clear()
 
     @contextmanager
-    def blank(self) -> Iterator[None]:
+    def blank(self) -> Generator[None]:
         """Let the module have plain parameters of whole shapes, whose values nobody reads."""
         kept = list(_slots(self._module))
         plain: dict[int, nn.Parameter] = {}
@@ -199,8 +198,8 @@ def whole_module(module: nn.Module, cls: type[nn.Module]) -> nn.Module:
 def _slots(module: nn.Module) -> list[tuple[dict[str, Any], str, nn.Parameter]]:
     """Return where the modules in a module hold their parameters."""
     return [
-        (child._parameters, key, value)
+        (child._parameters, key, value)  # pyright: ignore[reportPrivateUsage]
         for child in module.modules()
-        for key, value in child._parameters.items()
+        for key, value in child._parameters.items()  # pyright: ignore[reportPrivateUsage]
         if value is not None
     ]

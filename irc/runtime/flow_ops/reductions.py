@@ -1,6 +1,5 @@
 """Ops that go along dims: reductions, scans, sorts."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -16,7 +15,8 @@ if TYPE_CHECKING:
 def _reduce(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
     import torch
 
-    (x,), dims, keep = inputs, tuple(attrs["dims"]), attrs["keep_dims"]
+    dims: tuple[int, ...] = tuple(attrs["dims"])
+    (x,), keep = inputs, attrs["keep_dims"]
     match attrs["fn"]:
         case "sum":
             return torch.sum(x, dims, keep, dtype=x.dtype) if dims else x.clone()
@@ -54,6 +54,7 @@ def _arg_reduce(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> A
 def _cumulative(attrs: Attrs, inputs: list[torch.Tensor], results: Results) -> Any:
     import torch
 
+    y: Any  # torch's stub does not type the values of a maximum
     x, dim, fn = inputs[0], attrs["dim"], attrs["fn"]
     if attrs["reverse"]:
         x = x.flip(dim)
