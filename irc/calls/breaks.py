@@ -1,6 +1,5 @@
 """Where Dynamo breaks a graph, and what it could not trace at all, watched while a call runs."""
 
-# pyright: basic
 from __future__ import annotations
 
 import logging
@@ -49,15 +48,21 @@ class Seen:
 
 def breaks_so_far() -> int:
     """Return how many breaks Dynamo has noted: what grows while a call runs is that call's."""
-    from torch._dynamo.utils import graph_break_reasons
+    return len(reasons_so_far())
 
-    return len(graph_break_reasons)
+
+def reasons_so_far() -> list[Any]:
+    """Return what Dynamo has noted of each break: its own list, which has no types."""
+    from torch._dynamo import utils
+
+    untyped: Any = utils
+    return untyped.graph_break_reasons
 
 
 @contextmanager
 def watched() -> Generator[Seen]:
     """Watch Dynamo; torch's own words about breaks and failed traces are held back."""
-    from torch._dynamo.utils import counters, graph_break_reasons
+    from torch._dynamo.utils import counters
 
     seen, told = Seen(), list[Break]()
     thread = threading.get_ident()
@@ -76,7 +81,8 @@ def watched() -> Generator[Seen]:
             told.append(Break(reason_of(str(error)), _of_stack(stack), _line_of(stack)))
         return False
 
-    noted, left = len(graph_break_reasons), _left(counters)
+    reasons = reasons_so_far()
+    noted, left = len(reasons), _left(counters)
     for logger in loggers:
         logger.addFilter(is_other)
     # A frame that is left for a reason that Dynamo knows is told of in a lower voice.
@@ -87,7 +93,7 @@ def watched() -> Generator[Seen]:
         for logger, level in zip(loggers, levels, strict=True):
             logger.removeFilter(is_other)
             logger.setLevel(level)
-        for each in graph_break_reasons[noted:]:
+        for each in reasons[noted:]:
             stack = each.user_stack
             seen.breaks.append(Break(reason_of(each.reason), _of_stack(stack), _line_of(stack)))
         if not seen.breaks and _left(counters) > left:

@@ -1,6 +1,5 @@
 """The interface that onnx defines for what runs its models, over a session."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -41,15 +40,16 @@ class BackendRep(BackendRepBase):
         Raises:
             IrcError: ``input-mismatch``.
         """
+        feed: Any = inputs
         if not isinstance(inputs, dict):
-            arrays = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+            arrays: list[Any] = [*inputs] if isinstance(inputs, list | tuple) else [inputs]
             if len(arrays) != len(self._names):
                 raise IrcError(
                     "input-mismatch",
                     f"the model takes {len(self._names)} inputs, not {len(arrays)}",
                 )
-            inputs = dict(zip(self._names, arrays, strict=True))
-        return self._result(*self.session.run(None, inputs))
+            feed = dict(zip(self._names, arrays, strict=True))
+        return self._result(*self.session.run(None, feed))
 
 
 class Backend(BackendBase):

@@ -6,7 +6,6 @@ Dynamo tells both only by names that are not public. Where a version of torch ha
 to the loggers alone, and :func:`irc.explain` says that it knows of none.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import inspect
@@ -20,7 +19,7 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from irc.calls.breaks import reason_of
+from irc.calls.breaks import reason_of, reasons_so_far
 from irc.calls.noted import call_kind, kind_of
 from irc.frontends.torch.locations import innermost, shown
 from irc.record import CallKind, FallBack, Record
@@ -79,15 +78,13 @@ def recorded_of(compiled: Any) -> tuple[str, Record | None]:
 
 def _breaks_of(original: Any, name: str) -> list[FallBack]:
     """Return where Dynamo has broken graphs of a function, or of a module's forward."""
-    from torch._dynamo.utils import graph_break_reasons
-
     code = getattr(inspect.unwrap(getattr(original, "forward", original)), "__code__", None)
     if code is None:
         return []
     last = max((line for _, _, line in code.co_lines() if line), default=code.co_firstlineno)
     return [
         _break(each, name)
-        for each in graph_break_reasons
+        for each in reasons_so_far()
         if each.user_stack
         and each.user_stack[0].filename == code.co_filename
         and code.co_firstlineno <= (each.user_stack[0].lineno or 0) <= last
