@@ -10,7 +10,6 @@ Under autocast the layer gives logits in a half type, whatever its operands are:
 converted first, as autocast does.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import operator
@@ -26,14 +25,18 @@ from irc.runtime import linear_loss as reference
 
 Tensor = torch.Tensor
 
+# torch's own types of both leave out what ``register_fake`` and ``apply`` return.
+_custom_op: Any = torch.library.custom_op
+_Function: Any = torch.autograd.Function
 
-@torch.library.custom_op(LOSS, mutates_args=())
+
+@_custom_op(LOSS, mutates_args=())
 def losses(h: Tensor, w: Tensor, index: Tensor, bias: Tensor | None = None) -> list[Tensor]:
     """Return the loss and the log-sum of each row."""
     return reference.losses(h, w, index, bias)
 
 
-@torch.library.custom_op(BACKWARD, mutates_args=())
+@_custom_op(BACKWARD, mutates_args=())
 def backward(
     g: Tensor,
     h: Tensor,
@@ -47,7 +50,7 @@ def backward(
     return reference.backward(g, h, w, index, sums, bias, gs)
 
 
-@torch.library.custom_op(BOTH, mutates_args=())
+@_custom_op(BOTH, mutates_args=())
 def both(
     g: Tensor,
     h: Tensor,
@@ -95,7 +98,7 @@ def _fake_both(
     return [*_fake_losses(h, w, index, bias), *_fake_backward(g, h, w, index, g, bias)]
 
 
-class _Rows(torch.autograd.Function):
+class _Rows(_Function):
     """The loss of each row, and its log-sum."""
 
     @staticmethod
@@ -117,7 +120,7 @@ class _Rows(torch.autograd.Function):
         return dh, dw, db, None
 
 
-class _Total(torch.autograd.Function):
+class _Total(_Function):
     """The sum of the losses of rows, each times its share; its gradients are made beforehand.
 
     Of smoothed labels, ``smoothing`` of a row's share is that of its log-sum.
@@ -181,14 +184,14 @@ def linear_cross_entropy(
                 sums - _mean_logits(h, w, bias)
             )
         return torch.where(counted, row_losses, 0).to(dtype)
-    if reduction == "mean":
-        count = share.sum()
+    count = share.sum() if reduction == "mean" else None
+    if count is not None:
         share = torch.where(counted, 1 / count, 0)
     total = _Total.apply(h, w, bias, index, share, smoothing)
     if smoothing:
         means = torch.where(counted, _mean_logits(h, w, bias) * share, 0)
         total = total - smoothing * means.sum()
-    if reduction == "mean":
+    if count is not None:
         # Without a row that counts, the mean is 0 / 0, and all gradients are zeros.
         total = total + 0 * (1 / count)
     return total.to(dtype)
@@ -284,7 +287,11 @@ def _match(node: Node) -> _Match:
         "weight": None, "size_average": None, "ignore_index": -100, "reduce": None,
         "reduction": "mean", "label_smoothing": 0.0,
     }  # fmt: skip
-    arguments = {**default, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+    arguments: dict[str, Any] = {
+        **default,
+        **dict(zip(names, node.args, strict=False)),
+        **node.kwargs,
+    }
     plain = ("weight", "size_average", "reduce")
     if any(arguments[name] is not None for name in plain):
         raise _MissError("weights of classes need all logits")
@@ -337,14 +344,17 @@ def _before(node: Any) -> Any:
 
 def _keeps_classes(index: Any, ndim: int) -> bool:
     """True for slices of rows: the last dim is taken whole."""
-    items = list(index) if isinstance(index, tuple) else [index]
+    items: list[Any] = [*index] if isinstance(index, tuple) else [index]
     if not all(isinstance(item, slice) or item is Ellipsis for item in items):
         return False
-    if any(isinstance(n, Node) for s in items if isinstance(s, slice)
-           for n in (s.start, s.stop, s.step)):  # fmt: skip
+    if any(isinstance(n, Node) for s in items if isinstance(s, slice) for n in _bounds(s)):
         return False
     reaches = Ellipsis in items or len(items) == ndim
     return not reaches or items[-1] is Ellipsis or items[-1] == slice(None)
+
+
+def _bounds(rows: Any) -> tuple[Any, Any, Any]:
+    return rows.start, rows.stop, rows.step
 
 
 def _check(linear: Node, chain: list[Node]) -> None:
@@ -355,7 +365,7 @@ def _check(linear: Node, chain: list[Node]) -> None:
     """
     operands = [_value(a) for a in _given(linear)]
     results = [_value(node) for node in (linear, *chain)]
-    sizes = [size for value in (*operands, *results) for size in value.shape]
+    sizes: list[Any] = [size for value in (*operands, *results) for size in value.shape]
     if not all(isinstance(size, int) for size in sizes):
         raise _MissError("a size of its logits is open")
     dtype = results[0].dtype

@@ -6,7 +6,7 @@ numbers: every size in it, also one that is no polynomial (a quotient, a minimum
 its expression. So no size that torch can trace has to be refused, and nothing is traced again.
 """
 
-# pyright: basic
+# pyright: reportMissingTypeStubs=false
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -102,10 +102,12 @@ class OpenSizes:
     places: dict[str, Place]
     shapes: list[tuple[Any, ...]]
     translate: Callable[[Mapping[str, int]], Program]
-    conditions: list[sympy.Basic] = field(default_factory=list)
-    ranges: dict[str, tuple[int, int | None]] = field(default_factory=dict)
-    quotients: dict[str, Any] = field(default_factory=dict)
-    aliases: dict[str, str] = field(default_factory=dict)
+    conditions: list[Any] = field(default_factory=list[Any])
+    ranges: dict[str, tuple[int, int | None]] = field(
+        default_factory=dict[str, tuple[int, int | None]]
+    )
+    quotients: dict[str, Any] = field(default_factory=dict[str, Any])
+    aliases: dict[str, str] = field(default_factory=dict[str, str])
     failed_on: sympy.Basic | None = None
 
     def whole(self, values: Mapping[str, int]) -> dict[str, int]:
@@ -249,18 +251,22 @@ def open_dims(
     if dynamic_shapes is True:
         wanted = [dict.fromkeys(range(leaf.ndim), Dim.AUTO) for leaf in tensors]
     else:
-        loose = pytree.tree_map(lambda s: Dim.DYNAMIC if isinstance(s, str) else s, dynamic_shapes)
+        loose = pytree.tree_map(_loose, dynamic_shapes)
         _, specs = shape_specs(module.forward, args, kwargs, loose)
         chosen = [
             s for s, leaf in zip(specs, leaves, strict=True) if isinstance(leaf, torch.Tensor)
         ]
         wanted = [{dim: said for dim, said in dims_of(spec) if said is not None} for spec in chosen]
-    collection = ShapesCollection()
+    collection: Any = ShapesCollection()
     for leaf, dims in zip(tensors, wanted, strict=True):
         collection[leaf] = {
             dim: said for dim, said in dims.items() if _may_vary(leaf.shape[dim], said)
         }
     return collection.dynamic_shapes(module, args, kwargs)
+
+
+def _loose(said: Any) -> Any:
+    return Dim.DYNAMIC if isinstance(said, str) else said
 
 
 def _may_vary(size: int, said: Any) -> bool:
@@ -298,8 +304,8 @@ def open_sizes(
             help="leave it fixed",
         )
     sizes = OpenSizes(places, shapes, program_at)
-    environment = next(
-        (s.node.shape_env for _, v in inputs for s in _sizes(v) if isinstance(s, torch.SymInt)),
+    environment: Any = next(
+        (_node(s).shape_env for _, v in inputs for s in _sizes(v) if isinstance(s, torch.SymInt)),
         None,
     )
     if environment is not None:
@@ -342,6 +348,11 @@ def named_dims(
     return places
 
 
+def _node(number: Any) -> Any:
+    """Return what torch holds of a traced number, for which it has no types."""
+    return number.node
+
+
 def _expr(size: Any) -> Any:
     if isinstance(size, int):
         return size
@@ -373,7 +384,7 @@ def _asserted(graph: GraphModule) -> list[Any]:
     """Return what the graph itself checks of its sizes: programs of irc do not."""
     checks = [n for n in graph.graph.nodes if "_assert_scalar" in str(n.target)]
     values = [n.args[0].meta.get("val") for n in checks if isinstance(n.args[0], Node)]
-    return [value.node.expr for value in values if isinstance(value, torch.SymBool)]
+    return [_node(value).expr for value in values if isinstance(value, torch.SymBool)]
 
 
 def _names(expr: Any) -> set[str]:
@@ -384,11 +395,12 @@ def _quotients(graph: GraphModule, known: frozenset[str]) -> dict[str, Any]:
     """Name the dims that are no polynomials of the symbols, such as ``s0 // 2 + 1``."""
     parts: set[Any] = set()
     for node in graph.graph.nodes:
-        values = node.meta.get("val")
-        for value in values if isinstance(values, list | tuple) else [values]:
-            for size in value.shape if isinstance(value, torch.Tensor) else [value]:
+        stated = node.meta.get("val")
+        values: list[Any] = [*stated] if isinstance(stated, list | tuple) else [stated]
+        for value in values:
+            for size in _sizes(value):
                 if isinstance(size, torch.SymInt):
-                    parts |= _uneven(size.node.expr)
+                    parts |= _uneven(_node(size).expr)
     named = (p for p in parts if {str(s) for s in p.free_symbols} <= known)
     return {f"q{i}": part for i, part in enumerate(sorted(named, key=str))}
 
@@ -396,7 +408,7 @@ def _quotients(graph: GraphModule, known: frozenset[str]) -> dict[str, Any]:
 def _uneven(expr: Any) -> set[Any]:
     """Return the factors of a size that are no polynomials: a dim counts as a whole."""
     if expr.is_Mul:
-        return set().union(*map(_uneven, expr.args))
+        return set[Any]().union(*map(_uneven, expr.args))
     return set() if _is_polynomial(expr) else {expr}
 
 

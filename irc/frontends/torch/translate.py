@@ -1,13 +1,13 @@
 """Torch's functional graph to flow, node by node through the table."""
 
-# pyright: basic
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import operator
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._higher_order_ops.effects import with_effects
@@ -130,7 +130,8 @@ class Scope:
                 )
             return self.values[value]
         if isinstance(value, list | tuple):
-            return [self.resolve(item) for item in value]
+            items: list[Any] = [*value]
+            return [self.resolve(item) for item in items]
         return value
 
     def _call(self, node: Node) -> Any:
@@ -155,8 +156,9 @@ class Scope:
         kwargs = {name: self.resolve(arg) for name, arg in node.kwargs.items()}
         stated = node.meta["val"]
         several = isinstance(stated, list | tuple)
-        fakes = list(stated) if several else [stated]
-        results = self._lowered(node, target, args, kwargs, fakes)
+        fakes: list[Any] = [*stated] if several else [stated]
+        op = cast("torch._ops.OpOverload[..., Any]", target)
+        results = self._lowered(node, op, args, kwargs, fakes)
         return results if several else results[0]
 
     def _lowered(
@@ -210,7 +212,7 @@ class Scope:
                     f"the row of {target} fails on {node.format_node()}: {error}"
                 ) from error
             else:
-                results = lowered if isinstance(lowered, list) else [lowered]
+                results: list[Any] = [*lowered] if isinstance(lowered, list) else [lowered]
                 return [
                     None if fake is None else self._checked(target, value, kind)
                     for value, kind, fake in zip(results, types, fakes, strict=False)
@@ -236,9 +238,10 @@ class Scope:
         return self._cast(args, kwargs, ("f16", "bf16", "f32"), dtype_names()[half.pop()])
 
     def _cast(self, args: Any, kwargs: Any, dtypes: tuple[str, ...], to: str) -> Any:
-        def one(value: Any) -> Any:
-            is_one = isinstance(value, SSAValue) and tensor(value).dtype in dtypes
-            return self.b.cast(value, to) if is_one else value
+        def one(value: SSAValue | complex | str | None) -> Any:
+            if isinstance(value, SSAValue) and tensor(value).dtype in dtypes:
+                return self.b.cast(value, to)
+            return value
 
         return pytree.tree_map(one, (args, kwargs))
 
@@ -247,7 +250,9 @@ class Scope:
 
     def _dtypes(self, args: Any, kwargs: Any, fakes: list[Any]) -> set[str]:
         """Return the element types of a call's operands and results that irc has names of."""
-        operands = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, SSAValue)]
+        operands: list[SSAValue] = [
+            x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, SSAValue)
+        ]
         results = [x.dtype for x in fakes if isinstance(x, torch.Tensor)]
         own = {tensor(x).dtype for x in operands}
         return own | {dtype_names()[dtype] for dtype in results if dtype in dtype_names()}
@@ -307,7 +312,7 @@ class Scope:
         kwargs = {name: self.resolve(arg) for name, arg in node.kwargs.items()}
         if not isinstance(target, torch._ops.OpOverload):
             raise IrcError("op-unsupported", f"{target} has an effect, and runs Python code")
-        name = extern.target(target)
+        name = extern.target(cast("torch._ops.OpOverload[..., Any]", target))
         self.shared.externs[name] += 1
         return self._called(effects.TARGET, (name, token, *rest), kwargs, list(node.meta["val"]))
 
@@ -341,7 +346,7 @@ class Scope:
     def _stand_ins(self, node: Node) -> Any:
         """Return values of the right types, so that translation goes on and finds all errors."""
         stated = node.meta.get("val")
-        fakes = stated if isinstance(stated, list | tuple) else [stated]
+        fakes: list[Any] = [*stated] if isinstance(stated, list | tuple) else [stated]
         stand_ins: list[Any] = []
         for fake in fakes:
             if not isinstance(fake, torch.Tensor):
