@@ -4,13 +4,14 @@ Eager's ``one_hot`` refuses a class below zero or beyond the last one; torch tak
 comparison with each class, which gives such a class zeros.
 """
 
-# pyright: basic
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
-ONE_HOT = frozenset(
+ONE_HOT: frozenset[Any] = frozenset(
     {torch._C._nn.one_hot, torch.ops.aten.one_hot, torch.ops.aten.one_hot.default}  # type: ignore[attr-defined]  # not in stubs
 )
 
@@ -26,7 +27,10 @@ def look_at_classes(module: GraphModule) -> None:
                 child.recompile()
 
 
-def one_hot(input: torch.Tensor, num_classes: int = -1) -> torch.Tensor:  # noqa: A002 - torch's
+def one_hot(
+    input: torch.Tensor,  # noqa: A002 - torch's
+    num_classes: int | torch.SymInt = -1,
+) -> torch.Tensor:
     """Return a vector for each class, as torch does.
 
     Args:
@@ -36,8 +40,7 @@ def one_hot(input: torch.Tensor, num_classes: int = -1) -> torch.Tensor:  # noqa
     Returns:
         int64, of the same shape and ``num_classes``.
     """
-    is_known = isinstance(num_classes, int) and num_classes > 0
-    if not is_known or input.dtype is not torch.int64:
+    if not isinstance(num_classes, int) or num_classes <= 0 or input.dtype is not torch.int64:
         return torch._C._nn.one_hot(input, num_classes)  # type: ignore[attr-defined]  # not in stubs
     classes = torch.arange(num_classes, device=input.device)
     return (torch.nn.functional.embedding(input, classes[:, None]) == classes).long()

@@ -6,7 +6,6 @@ gives the same, only as large as what the function reads: a mask of documents is
 score function that only adds to the score gives attention's bias; another takes the scores apart.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
@@ -65,6 +64,8 @@ class _Score:
             case ("where", (condition, never, _Score() as x), None | {}):
                 if not isinstance(condition, _Score) and _is_never(never):
                     return x.masked(~condition)
+            case _:
+                pass
         raise _NotAddedError
 
 
@@ -90,7 +91,7 @@ def flex_attention(
     ``query`` is [B, H, S, D], ``key`` and ``value`` [B, G, T, D]. What lies in block_mask beside
     its function (which blocks are empty) follows from the function.
     """
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    factor: float = query.shape[-1] ** -0.5 if scale is None else scale
     if key.shape[0] == 1 != query.shape[0]:
         key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))
     places = _places(query, key)
@@ -102,9 +103,9 @@ def flex_attention(
     if added is not None:
         attn_mask = _joined(added, mask, query)
         return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=attn_mask, scale=scale, enable_gqa=enable_gqa
+            query, key, value, attn_mask=attn_mask, scale=factor, enable_gqa=enable_gqa
         )
-    return _apart(query, key, value, score_mod, mask, places, scale, return_lse, return_aux)
+    return _apart(query, key, value, score_mod, mask, places, factor, return_lse, return_aux)
 
 
 def _places(query: torch.Tensor, key: torch.Tensor) -> list[torch.Tensor]:

@@ -1,9 +1,9 @@
 """Models of transformers from a configuration alone: on the meta device, without weights."""
 
-# pyright: basic
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,9 @@ def _config(transformers: Any, text: str) -> Any:
 
 def _read(transformers: Any, path: Path) -> Any:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data: Mapping[str, Any] | Sequence[Any] | float | None = json.loads(
+            path.read_text(encoding="utf-8")
+        )
     except OSError as error:
         raise IrcError("model-missing", f"cannot read '{path}': {error.strerror}") from None
     except (ValueError, RecursionError) as error:

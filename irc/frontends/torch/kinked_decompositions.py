@@ -5,7 +5,6 @@ an infinite slope there, which times 0 is NaN; ``xlogy`` of 0 loses the slope by
 So in what is trained each keeps the value of torch's form, and has the slope of eager's formula.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import math

@@ -1,9 +1,8 @@
 """What traced code read that is neither an argument nor held by a module, checked before calls."""
 
-# pyright: basic
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import starmap
 from typing import Any
@@ -101,7 +100,7 @@ MISSING = _Missing()
 
 def put_back(owner: Any, name: str, value: Any) -> None:
     """Give an attribute or a variable what it held; nothing where there was none."""
-    own = getattr(owner, "__dict__", None)
+    own: Mapping[str, Any] | None = getattr(owner, "__dict__", None)
     if isinstance(own, dict) and (name in own or value is MISSING):
         if value is MISSING:
             own.pop(name, None)

@@ -1,6 +1,5 @@
 """Guards of a call whose arguments are plain tensors of fixed sizes on the CPU, made to be fast."""
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -115,7 +114,7 @@ def holding(
         sized: dictionaries of modules.
         counts: of their entries.
     """
-    get, address = dict.get, torch.Tensor.data_ptr
+    get, address = dict[str, Any].get, torch.Tensor.data_ptr
 
     def holds() -> bool:
         if held and not all(map(is_, starmap(get, held_slots), held)):

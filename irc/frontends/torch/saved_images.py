@@ -5,13 +5,14 @@ AOTAutograd hands an image from forward to backward as a tensor [N, C, spatial..
 memory is nobody else's business, so it stays as it is.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 _permute = torch.ops.aten.permute.default
@@ -73,7 +74,11 @@ def turn_given(module: GraphModule, turned: Collection[Turned]) -> Mapping[int, 
         with module.graph.inserting_after(placeholders[-1]):
             back = module.graph.call_function(_permute, (node, list(first)))
         back.meta["val"] = seen
-        node.replace_all_uses_with(back, delete_user_cb=lambda user, own=back: user is not own)
+
+        def is_other(user: Node, own: Node = back) -> bool:
+            return user is not own
+
+        node.replace_all_uses_with(back, delete_user_cb=is_other)
         orders[index] = last
     module.recompile()
     return orders
@@ -95,12 +100,14 @@ def _orders(ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _convolves(module: GraphModule) -> bool:
-    return any(
-        node.op == "call_function"
-        and isinstance(node.target, torch._ops.OpOverload)
-        and node.target._schema.name in _WINDOWS
-        for node in module.graph.nodes
-    )
+    return any(map(_is_window, module.graph.nodes))
+
+
+def _is_window(node: Node) -> bool:
+    op = node.target
+    if node.op != "call_function" or not isinstance(op, OpOverload):
+        return False
+    return op._schema.name in _WINDOWS  # pyright: ignore[reportPrivateUsage]
 
 
 def _is_image(node: object) -> bool:
@@ -110,5 +117,6 @@ def _is_image(node: object) -> bool:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.ndim not in (4, 5):
         return False
-    sizes = [size for size in value.shape if isinstance(size, int)]
+    shape: list[Any] = [*value.shape]  # some may be SymInts
+    sizes = [size for size in shape if isinstance(size, int)]
     return len(sizes) == value.ndim and 0 not in sizes and sizes[1] > 1 and max(sizes[2:]) > 1
