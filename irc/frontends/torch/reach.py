@@ -5,7 +5,6 @@ classes and Python modules that is what the code has names for. Libraries are ta
 but objects of their classes do, such as the configuration of a model.
 """
 
-# pyright: basic
 from __future__ import annotations
 
 import builtins
@@ -116,6 +115,7 @@ class _Walk:
         if id(value) in self._seen or isinstance(value, bool | int | float | str | None):
             return
         self._seen[id(value)] = value
+        held: Any = value
         match value:
             case torch.Tensor():
                 self.reach.tensors.append(value)
@@ -132,17 +132,17 @@ class _Walk:
             case property() | cached_property():
                 self.visit(value.fget if isinstance(value, property) else value.func)
             case staticmethod() | classmethod():
-                self.visit(value.__func__)
+                self.visit(held.__func__)
             case tuple() | frozenset():
-                for item in value:
+                for item in held:
                     self.visit(item)
             case UserDict() | UserList():
-                self.visit(value.data)
+                self.visit(held.data)
             case ReferenceType():
                 self.visit(value())
             case ContextVar():
-                self.reach.fields.append((Variable(value), "value"))
-                self.visit(value.get(None))
+                self.reach.fields.append((Variable(held), "value"))
+                self.visit(held.get(None))
             case _ if is_stream(value):
                 self.reach.streams.append(value)
             case Enum():
@@ -187,9 +187,10 @@ class _Walk:
         """Note settings of the process that functions have names for."""
         self.reach.questions += [ask for name, ask in QUESTIONS.items() if name in self._names]
         if self._names.keys() & {"environ", "getenv"}:
-            self.reach.containers.append(os.environ._data)  # pyright: ignore[reportAttributeAccessIssue]
+            environ: Any = os.environ
+            self.reach.containers.append(environ._data)
 
-    def _object(self, value: Any) -> None:
+    def _object(self, value: object) -> None:
         if isinstance(function := getattr_static(value, "__wrapped__", None), FunctionType):
             self.visit(function)  # of a decorator that makes objects: what it calls reads
         if not is_library(value if isinstance(value, type | ModuleType) else type(value)):
@@ -209,7 +210,7 @@ class _Walk:
                     if name in names and name not in INTERNAL:
                         self._held_by_library(child, name, value)
 
-    def _held_by_library(self, owner: Any, name: str, value: Any) -> None:
+    def _held_by_library(self, owner: nn.Module, name: str, value: Any) -> None:
         """Note what a library's layer holds that is no plain attribute, which all layers' are."""
         if not isinstance(value, bool | int | float | str | None | torch.Tensor | nn.Module):
             self.reach.plain.append((name, vars(owner), name))
@@ -285,13 +286,14 @@ class _Walk:
 
     def _read(self, owner: Any, name: str) -> None:
         """Note an attribute that is there: an entry of a dictionary is looked up faster."""
-        own = getattr(owner, "__dict__", None)
+        slots: Any = getattr(owner, "__dict__", None)
+        own = slots
         if isinstance(own, dict) and name in own and not isinstance(owner, nn.Module):
-            self.reach.plain.append((name, own, name))
+            self.reach.plain.append((name, slots, name))
         else:
             self.reach.fields.append((owner, name))
 
-    def _attribute_of_library(self, owner: Any, name: str) -> None:
+    def _attribute_of_library(self, owner: object, name: str) -> None:
         """Note what an object of a library's class holds, or says that it does when asked."""
         if (id(owner), name) in self._fields or name.startswith("__"):
             return
@@ -311,9 +313,14 @@ class _Walk:
 
     def _all_of(self, owner: Any) -> None:
         """Note all that an object holds: its methods may read it."""
-        own = getattr(owner, "__dict__", None)
-        if isinstance(own, dict) and not isinstance(owner, nn.Module) and id(own) not in self._seen:
-            self.visit(own)
+        slots: Any = getattr(owner, "__dict__", None)
+        own = slots
+        if (
+            isinstance(own, dict)
+            and not isinstance(owner, nn.Module)
+            and id(slots) not in self._seen
+        ):
+            self.visit(slots)
 
 
 class Globals:
@@ -369,7 +376,7 @@ QUESTIONS: dict[str, Question] = {
 """What tells traced code how the process is set."""
 
 
-def _is_plain(shared: Any) -> bool:
+def _is_plain(shared: object) -> bool:
     """True for what a class holds for its objects to read; to read others may run code."""
     return isinstance(shared, MemberDescriptorType) or (
         shared is not None and not hasattr(type(shared), "__get__")

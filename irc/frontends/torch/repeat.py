@@ -7,10 +7,9 @@ parameters. The graph is then the one that plain tracing gives. A layer is trace
 something is unusual: an attribute that differs and is read, objects among its arguments, hooks.
 """
 
-# pyright: basic
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -33,7 +32,9 @@ STORES = ("_parameters", "_buffers", "_modules")
 LAYERS = "irc_capture"
 """The namespace of the marks around layers, and of the stubs for layers."""
 
-_LIBRARY = torch.library.Library(LAYERS, "DEF")
+_definitions: Any = torch.library
+"""torch's definitions of ops, whose types are unknown in part."""
+_LIBRARY = _definitions.Library(LAYERS, "DEF")
 for _name in ("enter", "leave", "layer"):
     _LIBRARY.define(f"{_name}(Tensor[] values, str layer, int call) -> Tensor[]")
 _OPS = torch.ops.irc_capture
@@ -45,11 +46,13 @@ def _same(values: list[Tensor], layer: str, call: int) -> list[Tensor]:
     return [x.new_empty_strided(x.size(), x.stride()) for x in values]
 
 
-torch.library.register_fake("irc_capture::enter", _same, lib=_LIBRARY)
-torch.library.register_fake("irc_capture::leave", _same, lib=_LIBRARY)
-torch.library.register_fake(
-    "irc_capture::layer", lambda values, layer, call: _CALLS[call](), lib=_LIBRARY
-)
+def _of_call(values: list[Tensor], layer: str, call: int) -> list[Tensor]:
+    return _CALLS[call]()
+
+
+_definitions.register_fake("irc_capture::enter", _same, lib=_LIBRARY)
+_definitions.register_fake("irc_capture::leave", _same, lib=_LIBRARY)
+_definitions.register_fake("irc_capture::layer", _of_call, lib=_LIBRARY)
 
 
 @dataclass
@@ -65,7 +68,7 @@ def groups(module: nn.Module) -> list[Group]:
     """Return the groups of equal layers in the outermost containers of a module."""
     repeated: list[Group] = []
     inside: list[str] = []
-    for path, container in module.named_modules():
+    for path, container in _modules(module, remove_duplicate=True):
         if not isinstance(container, nn.ModuleList | nn.Sequential) or path.startswith(
             tuple(inside)
         ):
@@ -83,15 +86,20 @@ def groups(module: nn.Module) -> list[Group]:
     return repeated
 
 
+def _modules(module: Any, *, remove_duplicate: bool = False) -> Iterator[tuple[str, nn.Module]]:
+    """Return all modules in one by path; torch's method has no types."""
+    return module.named_modules(remove_duplicate=remove_duplicate)
+
+
 def _form(layer: nn.Module) -> Any:
     """Return what equal layers have in common, None where a layer is unusual."""
     parts: list[Any] = []
-    for path, child in layer.named_modules(remove_duplicate=False):
+    for path, child in _modules(layer):
         if "forward" in vars(child) or any(getattr(child, hook) for hook in HOOKS):
             return None
         held = [
             (name, None if x is None else (x.shape, x.dtype, x.device, x.requires_grad))
-            for store in (child._parameters, child._buffers)
+            for store in (child._parameters, child._buffers)  # pyright: ignore[reportPrivateUsage]
             for name, x in store.items()
         ]
         parts.append((path, type(child), tuple(held), child.training))
@@ -101,10 +109,9 @@ def _form(layer: nn.Module) -> Any:
 def _differing(layers: list[nn.Module]) -> list[tuple[str, str]] | None:
     """Return (submodule, attribute) of numbers that differ; None where objects differ."""
     numbers: list[tuple[str, str]] = []
-    for children in zip(
-        *(layer.named_modules(remove_duplicate=False) for layer in layers), strict=True
-    ):
-        attributes = [
+    children: tuple[tuple[str, nn.Module], ...]
+    for children in zip(*map(_modules, layers), strict=True):
+        attributes: list[dict[str, Any]] = [
             {k: v for k, v in vars(child).items() if k not in STORES} for _, child in children
         ]
         first = attributes[0]
@@ -124,17 +131,18 @@ def _differing(layers: list[nn.Module]) -> list[tuple[str, str]] | None:
 def _equal(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
+    own: Any = a
     if isinstance(a, Plain | set | frozenset):
         return a == b
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(_equal, a, b))
+        return len(own) == len(b) and all(map(_equal, own, b))
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_equal(a[k], b[k]) for k in a)
+        return own.keys() == b.keys() and all(_equal(own[k], b[k]) for k in own)
     return False
 
 
 @contextmanager
-def stubbed(module: nn.Module) -> Iterator[bool]:
+def stubbed(module: nn.Module) -> Generator[bool]:
     """Replace the forward of repeated layers; yields whether there are any."""
     repeated = groups(module)
     with ExitStack() as stack:
@@ -165,10 +173,7 @@ class _Stub:
         ):
             return self._forward(self._layer, *args, **kwargs)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        key = (
-            spec,
-            *(_meta(leaf) if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves),
-        )
+        key = (spec, *map(_meta, leaves))
         if key not in self._group.calls:
             return self._trace(key, leaves, spec, tensors)
         call, out_spec, outputs = self._group.calls[key]
@@ -207,10 +212,13 @@ class _Stub:
 
 def _is_foreign(value: Any) -> bool:
     # Objects that are trees too (caches) may be written to by the layer: leaves here, and refused.
-    return not isinstance(value, list | tuple | dict) or hasattr(value, "__dict__")
+    held: Any = value
+    return not isinstance(value, list | tuple | dict) or hasattr(held, "__dict__")
 
 
-def _meta(x: Tensor) -> Any:
+def _meta(x: object) -> Any:
+    if not isinstance(x, Tensor):
+        return type(x), x
     return tuple(map(str, (*x.shape, *x.stride(), x.dtype, x.device)))
 
 
@@ -219,7 +227,7 @@ def _state(layer: nn.Module) -> list[int]:
 
 
 @contextmanager
-def _watched(layer: nn.Module, attributes: list[tuple[str, str]]) -> Iterator[set[str]]:
+def _watched(layer: nn.Module, attributes: list[tuple[str, str]]) -> Generator[set[str]]:
     """Note which of the attributes are read."""
     read: set[str] = set()
     with ExitStack() as stack:
@@ -281,7 +289,7 @@ class _Expansion:
                     self._holder[id(value)] = node
 
     def run(self) -> None:
-        marks = {_OPS.enter.default: {}, _OPS.leave.default: {}}
+        marks: dict[Any, dict[Any, Node]] = {_OPS.enter.default: {}, _OPS.leave.default: {}}
         for node in self._nodes:
             if node.target in marks:
                 marks[node.target][node.args[2]] = node
@@ -292,7 +300,8 @@ class _Expansion:
                 enter, leave = enters[node.args[2]], leaves[node.args[2]]
                 self._copy(node, enter, leave, self._nodes[place[enter] + 1 : place[leave]])
         for node in (*enters.values(), *leaves.values()):
-            self._bypass(node, list(node.args[0]))
+            values: Any = node.args[0]
+            self._bypass(node, list(values))
 
     def _copy(self, stub: Node, enter: Node, leave: Node, region: list[Node]) -> None:
         path, traced = str(stub.args[1]), str(enter.args[1])
