@@ -70,6 +70,8 @@ def main() -> int:
         case for case in (QUICK if args.quick else CASES)
         if any(fnmatchcase(case, g) or fnmatchcase(FAMILY[case], g) for g in globs)
     ]  # fmt: skip
+    if not cases:
+        parser.error(f"no case or family is called {args.only}")
     rounds, seconds = (5, 0.003) if args.quick else (args.rounds, 0.004)
     rows: list[Row] = []
     print(
