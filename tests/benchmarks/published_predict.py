@@ -7,7 +7,7 @@ its cut are put together from them, and its schedule is simulated on the whole c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 import torch
@@ -29,6 +29,7 @@ from irc.training.recipe import Recipe
 from tests.benchmarks.published_models import model_of
 from tests.benchmarks.published_runs import Run
 from tests.benchmarks.published_systems import NONE, Extra, of_head, of_layer
+from tests.benchmarks.published_waits import messages, waiting
 
 CAPTURED = 5
 """Layers of the model that is captured: few, and enough to be seen as equal."""
@@ -38,9 +39,14 @@ NODE = 8
 
 @dataclass(frozen=True)
 class Stage(Content):
-    """What a stage computes, and how many of its layers run forward again for their backward."""
+    """What a stage computes, and how many of its layers run forward again for their backward.
+
+    Attributes:
+        waits: seconds of messages after its forward and its backward pass.
+    """
 
     again: int = 0
+    waits: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -52,10 +58,12 @@ class Published(Blocks):
 
     Attributes:
         of_layer, of_head: what each takes more than irc's kernels.
+        of_waiting: what a layer's functions take more, as what irc overlaps is waited for.
     """
 
     of_layer: Extra = NONE
     of_head: Extra = NONE
+    of_waiting: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def stage(self, content: Content) -> Piece:
         """Return what a stage takes."""
@@ -67,10 +75,12 @@ class Published(Blocks):
         if content.has_last:
             forward, backward = forward + self.of_head.forward, backward + self.of_head.backward
         more = again * self.layer.seconds["F"]
+        waits = content.waits if isinstance(content, Stage) else (0.0, 0.0)
+        own = [layers * self.of_waiting.get(kind, 0.0) for kind in ("F", "B")]
         seconds = {
             **piece.seconds,
-            "F": piece.seconds["F"] + forward,
-            "B": piece.seconds["B"] + more + backward,
+            "F": piece.seconds["F"] + forward + own[0] + waits[0],
+            "B": piece.seconds["B"] + more + backward + own[1] + waits[1],
         }
         return replace(piece, seconds=seconds)
 
@@ -87,12 +97,18 @@ class Predictor:
         own = self.blocks(run)
         known = {each.name: getattr(own, each.name) for each in fields(own)}
         known["passed"] = cut_for(run, own.passed)
-        more = of_layer(run, device), of_head(run, device)
-        blocks = Published(**known, of_layer=more[0], of_head=more[1])
+        more = of_layer(run, device), of_head(run, device), waiting(run, own.layer, device)
+        blocks = Published(**known, of_layer=more[0], of_head=more[1], of_waiting=more[2])
         schedule = schedule_for(run.schedule, run.pipe, run.micro_batches)
         parts = len(schedule.paths[0])
-        contents = stages_of(run, parts) or best_stages(run, blocks)
         inner, cluster = mesh_of(run, 1), find_cluster(cluster_name(run.kind, run.devices))
+        waits = messages(run, blocks.passed, schedule, inner, cluster)
+        contents: list[Content] = [
+            Stage(each.layers, each.has_first, each.has_last, each.again, between)
+            for each, between in zip(
+                stages_of(run, parts) or best_stages(run, blocks), waits, strict=True
+            )
+        ]
         return simulate_blocks(blocks, contents, schedule, inner, cluster).simulation.seconds
 
     def blocks(self, run: Run) -> Blocks:

@@ -3,7 +3,8 @@
 irc fuses what these systems ran as kernels of their own, and divides over ``tensor`` what they
 computed on every rank. The bytes of the difference are counted here, element by element, and priced
 at the bandwidth of the device. The first flash attention takes twice the time of the second one,
-which irc prices (arXiv:2307.08691, abstract). Nothing is fitted to runs.
+which irc prices (arXiv:2307.08691, abstract); what waits for what is said in
+:mod:`tests.benchmarks.published_waits`. Nothing is fitted to runs.
 """
 
 from __future__ import annotations
@@ -12,13 +13,26 @@ from dataclasses import dataclass
 
 from irc.cluster.device import Device
 from irc.cost.kernels import shape_work
-from irc.ops.shapes import Attention
+from irc.cost.roofline import roofline_s
+from irc.ops.shapes import Attention, Product
 from tests.benchmarks.published_runs import Run
 
 HALF, SINGLE, MASK = 2, 4, 1
 """Bytes of an element in half and in single precision, and of a mask."""
-WITH_DROPOUT = ("sc21", "korthikanti22")
-"""Sources whose models drop elements, as the papers say; masks are stored."""
+WITH_DROPOUT = ("sc21", "korthikanti22", "bloom")
+"""Sources whose models drop elements, as the papers and BLOOM's notes say ("The default Megatron-LM
+dropout settings are inherited", train/tr11-176B-ml); masks are stored."""
+CUDA_11 = ("bloom",)
+"""Sources that ran on CUDA 11.3 to 11.5, as their notes say."""
+ALIGNED_BYTES = 16
+"""Tensor cores are fed in pieces of so many bytes: where rows begin elsewhere, cuBLAS multiplies
+halves on plain units (its kernels ``fp16_sgemm_fp16``), up to version 10.2 all of them (NVIDIA,
+"Matrix Multiplication Background User's Guide", table 1), and in 11 those of batches, whose
+matrices begin elsewhere as well: that none was faster there, BLOOM's rows say (heads 108, 150 and
+450 wide)."""
+CONVERTED = (64 + 16) / 64
+"""Instructions for a multiplication of halves on plain units, whose sums are single: of an 8 x 8
+tile, the largest whose sums fit a thread's registers, 64 beside the 16 that widen its operands."""
 FIRST_FLASH = ("mpt",)
 """Sources that ran the first flash attention, in Triton."""
 FUSED_SUMS = ("vocabpar24",)
@@ -47,9 +61,30 @@ def of_layer(run: Run, device: Device) -> Extra:
                 int(heads), s.seq, s.seq, products * s.width, causal=True, backward=number == 1
             )
             attention[number] = shape_work(device, shape) / device.flops("bf16")
+    if run.source in CUDA_11 and run.sizes.width * HALF % ALIGNED_BYTES:
+        attention = list(unaligned_s(run, device))
     return Extra(
         forward / device.bytes_per_s + attention[0], backward / device.bytes_per_s + attention[1]
     )
+
+
+def unaligned_s(run: Run, device: Device) -> tuple[float, float]:
+    """Return what plain units take more than tensor cores for attention, forward and backward."""
+    s = run.sizes
+    batch = run.micro_samples * s.heads // run.tensor
+    num_bytes = HALF * batch * s.seq * (s.seq + 2 * s.width)
+
+    def more(product: Product) -> float:
+        plain, own = (shape_work(device, product, dtype) for dtype in ("f32", "bf16"))
+        return roofline_s(
+            device, flops=CONVERTED * plain, num_bytes=num_bytes, dtype="f32"
+        ) - roofline_s(device, flops=own, num_bytes=num_bytes, dtype="bf16")
+
+    # The gradient of what a score weighs is a product like the scores, those of values, queries and
+    # keys are like the sums of values.
+    scores = more(Product(batch, s.seq, s.seq, s.width))
+    sums = more(Product(batch, s.seq, s.width, s.seq))
+    return scores + sums, scores + 3 * sums
 
 
 def layer_bytes(run: Run) -> tuple[float, float]:
