@@ -61,30 +61,44 @@ def of_layer(run: Run, device: Device) -> Extra:
                 int(heads), s.seq, s.seq, products * s.width, causal=True, backward=number == 1
             )
             attention[number] = shape_work(device, shape) / device.flops("bf16")
-    if run.source in CUDA_11 and run.sizes.width * HALF % ALIGNED_BYTES:
-        attention = list(unaligned_s(run, device))
+    if not run.sizes.is_flash:
+        attention = list(scores_s(run, device))
     return Extra(
         forward / device.bytes_per_s + attention[0], backward / device.bytes_per_s + attention[1]
     )
 
 
-def unaligned_s(run: Run, device: Device) -> tuple[float, float]:
-    """Return what plain units take more than tensor cores for attention, forward and backward."""
+def scores_s(run: Run, device: Device) -> tuple[float, float]:
+    """Return what stored scores take more than irc's, forward and backward: less, where it can be.
+
+    The systems mask, scale and divide scores in one kernel, which reads and writes halves. irc
+    keeps scores in single precision between its kernels, and a rounded copy for backward.
+    """
     s = run.sizes
     batch = run.micro_samples * s.heads // run.tensor
-    num_bytes = HALF * batch * s.seq * (s.seq + 2 * s.width)
+    count = batch * s.seq**2
+    is_plain = run.source in CUDA_11 and s.width * HALF % ALIGNED_BYTES > 0
 
-    def more(product: Product) -> float:
-        plain, own = (shape_work(device, product, dtype) for dtype in ("f32", "bf16"))
-        return roofline_s(
-            device, flops=CONVERTED * plain, num_bytes=num_bytes, dtype="f32"
-        ) - roofline_s(device, flops=own, num_bytes=num_bytes, dtype="bf16")
+    def more(product: Product, stored: int, own: int) -> float:
+        read = 2 * HALF * batch * s.seq * s.width
+        work = shape_work(device, product, "bf16")
+        plain = CONVERTED * shape_work(device, product, "f32")
+        theirs = roofline_s(
+            device,
+            flops=plain if is_plain else work,
+            num_bytes=read + stored * count,
+            dtype="f32" if is_plain else "bf16",
+        )
+        return theirs - roofline_s(device, flops=work, num_bytes=read + own * count, dtype="bf16")
 
-    # The gradient of what a score weighs is a product like the scores, those of values, queries and
-    # keys are like the sums of values.
-    scores = more(Product(batch, s.seq, s.seq, s.width))
-    sums = more(Product(batch, s.seq, s.width, s.seq))
-    return scores + sums, scores + 3 * sums
+    # Of the gradients, that of what a score weighs is a product like the scores, and those of
+    # values, queries and keys are like the sums of values.
+    scores, sums = Product(batch, s.seq, s.seq, s.width), Product(batch, s.seq, s.width, s.seq)
+    of_sums = more(sums, HALF, HALF)
+    forward = more(scores, HALF, SINGLE + HALF) + of_sums
+    backward = more(scores, HALF, SINGLE) + 3 * of_sums
+    softmax = (HALF - SINGLE) * count / device.bytes_per_s  # a reading of each pass
+    return forward + softmax, backward + softmax
 
 
 def layer_bytes(run: Run) -> tuple[float, float]:
@@ -103,10 +117,15 @@ def layer_bytes(run: Run) -> tuple[float, float]:
         whole = tokens * s.hidden * HALF * (1 - 1 / parts)
         forward += 10 * whole
         backward += 12 * whole
+    # Both sums with the residual are kernels. Where nothing is summed over ranks before, irc has them
+    # in the products, whose results are not written and read again.
+    sums = 2 * tokens * s.hidden / (parts if run.divides_sequences else 1)
+    if parts == 1:
+        forward += sums * 2 * HALF
     if run.source in WITH_DROPOUT:
         scores = run.micro_samples * s.heads / parts * s.seq**2
-        forward += scores * (2 * HALF + MASK)
-        backward += scores * (2 * HALF + MASK)
+        forward += scores * (2 * HALF + MASK) + sums * MASK
+        backward += (scores + sums) * (2 * HALF + MASK)
     if run.micro_batches > 1 and not run.is_stored_split:
         weights = (4 * s.hidden**2 + (3 if s.is_llama else 2) * s.hidden * s.ffn) / parts
         backward += weights * _sum_bytes(run)

@@ -28,8 +28,8 @@ from tests.benchmarks.published_runs import Run
 
 ONE_AT_A_TIME = ("bloom",)
 """Sources whose stages send and receive one after the other: DeepSpeed's pipeline."""
-BOTH_WAYS = ("sc21", "korthikanti22", "vocabpar24")
-"""Sources whose stages send and receive at a time: Megatron-LM's pipeline."""
+BOTH_WAYS = ("sc21", "korthikanti22", "vocabpar24", "mist25")
+"""Sources whose stages send and receive at a time: Megatron-LM's pipeline, which Mist has too."""
 SUMS_FIRST = ("sc21", "bloom")
 """Sources that sum the gradients of a layer's input before they go on."""
 BLOCKING_DEVICES = 160
