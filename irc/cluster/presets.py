@@ -91,11 +91,11 @@ FABRIC_3 = Link(
 HDR_200 = 25e9  # one 200 Gbit/s port a GPU (DGX A100)
 NDR_400 = 50e9  # one 400 Gbit/s port a GPU (DGX H100, H200 and B200, MI300X nodes)
 EFA_400 = 6.25e9  # four ports of 100 Gbit/s for eight GPUs (nodes of A100 40GB, of V100)
-# Two GPUs behind each of four ports of 100 Gbit/s Omni-Path (Jean Zay). An all-reduce over four nodes
-# reached 40.5 Gbit/s of bus bandwidth (bigscience-workshop/bigscience, experiments/bandwidth,
-# all_reduce_bench-a100-n4); its log says that NCCL made one ring, which came into a node by one port
-# and left it by another. So that is what a port reaches, of which ranks of several groups have all
-# four.
+# Two GPUs behind each of four ports of 100 Gbit/s Omni-Path (Jean Zay). An all-reduce over four
+# nodes reached 40.5 Gbit/s of bus bandwidth (bigscience-workshop/bigscience, experiments/bandwidth,
+# all_reduce_bench-a100-n4); its log says that NCCL made one ring, which came into a node by one
+# port and left it by another. So that is what a port reaches, of which ranks of several groups have
+# all four: a collective of all ranks in one group takes four times as long as is said here.
 OPA_REACHED = 40.49e9 / 8 / 2
 VIRTUAL_100 = 1.56e9  # 100 Gbit/s for a virtual machine of eight L4
 SLINGSHOT = 12.5e9  # four 200 Gbit/s ports for eight dies (Frontier)

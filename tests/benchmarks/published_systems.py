@@ -25,11 +25,11 @@ dropout settings are inherited", train/tr11-176B-ml); masks are stored."""
 CUDA_11 = ("bloom",)
 """Sources that ran on CUDA 11.3 to 11.5, as their notes say."""
 ALIGNED_BYTES = 16
-"""Tensor cores are fed in pieces of so many bytes: where rows begin elsewhere, cuBLAS multiplies
-halves on plain units (its kernels ``fp16_sgemm_fp16``), up to version 10.2 all of them (NVIDIA,
-"Matrix Multiplication Background User's Guide", table 1), and in 11 those of batches, whose
-matrices begin elsewhere as well: that none was faster there, BLOOM's rows say (heads 108, 150 and
-450 wide)."""
+"""Tensor cores are fed in pieces of so many bytes: where rows begin elsewhere, cuBLAS multiplied
+halves on plain units up to version 10.2 (NVIDIA, "Matrix Multiplication Background User's Guide",
+table 1), and has kernels ``fp16_sgemm_fp16`` for that in 11 as well. Which of them version 11 took
+for batches whose matrices begin elsewhere, as those of heads do, is published nowhere; these are
+assumed, as tensor cores would be several times as fast as what BLOOM's notes measured."""
 CONVERTED = (64 + 16) / 64
 """Instructions for a multiplication of halves on plain units, whose sums are single: of an 8 x 8
 tile, the largest whose sums fit a thread's registers, 64 beside the 16 that widen its operands."""
@@ -117,8 +117,8 @@ def layer_bytes(run: Run) -> tuple[float, float]:
         whole = tokens * s.hidden * HALF * (1 - 1 / parts)
         forward += 10 * whole
         backward += 12 * whole
-    # Both sums with the residual are kernels. Where nothing is summed over ranks before, irc has them
-    # in the products, whose results are not written and read again.
+    # Both sums with the residual are kernels. Where nothing is summed over ranks before, irc has
+    # them in the products, whose results are not written and read again.
     sums = 2 * tokens * s.hidden / (parts if run.divides_sequences else 1)
     if parts == 1:
         forward += sums * 2 * HALF
