@@ -21,15 +21,15 @@ from irc.programs.blocks import blocks_of
 from irc.programs.make import split_option
 from irc.programs.schedules import schedule_for
 from irc.programs.short_steps import short_step
-from irc.search.blocks import Blocks, Content, Passed, Piece
+from irc.search.blocks import UPDATE, Blocks, Content, Passed, Piece
 from irc.search.configurations import FULL, NOTHING, staged_mesh
 from irc.simulate.assembled import simulate_blocks
 from irc.training.precision import precision_of
 from irc.training.recipe import Recipe
 from tests.benchmarks.published_models import model_of
 from tests.benchmarks.published_runs import Run
-from tests.benchmarks.published_systems import NONE, Extra, of_head, of_layer
-from tests.benchmarks.published_waits import messages, waiting
+from tests.benchmarks.published_systems import NONE, Extra, layer_weights, of_head, of_layer
+from tests.benchmarks.published_waits import gathered_s, messages, waiting
 
 CAPTURED = 5
 """Layers of the model that is captured: few, and enough to be seen as equal."""
@@ -59,11 +59,13 @@ class Published(Blocks):
     Attributes:
         of_layer, of_head: what each takes more than irc's kernels.
         of_waiting: what a layer's functions take more, as what irc overlaps is waited for.
+        of_sums: what sums of gradients take more, of a layer and of an embedding.
     """
 
     of_layer: Extra = NONE
     of_head: Extra = NONE
     of_waiting: Mapping[str, float] = field(default_factory=dict[str, float])
+    of_sums: tuple[float, float] = (0.0, 0.0)
 
     def stage(self, content: Content) -> Piece:
         """Return what a stage takes."""
@@ -81,6 +83,9 @@ class Published(Blocks):
             **piece.seconds,
             "F": piece.seconds["F"] + forward + own[0] + waits[0],
             "B": piece.seconds["B"] + more + backward + own[1] + waits[1],
+            UPDATE: piece.seconds.get(UPDATE, 0.0)
+            + layers * self.of_sums[0]
+            + (content.has_first + content.has_last) * self.of_sums[1],
         }
         return replace(piece, seconds=seconds)
 
@@ -98,7 +103,10 @@ class Predictor:
         known = {each.name: getattr(own, each.name) for each in fields(own)}
         known["passed"] = cut_for(run, own.passed)
         more = of_layer(run, device), of_head(run, device), waiting(run, own.layer, device)
-        blocks = Published(**known, of_layer=more[0], of_head=more[1], of_waiting=more[2])
+        sums = sums_of(run)
+        blocks = Published(
+            **known, of_layer=more[0], of_head=more[1], of_waiting=more[2], of_sums=sums
+        )
         schedule = schedule_for(run.schedule, run.pipe, run.micro_batches)
         parts = len(schedule.paths[0])
         inner, cluster = mesh_of(run, 1), find_cluster(cluster_name(run.kind, run.devices))
@@ -132,6 +140,16 @@ def cut_for(run: Run, passed: Sequence[Passed]) -> tuple[Passed, ...]:
         rows = max(1, rows // run.tensor) if whole else rows
         cut.append(replace(each, shape=(samples, rows, *rest)))
     return tuple(cut)
+
+
+def sums_of(run: Run) -> tuple[float, float]:
+    """Return what sums of the gradients of a layer and of an embedding take more than irc's."""
+    mesh, cluster = mesh_of(run, 1), find_cluster(cluster_name(run.kind, run.devices))
+    size = mesh.num_ranks
+    own = find_cluster(cluster_name(run.kind, size)) if size < run.devices else cluster
+    tokens = run.sizes.vocab * run.sizes.hidden / run.tensor
+    layer, ends = (gathered_s(run, mesh, own, count) for count in (layer_weights(run), tokens))
+    return layer, ends
 
 
 def policy_of(run: Run) -> str:

@@ -127,9 +127,14 @@ def layer_bytes(run: Run) -> tuple[float, float]:
         forward += scores * (2 * HALF + MASK) + sums * MASK
         backward += (scores + sums) * (2 * HALF + MASK)
     if run.micro_batches > 1 and not run.is_stored_split:
-        weights = (4 * s.hidden**2 + (3 if s.is_llama else 2) * s.hidden * s.ffn) / parts
-        backward += weights * _sum_bytes(run)
+        backward += layer_weights(run) * _sum_bytes(run)
     return forward, backward
+
+
+def layer_weights(run: Run) -> float:
+    """Return how many weights of a layer a rank of ``tensor`` has."""
+    s = run.sizes
+    return (4 * s.hidden**2 + (3 if s.is_llama else 2) * s.hidden * s.ffn) / run.tensor
 
 
 def _sum_bytes(run: Run) -> int:

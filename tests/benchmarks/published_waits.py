@@ -7,8 +7,9 @@ and ``dist.recv``). Until 2022 Megatron-LM summed the gradients of what a layer 
 multiplied those of its weights (``mpu/mappings.py``), and Megatron-DeepSpeed did so after.
 
 BLOOM ran with ``CUDA_LAUNCH_BLOCKING=1`` on more than 20 nodes ("do not remove or the training will
-hang", train/tr11-176B-ml): a kernel is launched once the one before has ended. Nothing is fitted to
-runs.
+hang", train/tr11-176B-ml): a kernel is launched once the one before has ended. Its BF16 optimiser
+sums whole gradients of single precision (``_bf16_reduce_grads`` of DeepSpeed's pipeline), where irc
+leaves each rank its part; that of parameters is gathered by both. Nothing is fitted to runs.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from itertools import pairwise
 
 from irc.cluster.device import Device
 from irc.cluster.topology import Cluster
+from irc.cost.model import ClusterCost
 from irc.dialects.placement import Mesh
 from irc.schedule.actions import Schedule
 from irc.search.blocks import Passed, Piece
@@ -25,6 +27,7 @@ from irc.search.configurations import FULL
 from irc.sharding.between import Channel, Side
 from irc.simulate.boundaries import transfer_of
 from tests.benchmarks.published_runs import Run
+from tests.benchmarks.published_systems import SINGLE
 
 ONE_AT_A_TIME = ("bloom",)
 """Sources whose stages send and receive one after the other: DeepSpeed's pipeline."""
@@ -57,6 +60,15 @@ def waiting(run: Run, layer: Piece, device: Device) -> Mapping[str, float]:
         # Those of backward are as large as those of forward, which nothing runs beside.
         sums = max(0.0, layer.bare_s["F"] - layer.bare_s["B"])
     return {"F": launches["F"], "B": launches["B"] + sums}
+
+
+def gathered_s(run: Run, mesh: Mesh, cluster: Cluster, parameters: float) -> float:
+    """Return what whole sums of gradients take more than parts of them, for so many of a rank."""
+    is_whole = run.source in ONE_AT_A_TIME and "reduce=float32" in run.precision
+    if run.data == 1 or not is_whole:
+        return 0.0
+    cost = ClusterCost(cluster, mesh)
+    return cost.collective_seconds("all_gather", SINGLE * parameters, "data")
 
 
 def messages(

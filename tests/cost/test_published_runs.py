@@ -17,7 +17,13 @@ from tests.benchmarks.published_runs import IncompleteError, Run, rows, run_of, 
 from tests.benchmarks.published_systems import head_bytes, layer_bytes, scores_s
 from tests.benchmarks.published_times import given_times
 from tests.benchmarks.published_training import rank_correlation, spread
-from tests.benchmarks.published_waits import HOST_S, LAUNCHES, messages, waiting
+from tests.benchmarks.published_waits import (
+    HOST_S,
+    LAUNCHES,
+    gathered_s,
+    messages,
+    waiting,
+)
 
 ROWS = {row["id"]: row for row in rows()}
 
@@ -142,6 +148,17 @@ def test_launches_wait_where_blooms_runs_hung() -> None:
     alone = waiting(run_of(ROWS["bloom-001"]), layer, device)
     assert alone == {"F": 0.0, "B": pytest.approx(1.5e-3)}
     assert waiting(run_of(ROWS["mpt-019"]), layer, device) == {"F": 0.0, "B": 0.0}
+
+
+def test_bloom_sums_whole_gradients_in_single_precision() -> None:
+    run, cluster = run_of(ROWS["bloom-144"]), find_cluster("4x8xA100-OPA")
+    mesh = Mesh((("data", 4), ("tensor", 8)))
+    # Every rank of a node receives three quarters of what 4 bytes each are, of its own port.
+    bytes_in = 4 * 1e8 * 3 / 4
+    seconds = gathered_s(run, mesh, cluster, 1e8)
+    assert seconds == pytest.approx(bytes_in / cluster.links[-1].bytes_per_s, rel=0.15)
+    assert gathered_s(run_of(ROWS["bloom-083"]), mesh, cluster, 1e8) == 0.0  # fp16
+    assert gathered_s(replace(run, data=1), mesh, cluster, 1e8) == 0.0
 
 
 def test_stages_wait_for_messages_of_both_neighbours() -> None:
