@@ -97,6 +97,11 @@ class IrcError(Exception):
             lines.append(f"  help: {_indented(self.help)}")
         return "\n".join(lines)
 
+    def brief(self) -> str:
+        """The message and where, in one line."""
+        where = f" ({_first_line(self.where)})" if self.where else ""
+        return f"error[{self.code}]: {_first_line(self.message)}{where}"
+
     def __str__(self) -> str:
         return self.render()
 
@@ -124,7 +129,12 @@ class IrcErrors(IrcError):  # noqa: N818 - several of them
         return IrcErrors(error.noted(note) for error in self.errors)
 
     def render(self) -> str:
-        return "\n\n".join(error.render() for error in self.errors)
+        """The first few whole, of more the first lines: they mostly have one reason."""
+        shown = [error.render() for error in self.errors[:SHOWN]]
+        brief = [error.brief() for error in self.errors[SHOWN : SHOWN + LISTED]]
+        if (left := len(self.errors) - SHOWN - LISTED) > 0:
+            brief.append(f"and {left} more errors")
+        return "\n\n".join([*shown, *(["\n".join(brief)] if brief else [])])
 
 
 class ErrorCollector:
@@ -196,6 +206,8 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
 
 MOST_SHOWN = 1000
 """Characters of a part of a message that are shown: a name from outside can have any length."""
+SHOWN, LISTED = 3, 8
+"""Of several errors so many are shown whole, and so many more with a line each."""
 
 
 def printable(text: str) -> str:
@@ -207,6 +219,10 @@ def printable(text: str) -> str:
     return "".join(
         char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text
     )
+
+
+def _first_line(text: str) -> str:
+    return _indented(text).partition("\n")[0]
 
 
 def _indented(text: str) -> str:

@@ -87,6 +87,15 @@ def test_errors_cross_processes() -> None:
         assert (type(copy), str(copy)) == (type(error), str(error))
 
 
+def test_many_errors_take_a_line_each() -> None:
+    several = IrcErrors(
+        IrcError("onnx-invalid", f"Mul {n}\nx", f"m:node {n}", "its operands") for n in range(20)
+    )
+    lines = several.render().splitlines()
+    assert len(lines) == 3 * 5 + 8 + 1
+    assert lines[-2:] == ["error[onnx-invalid]: Mul 10 (m:node 10)", "and 9 more errors"]
+
+
 def test_collector_reports_all_at_once() -> None:
     errors = ErrorCollector()
     errors.check()

@@ -224,7 +224,9 @@ def _pad(attrs: Attrs, operands: Sequence[Signature]) -> list[Signature]:
 
 def is_multiple(size: Dim, groups: int) -> bool:
     """True unless a number of channels does not come out even in groups."""
-    return groups > 0 and (isinstance(size, Size) or size % groups == 0)
+    if isinstance(size, Size):
+        return groups > 0 and (not is_traced() or decided("==", size % groups) is not False)
+    return groups > 0 and size % groups == 0
 
 
 def check_within(indices: Shape, other: Shape, dim: int | None) -> None:

@@ -118,6 +118,8 @@ def convert_arg(node: Node) -> SSAValue:
 
     dim, keep = node.axis(0), bool(node.attr("keepdims", 1))
     fn = "max" if node.kind == "ArgMax" else "min"
+    if node.shape()[dim] == 0:
+        raise ShapeError(f"the {fn}imum of no elements has no index")
     last = node.attr("select_last_index", 0)
     x = reverse(node, node[0], dim) if last else node[0]
     indices = node.b.op(ArgReduceOp, [x], fn=fn, dim=dim, keep_dims=keep)

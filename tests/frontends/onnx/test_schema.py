@@ -136,6 +136,10 @@ MISFITS: Mapping[str, tuple[NodeProto, Shapes]] = {
         node("ScatterElements", "x", "i", "u"),
         {"x": [4, 3], "i": [2, 3], "u": [1, 3]},
     ),
+    "the last index of the largest of none": (
+        node("ArgMax", "x", axis=1, select_last_index=1), {"x": [2, 0]},
+    ),
+    "the index of the least of none": (node("ArgMin", "x", axis=1), {"x": [2, 0]}),
     "indices of more columns than the table": (
         node("GatherElements", "x", "i"), {"x": [4, 2], "i": [2, 3]},
     ),
@@ -160,6 +164,15 @@ def test_sizes_in_which_no_window_fits_are_not_served(
     if kind == "Conv":
         shapes, wanted = {**shapes, "w": [1, 1, 3]}, node("Conv", "x", "w", dilations=[2])
     assert f"open sizes  L {least}.." in compiled(of(wanted, shapes, opset=22), tmp_path)
+
+
+def test_open_channels_that_may_not_come_out_even_in_groups_are_to_be_bound(
+    tmp_path: Path,
+) -> None:
+    shapes: Shapes = {"x": [1, 2, 5, 5], "w": ["c", 1, 3, 3]}
+    with pytest.raises(IrcError, match="--size c=2") as refused:
+        compiled(of(node("Conv", "x", "w", group=2), shapes), tmp_path)
+    assert refused.value.code == "size-unbound"
 
 
 def test_a_scatter_of_open_rows_has_as_many_as_its_indices(tmp_path: Path) -> None:
