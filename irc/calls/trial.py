@@ -176,6 +176,8 @@ def tried(
 ) -> Flat:
     """Return what runs a graph of Dynamo; its first call shows whether torch is faster.
 
+    No call waits for that: one that comes meanwhile runs what was compiled.
+
     Args:
         own: what was compiled; takes the graph's arguments.
         torchs: runs the graph as eager mode does.
@@ -190,16 +192,22 @@ def tried(
     lock = threading.Lock()
 
     def choose(args: Sequence[Any]) -> Flat:
-        nonlocal chosen, seconds
-        with lock:
+        nonlocal chosen, seconds, full
+        # Of this thread it may be the trial's own: a backward pass that computes its inputs anew.
+        if not lock.acquire(blocking=False):
+            return chosen or own
+        try:
             if chosen is None:
-                full.extend(i for i, each in enumerate(args) if _has_elements(each))
+                full = [i for i, each in enumerate(args) if _has_elements(each)]
                 seconds = _timed(own, torchs, args, held, copies=copies)
-                chosen = own
+                way = own
                 if seconds is not None and is_slower(*seconds):
                     told(timed_text(*seconds))
-                    chosen = torchs
-        return chosen
+                    way = torchs
+                chosen = way
+            return chosen
+        finally:
+            lock.release()
 
     def run(*args: Any) -> Any:
         way = chosen or choose(args)

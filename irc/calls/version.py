@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +27,9 @@ from irc.runtime import held
 from irc.runtime.executor import Executor
 from irc.runtime.shared_memory import clash
 from irc.runtime.whole import whole
+
+_TURN = threading.Lock()
+"""Held while it is seen which thread tries a version: the others run what was compiled."""
 
 
 class Version:
@@ -87,8 +91,10 @@ class Version:
 
     def _leave(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Leave calls to torch where it is faster: time both ways on the arguments of a call."""
-        torchs, self._is_tried = self._torchs, True
-        if torchs is None or self._has_caches:
+        with _TURN:
+            is_tried, self._is_tried = self._is_tried, True
+        torchs = self._torchs
+        if is_tried or torchs is None or self._has_caches:
             return
         arguments = _apart(args, kwargs, self._captured, self.layout.written)
         direct = self.direct

@@ -3,6 +3,7 @@
 # pyright: basic
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -103,6 +104,30 @@ def test_what_takes_long_both_ways_is_not_repeated() -> None:
     own, torchs = list[float](), list[float]()
     assert not is_behind(computing(0.25, own), computing(0.25, torchs))
     assert (len(own), len(torchs)) == (1, 1)
+
+
+def test_no_call_waits_for_a_trial() -> None:
+    """Neither one that the trial makes itself, nor one of another thread."""
+    meanwhile, depth = list[Tensor](), 0
+
+    def own(x: Tensor) -> Tensor:
+        nonlocal depth
+        depth += 1
+        if depth == 1:
+            meanwhile.append(run(x))
+            other = threading.Thread(target=lambda: meanwhile.append(run(x)), daemon=True)
+            other.start()
+            other.join(20)
+        depth -= 1
+        return x + 1
+
+    run = trial.tried(own, lambda x: x - 1, copies=False)
+    results = list[Tensor]()
+    caller = threading.Thread(target=lambda: results.append(run(torch.ones(3))), daemon=True)
+    caller.start()
+    caller.join(60)
+    assert results and len(meanwhile) > 1
+    assert all(torch.equal(each, torch.full((3,), 2.0)) for each in meanwhile)
 
 
 def test_a_bag_of_embeddings_runs_as_fast_as_torchs(request: pytest.FixtureRequest) -> None:
