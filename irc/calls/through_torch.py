@@ -11,7 +11,7 @@ from irc.calls.handed import Handed, Parts, compiles
 from irc.calls.noted import call_kind, note_left
 from irc.calls.recompiles import MAX_VERSIONS, Recompiles
 from irc.calls.tracing import TRACING
-from irc.calls.trial import Entry
+from irc.calls.trial import Entry, has_saved_hooks
 from irc.frontends.torch.export import as_module, shape_specs
 from irc.frontends.torch.hooks import on_all_modules
 from irc.pipeline import Options
@@ -81,7 +81,9 @@ class ThroughTorch:
                 if self._by_torch is None:
                     self._check_dynamic(args, kwargs)
                     self._by_torch = ByTorch(self._run, self._options)
-        if self._torchs is None or kwargs or not compiles():
+        if (is_saved := has_saved_hooks()) and not self.handed:
+            self.hand_none()  # a checkpoint is to go the same way when it computes anew
+        if self._torchs is None or kwargs or is_saved or not compiles():
             results = self._by_torch(args, kwargs, failed)
         else:
             modes = self._parts.modes()

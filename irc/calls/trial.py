@@ -135,6 +135,15 @@ def _seconds(run: Callable[[], object]) -> float:
     return time.thread_time() - start
 
 
+def has_saved_hooks() -> bool:
+    """Return whether hooks of a user's are told what autograd saves: they are to see no trial.
+
+    A checkpoint has such, where it runs and where it computes anew.
+    """
+    bindings: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+    return bindings._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 @contextmanager
 def undone(written: Sequence[torch.Tensor]) -> Generator[None]:
     """Give torch's generator its state back after a trial, and tensors what they held."""
@@ -176,7 +185,8 @@ def tried(
 ) -> Flat:
     """Return what runs a graph of Dynamo; its first call shows whether torch is faster.
 
-    No call waits for that: one that comes meanwhile runs what was compiled.
+    No call waits for that: one that comes meanwhile runs what was compiled. Where hooks are told
+    what autograd saves, that is settled: a checkpoint that computes anew is to save the same.
 
     Args:
         own: what was compiled; takes the graph's arguments.
@@ -191,8 +201,16 @@ def tried(
     full: list[int] = []
     lock = threading.Lock()
 
+    def settle(way: Flat) -> Flat:
+        nonlocal chosen
+        with _lock:
+            chosen = chosen or way
+        return chosen
+
     def choose(args: Sequence[Any]) -> Flat:
-        nonlocal chosen, seconds, full
+        nonlocal seconds, full
+        if has_saved_hooks():
+            return settle(own)
         # Of this thread it may be the trial's own: a backward pass that computes its inputs anew.
         if not lock.acquire(blocking=False):
             return chosen or own
@@ -204,8 +222,8 @@ def tried(
                 if seconds is not None and is_slower(*seconds):
                     told(timed_text(*seconds))
                     way = torchs
-                chosen = way
-            return chosen
+                settle(way)
+            return chosen or own
         finally:
             lock.release()
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from irc.calls.direct import MISS, Direct, handing, have_memory
 from irc.calls.direct import direct as make_direct
-from irc.calls.trial import LONGEST_FIRST_S, is_behind, undone
+from irc.calls.trial import LONGEST_FIRST_S, has_saved_hooks, is_behind, undone
 from irc.dialects.placement import Mesh, Placement
 from irc.errors import IrcError
 from irc.frontends.torch.caches import adopt, caches_in, is_cache
@@ -94,7 +94,7 @@ class Version:
         with _TURN:
             is_tried, self._is_tried = self._is_tried, True
         torchs = self._torchs
-        if is_tried or torchs is None or self._has_caches:
+        if is_tried or torchs is None or self._has_caches or has_saved_hooks():
             return
         arguments = _apart(args, kwargs, self._captured, self.layout.written)
         direct = self.direct

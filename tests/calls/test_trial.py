@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import irc
 from irc.calls import handed, trial
@@ -238,6 +239,68 @@ def test_hooks_see_no_trial(way: Way) -> None:
     for count in (1, 2, 3):
         run(torch.randn(2, 4)).sum().backward()
         assert len(seen) == count
+
+
+@pytest.mark.usefixtures("_behind")
+@WAYS
+def test_hooks_of_what_is_saved_see_no_trial(way: Way) -> None:
+    packed, unpacked = list[Tensor](), list[Tensor]()
+
+    def pack(x: Tensor) -> Tensor:
+        packed.append(x)
+        return x
+
+    def unpack(x: Tensor) -> Tensor:
+        unpacked.append(x)
+        return x
+
+    run = way(lambda x, y: (x @ y).exp().sum())
+    x, y = (torch.randn(8, 8, requires_grad=True) for _ in range(2))
+    counts = list[tuple[int, int]]()
+    for _ in range(2):
+        packed.clear()
+        unpacked.clear()
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            result = run(x, y)
+        result.backward()
+        counts.append((len(packed), len(unpacked)))
+    assert counts == [(3, 3)] * 2
+
+
+@pytest.mark.usefixtures("_behind")
+@WAYS
+@pytest.mark.parametrize("before", [0, 1, trial.LEAST_CALLS - 1, trial.LEAST_CALLS + 1])
+def test_a_checkpoint_computes_anew_what_it_has_computed(
+    way: Way, before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another way would save other tensors, which a checkpoint refuses."""
+    monkeypatch.setattr(handed, "FIRST_LOOK", 2)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+    run, x = way(module), torch.randn(4, 3)
+    for _ in range(before):
+        run(x).sum().backward()
+    for _ in range(5):
+        module.zero_grad()
+        result = checkpoint(run, x, use_reentrant=False)
+        run(x)
+        result.sum().backward()
+        own = [weight.grad for weight in module.parameters()]
+        module.zero_grad()
+        module(x).sum().backward()
+        for one, weight in zip(own, module.parameters(), strict=True):
+            torch.testing.assert_close(one, weight.grad)
+
+
+def test_a_checkpoint_hands_no_calls_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial.Entry, "is_behind", lambda *_: True)
+    module = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+    run, x = irc.compile(module), torch.randn(4, 3)
+    for _ in range(2):
+        result = checkpoint(run, x, use_reentrant=False)
+        run(x)
+        result.sum().backward()
+    assert not statistics(run).left
 
 
 @pytest.mark.usefixtures("_behind")
