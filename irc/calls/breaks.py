@@ -59,46 +59,81 @@ def reasons_so_far() -> list[Any]:
     return untyped.graph_break_reasons
 
 
+@dataclass
+class _Listener:
+    """What a watched call hears in its thread: of failed traces, and of frames that are left."""
+
+    errors: list[BaseException]
+    told: list[Break] = field(default_factory=list[Break])
+
+    def hear(self, record: logging.LogRecord) -> None:
+        """Note the error that a record is about, if it is about any."""
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None:
+            return
+        if record.levelno >= logging.WARNING:
+            self.errors.append(error)
+        stack = getattr(error, "real_stack", None) or ()
+        self.told.append(Break(reason_of(str(error)), _of_stack(stack), _line_of(stack)))
+
+
+_here = threading.local()
+
+
+def _listen() -> Callable[[], None]:
+    """Hear what torch logs in threads that listen; what others log is as it would be."""
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    lowered = loggers[0]
+    before, parent = lowered.level, lowered.parent
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        listeners: Sequence[_Listener] = getattr(_here, "listeners", ())
+        for each in listeners:
+            each.hear(record)
+        if listeners or record.name != lowered.name:
+            return not listeners
+        return record.levelno >= (before or (parent.getEffectiveLevel() if parent else 0))
+
+    for logger in loggers:
+        logger.addFilter(is_shown)
+    # A frame that is left for a reason that Dynamo knows is told of in a lower voice.
+    if is_lowered := lowered.getEffectiveLevel() > logging.INFO:
+        lowered.setLevel(logging.INFO)
+
+    def undo() -> None:
+        for logger in loggers:
+            logger.removeFilter(is_shown)
+        if is_lowered and lowered.level == logging.INFO:  # nobody has set another one
+            lowered.setLevel(before)
+
+    return undo
+
+
+_listening = ProcessWide(_listen)
+"""Loggers are the process's: they change for the first thread that listens, until the last one."""
+
+
 @contextmanager
 def watched() -> Generator[Seen]:
     """Watch Dynamo; torch's own words about breaks and failed traces are held back."""
     from torch._dynamo.utils import counters
 
-    seen, told = Seen(), list[Break]()
-    thread = threading.get_ident()
-    loggers = [logging.getLogger(name) for name in LOGGERS]
-    levels = [logger.level for logger in loggers]
-    usual = loggers[0].getEffectiveLevel()
-
-    def is_other(record: logging.LogRecord) -> bool:
-        if record.thread != thread:
-            return record.levelno >= usual
-        error = record.exc_info[1] if record.exc_info else None
-        if error is not None and record.levelno >= logging.WARNING:
-            seen.errors.append(error)
-        if error is not None:
-            stack = getattr(error, "real_stack", None) or ()
-            told.append(Break(reason_of(str(error)), _of_stack(stack), _line_of(stack)))
-        return False
-
+    seen = Seen()
+    listener, others = _Listener(seen.errors), getattr(_here, "listeners", ())
     reasons = reasons_so_far()
     noted, left = len(reasons), _left(counters)
-    for logger in loggers:
-        logger.addFilter(is_other)
-    # A frame that is left for a reason that Dynamo knows is told of in a lower voice.
-    loggers[0].setLevel(logging.INFO)
-    try:
-        yield seen
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.removeFilter(is_other)
-            logger.setLevel(level)
-        for each in reasons[noted:]:
-            stack = each.user_stack
-            seen.breaks.append(Break(reason_of(each.reason), _of_stack(stack), _line_of(stack)))
-        if not seen.breaks and _left(counters) > left:
-            # A frame that cannot go on after a break is left whole, and has no entry there.
-            seen.breaks += told or [Break("Dynamo leaves the function to Python", "")]
+    with _listening():
+        _here.listeners = (*others, listener)
+        try:
+            yield seen
+        finally:
+            _here.listeners = others
+            for each in reasons[noted:]:
+                stack = each.user_stack
+                seen.breaks.append(Break(reason_of(each.reason), _of_stack(stack), _line_of(stack)))
+            if not seen.breaks and _left(counters) > left:
+                # A frame that cannot go on after a break is left whole, and has no entry there.
+                seen.breaks += listener.told or [Break("Dynamo leaves the function to Python", "")]
 
 
 def _left(counters: Any) -> int:

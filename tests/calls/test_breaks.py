@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import irc
+from irc.calls import breaks
 from irc.calls.left import LeftToTorchWarning
 from irc.errors import InternalError, IrcError
 from irc.torch_backend.counts import counters
@@ -116,6 +119,37 @@ def test_nothing_is_printed_and_torch_logs_nothing(
             irc.compile(lambda x: x @ x)(X)
     assert capsys.readouterr().err == ""
     assert not [r for r in caplog.records if r.levelname in ("WARNING", "ERROR")]
+
+
+def test_threads_that_watch_at_once_leave_loggers_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Each hears its own, of any level, and what others log is shown at the levels that it had."""
+    logger = logging.getLogger(breaks.LOGGERS[0])
+    before, filters = logger.level, list(logger.filters)
+    entered, gone = threading.Event(), threading.Event()
+
+    def log(text: str, level: int = logging.INFO) -> None:
+        logger.log(level, text, exc_info=ValueError(text))
+
+    def other() -> None:
+        with breaks.watched() as seen:
+            log("other", logging.WARNING)
+            entered.set()
+            gone.wait(60)
+            heard.extend(map(str, seen.errors))
+
+    heard = list[str]()
+    thread = threading.Thread(target=other)
+    with breaks.watched() as seen:
+        thread.start()
+        assert entered.wait(60)
+        log("own", logging.WARNING)
+    log("nobody's")
+    log("shown", logging.WARNING)
+    gone.set()
+    thread.join(60)
+    assert (heard, [str(each) for each in seen.errors]) == (["other"], ["own"])
+    assert (logger.level, logger.filters) == (before, filters)
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == ["shown"]
 
 
 def planted() -> Any:
