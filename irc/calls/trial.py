@@ -8,7 +8,8 @@ of the kind are torch's from then on.
 
 What takes long both ways is not tried: there the compiler is to be right by itself, and its
 arithmetic outweighs the way in. Neither is what the user wants whole (``fullgraph``), verified, or
-compiled by passes, rules and pins of their own.
+compiled by passes, rules and pins of their own, nor what calls ops that torch does not ship
+(:mod:`irc.frontends.torch.foreign_calls`).
 """
 
 from __future__ import annotations

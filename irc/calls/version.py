@@ -96,6 +96,8 @@ class Version:
         torchs = self._torchs
         if is_tried or torchs is None or self._has_caches or has_saved_hooks():
             return
+        if self._captured.is_foreign:  # to call it is to be seen
+            return
         arguments = _apart(args, kwargs, self._captured, self.layout.written)
         direct = self.direct
 

@@ -15,10 +15,11 @@ from torch.utils import _pytree as pytree
 
 from irc.calls.left import leave
 from irc.calls.noted import note_left
-from irc.calls.trial import is_tried, tried
+from irc.calls.trial import is_tried, noted, tried
 from irc.collection import collection_held
 from irc.errors import IrcError
 from irc.frontends.torch.eager_refusals import of_other_dtype, refused
+from irc.frontends.torch.foreign_calls import calls_foreign
 from irc.frontends.torch.graphs import flat_program, pre_dispatch, returns_inputs, source_name
 from irc.frontends.torch.kinds import peculiar_argument
 from irc.frontends.torch.linear_loss import stream_losses
@@ -79,6 +80,8 @@ def compile_graph(
         run, changes = _compiled(gm, inputs, options, fakes)
         run = _counting(gm, inputs, options, _with_drawn(gm, inputs, run))
         if fakes is None and is_tried(options):
+            if calls_foreign(gm):
+                return noted(run)
 
             def told(why: str) -> None:
                 note_left(options, FallBack("timing", "a graph", why, first_line(gm)))

@@ -241,6 +241,76 @@ def test_hooks_see_no_trial(way: Way) -> None:
         assert len(seen) == count
 
 
+CALLS = list[int]()
+GENERATOR = torch.Generator()
+
+
+@torch.library.custom_op("tests_trial::noisy", mutates_args=())
+def noisy(x: Tensor) -> Tensor:
+    """Add noise of a generator of its own, and count the call."""
+    CALLS.append(1)
+    return x + torch.rand(x.shape, generator=GENERATOR)
+
+
+noisy.register_fake(torch.empty_like)
+noisy.register_autograd(lambda _, gradient: gradient)
+
+LIBRARY = torch.library.Library("tests_trial", "FRAGMENT")
+LIBRARY.define("composite(Tensor x) -> Tensor")
+
+
+def _composite(x: Tensor) -> Tensor:
+    CALLS.append(1)
+    return x * 2
+
+
+LIBRARY.impl("composite", _composite, "CompositeImplicitAutograd")
+
+
+@pytest.mark.usefixtures("_behind")
+@WAYS
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_ops_of_others_are_called_as_often_as_in_eager(
+    way: Way, grad: bool, is_inside: bool
+) -> None:
+    def inside(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: noisy(x) * 1, lambda x: x * 2, (x * 2,))
+
+    def outside(x: Tensor) -> Tensor:
+        return noisy(x * 2).sin()
+
+    function = inside if is_inside else outside
+    x = torch.ones(64, requires_grad=grad)
+    GENERATOR.manual_seed(1)
+    wanted = [function(x) for _ in range(3)]
+    GENERATOR.manual_seed(1)
+    CALLS.clear()
+    run = way(function)
+    for each in wanted:
+        torch.testing.assert_close(run(x), each)
+    assert len(CALLS) == 3
+
+
+@pytest.mark.usefixtures("_behind")
+def test_layers_that_repeat_are_timed() -> None:
+    module = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(4)]).eval()
+    run = irc.compile(module)
+    with torch.no_grad():
+        run(torch.randn(2, 8))
+    assert statistics(run).left == 1
+
+
+@WAYS
+@pytest.mark.parametrize("grad", [False, True])
+def test_ops_of_others_that_are_traced_are_not_timed(way: Way, grad: bool) -> None:
+    run, x = way(lambda x: torch.ops.tests_trial.composite(x * 3).sin()), torch.ones(64)
+    CALLS.clear()
+    for _ in range(5):
+        run(x.requires_grad_(grad))
+    assert len(CALLS) < 10
+
+
 @pytest.mark.usefixtures("_behind")
 @WAYS
 def test_hooks_of_what_is_saved_see_no_trial(way: Way) -> None:

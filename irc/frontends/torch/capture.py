@@ -39,6 +39,7 @@ from irc.frontends.torch.examples import bound, check_held, check_leaves, positi
 from irc.frontends.torch.export import LOOKING, as_module, export, shape_specs
 from irc.frontends.torch.exported_signature import SignatureReader, named_tensors
 from irc.frontends.torch.failures import explained
+from irc.frontends.torch.foreign_calls import ForeignCalls, calls_foreign
 from irc.frontends.torch.grad_reads import GradReads
 from irc.frontends.torch.guards import Guards
 from irc.frontends.torch.hooks import refuse_backward_hooks, refuse_hook
@@ -98,6 +99,7 @@ class Captured:
         is_entangled: results share memory with each other or with arguments, and writes to it are
             part of the program, which does not say so: it gives numbers alone.
         effect: what a call does besides, and the program does not: it changes an attribute, say.
+        is_foreign: it calls ops that torch does not ship: what they do besides is not known.
     """
 
     program: Program
@@ -116,6 +118,7 @@ class Captured:
     open: OpenSizes | None = None
     is_entangled: bool = False
     effect: str = ""
+    is_foreign: bool = False
 
     def numbered(self, values: Mapping[str, int]) -> Captured:
         """Return the same capture with numbers for the sizes of views.
@@ -232,14 +235,14 @@ def capture(
             traced.append((sharing_of(program), decided_by_strides(program), is_around))
 
         reads, writes, checks = StrideReads(), RealWrites(), TensorChecks()
-        of_gradients = GradReads()
+        of_gradients, foreign = GradReads(), ForeignCalls()
         watched = watch.over(
             module, hooks=hooks, changed=guards.changed, held=guards.owned, reads=of_gradients
         )
         try:
             # Where results need not have eager's dtypes, such a call computes without casts.
             asks = (
-                reads.note, writes.keep, idle, refused, checks.note, written_out,
+                foreign.note, reads.note, writes.keep, idle, refused, checks.note, written_out,
                 refuse_other_data, refuse_hook,
                 of_gradients.detached_in_place, refuse_detach_in_place,
                 *[unseen_cast] * memory,
@@ -323,6 +326,7 @@ def capture(
         open=opened_sizes,
         is_entangled=is_entangled,
         effect=watch.effect or seeds.effect or streams.effect or checks.effect,
+        is_foreign=foreign.any or calls_foreign(exported.graph_module),
     )
 
 
