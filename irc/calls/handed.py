@@ -44,7 +44,7 @@ class Parts:
             return False
         self._modules = tuple(map(ref, root.modules()))
         tensors = (*root.parameters(), *root.buffers())
-        self._tensors = tuple([ref(each) for each in tensors if each.numel()])
+        self._tensors = tuple([ref(each) for each in tensors if _lies_somewhere(each)])
         same = map(is_, map(call, before), map(call, self._modules))
         return len(before) != len(self._modules) or not all(same)
 
@@ -68,6 +68,14 @@ class Parts:
             return 0 not in [tensor().data_ptr() for tensor in self._tensors]
         except AttributeError:  # of None
             return None
+
+
+def _lies_somewhere(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has elements: a lazy one does not know yet."""
+    try:
+        return bool(tensor.numel())
+    except ValueError:
+        return False
 
 
 class Handed:

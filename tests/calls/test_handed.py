@@ -152,3 +152,13 @@ def test_a_count_that_was_stepped_over_looks_all_the_same() -> None:
     assert kind.direct((torch.ones(4),)) is MISS
     assert kind.direct((x,)) is handed.LOOK
     assert kind.direct((x,)) is x
+
+
+@pytest.mark.parametrize("records", [True, False])
+def test_a_lazy_module_is_made_at_its_first_call(records: bool) -> None:
+    module = nn.Sequential(nn.LazyLinear(4), nn.ReLU())
+    run, x = irc.compile(module), torch.randn(4, 3)
+    with torch.set_grad_enabled(records):
+        for _ in range(7):
+            torch.testing.assert_close(run(x), module(x))
+    assert module[0].weight.shape == (4, 3)
