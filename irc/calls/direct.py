@@ -116,11 +116,11 @@ def handing(
     """
     if not all(type(each) in (torch.Tensor, torch.nn.Parameter) for each in args):
         return None
+    if not have_memory((*args, *held)):
+        return None
     matches: Callable[..., bool] = alike(args) if args else _always
     count = len(args)
     is_grad, records = torch.is_grad_enabled, torch.is_grad_enabled()
-    if not have_memory((*args, *held)):
-        return None
 
     def run(args: Sequence[Any]) -> Any:
         if len(args) != count or is_grad() is not records or not matches(*args):
@@ -143,7 +143,10 @@ _ADDRESS = torch.Tensor.data_ptr
 
 def have_memory(tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether tensors have elements that lie somewhere."""
-    return all(map(_ADDRESS, tensors))
+    try:
+        return all(map(_ADDRESS, tensors))
+    except RuntimeError:  # sparse ones, and those of a transform, have no address
+        return False
 
 
 Launch: TypeAlias = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]

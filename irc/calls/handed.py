@@ -66,15 +66,16 @@ class Parts:
             if [module().training for module in self._modules] != modes:
                 return False
             return 0 not in [tensor().data_ptr() for tensor in self._tensors]
-        except AttributeError:  # of None
+        except (AttributeError, RuntimeError):  # of None; of one that another was swapped with
             return None
 
 
 def _lies_somewhere(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has elements: a lazy one does not know yet."""
+    """Return whether a tensor has elements and one address: sparse and lazy ones have none."""
     try:
+        tensor.data_ptr()
         return bool(tensor.numel())
-    except ValueError:
+    except (RuntimeError, ValueError):
         return False
 
 

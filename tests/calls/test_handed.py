@@ -162,3 +162,53 @@ def test_a_lazy_module_is_made_at_its_first_call(records: bool) -> None:
         for _ in range(7):
             torch.testing.assert_close(run(x), module(x))
     assert module[0].weight.shape == (4, 3)
+
+
+class Mixed(nn.Module):
+    """Reads a buffer without an address; Dynamo leaves it to Python where it is told so."""
+
+    def __init__(self, adjacency: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("adjacency", adjacency)
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.adjacency @ self.linear(x)
+
+
+class MixedByPython(Mixed):
+    """No graph at all."""
+
+    forward = torch.compiler.disable(Mixed.forward)
+
+
+@pytest.mark.parametrize("kind", [Mixed, MixedByPython])
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.parametrize("records", [True, False])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_a_sparse_buffer_has_no_address(
+    kind: type[Mixed], layout: torch.layout, records: bool
+) -> None:
+    module = kind(torch.eye(4).to_sparse(layout=layout))
+    run, x = irc.compile(module), torch.randn(4, 3)
+    with torch.set_grad_enabled(records):
+        for _ in range(7):  # past the look
+            torch.testing.assert_close(run(x), module(x))
+
+
+def test_a_sparse_argument_has_no_address() -> None:
+    @torch.compiler.disable
+    def product(a: Tensor, x: Tensor) -> Tensor:
+        return a @ x
+
+    run, x = irc.compile(lambda a, x: product(a, x)), torch.randn(4, 3, requires_grad=True)
+    for _ in range(7):
+        torch.testing.assert_close(run(torch.eye(4).to_sparse(), x), x)
+
+
+def test_arguments_of_a_transform_have_no_address() -> None:
+    run, x = irc.compile(lambda x: x.sin() * 2), torch.randn(4, 3)
+    for _ in range(2 * trial.LEAST_CALLS):
+        torch.testing.assert_close(torch.vmap(run)(x), x.sin() * 2)
+        gradient = torch.func.grad(lambda x: run(x).sum())(x)
+        torch.testing.assert_close(gradient, x.cos() * 2)
