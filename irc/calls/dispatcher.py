@@ -15,11 +15,12 @@ from irc.calls.handed import LOOK, Handed
 from irc.calls.handed_on import HandedOn
 from irc.calls.left import can_be_left
 from irc.calls.loop import Loop
+from irc.calls.modes import mode_here, num_dispatch_modes, num_function_modes
 from irc.calls.noted import call_kind, line_of, note_left, noted_plan
 from irc.calls.on_ranks import OnRanks
 from irc.calls.open_version import OpenVersion
 from irc.calls.recompiles import MAX_VERSIONS, Recompiles, Statistics
-from irc.calls.refused import check_gradients, does_more, released, too_many
+from irc.calls.refused import check_gradients, does_more, no_modes, released, too_many
 from irc.calls.through_torch import ThroughTorch
 from irc.calls.tracing import TRACING
 from irc.calls.trial import is_tried
@@ -70,6 +71,8 @@ class Dispatcher:
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run the version whose guards the call meets; compile one where there is none."""
+        if (num_function_modes() or num_dispatch_modes()) and (mode := mode_here()):
+            return self._under_mode(args, kwargs, mode)
         looked: Handed | None = None
         if not kwargs:
             for version in self.versions:
@@ -183,6 +186,21 @@ class Dispatcher:
             count, tuple(recompiles.reasons), recompiles.eager_calls, opened,
             left + len(self._through_torch.handed),
         )  # fmt: skip
+
+    def _under_mode(self, args: Sequence[Any], kwargs: Mapping[str, Any], mode: str) -> Any:
+        """Run a call whose ops a mode wants to see; nothing is compiled for it, and nothing kept.
+
+        Raises:
+            IrcError: ``weights-released`` of a frozen module; ``op-unsupported`` on a mesh.
+        """
+        if self.is_frozen:
+            raise released(mode)
+        if self.on_ranks is not None:
+            raise no_modes(mode)
+        note_left(self.options, FallBack("call", "calls under modes", mode, ""))
+        self._close_pending(args, kwargs)
+        self._recompiles.add_under_mode(mode)
+        return self._run(*args, **kwargs)
 
     def _find(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]

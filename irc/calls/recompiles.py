@@ -33,8 +33,8 @@ class Statistics:
         compilations: versions compiled.
         reasons: why each but the first was.
         eager_calls: calls that ran uncompiled: there were too many versions, what the call writes
-            to shares memory with another argument, there were hooks on all modules, or torch's
-            default device is another than the CPU's.
+            to shares memory with another argument, there were hooks on all modules, torch was
+            under a mode, or its default device is another than the CPU's.
         open_sizes: of the versions that leave sizes open, what was done for them.
         left: kinds of calls that torch runs, because their first timing says that it is faster.
     """
@@ -61,6 +61,7 @@ class Recompiles:
     is_open: bool = False
     _has_shared: bool = False
     _has_hooks_on_all: bool = False
+    _has_modes: bool = False
     _latest: tuple[str, int] = ("x", 0)
     _sizes: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])
 
@@ -114,6 +115,17 @@ class Recompiles:
                 "a call runs eagerly while there are hooks on all modules, now and whenever so",
                 "torch.nn.modules.module.register_module_..._hook wants to see each module's call",
                 "put hooks on the layers that matter: layer.register_forward_hook",
+            )
+
+    def add_under_mode(self, mode: str) -> None:
+        """Note a call that runs uncompiled under a mode of torch; warn of the first."""
+        self.eager_calls += 1
+        if not self._has_modes:
+            self._has_modes = True
+            _warn(
+                "a call runs eagerly under a mode of torch, now and whenever there is one",
+                f"{mode}, and what is compiled calls no op that it could see",
+                "nothing, or leave the mode for the call",
             )
 
     def add_shared(self, reason: str) -> None:

@@ -60,6 +60,16 @@ def too_many() -> IrcError:
     )
 
 
+def no_modes(mode: str) -> IrcError:
+    """Return the error of a call under a mode, on a mesh."""
+    return IrcError(
+        "op-unsupported",
+        "a call on a mesh cannot run under a mode",
+        because=f"{mode}, and a program on a mesh calls no op that it could see",
+        help="leave the mode for the call, or call the module uncompiled: irc.original(module)",
+    )
+
+
 def released(reason: str | None) -> IrcError:
     """Return the error of a frozen module's call that no version is for."""
     return IrcError(

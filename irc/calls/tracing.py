@@ -1,5 +1,6 @@
 """Which thread traces a module now: what a call does there is what the user wrote."""
 
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import threading
@@ -38,7 +39,8 @@ TRACING = Tracing()
 
 def is_traced() -> bool:
     """True where the call is part of a trace: what is traced is then what the user wrote."""
-    if torch.compiler.is_dynamo_compiling():
+    if (compiler := torch.compiler).is_dynamo_compiling():
         return True
-    tracing = torch.compiler.is_compiling() or torch.compiler.is_exporting()
+    # What is_compiling() and is_exporting() return: each call asks, and to call them takes longer.
+    tracing = compiler._is_compiling_flag or compiler._is_exporting_flag
     return tracing and not TRACING.is_elsewhere()
