@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 from irc import torch_backend
@@ -353,3 +354,25 @@ def test_a_number_out_of_a_tensor_is_that_of_each_call(count: int) -> None:
     run, x = compiled(f), torch.randn(2, 3)
     for number in (count, 5):
         assert torch.equal(run(x, torch.tensor(number)), f(x, torch.tensor(number)))
+
+
+@pytest.mark.parametrize("records", [True, False])
+@pytest.mark.parametrize("calls", [0, 2])
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_derivatives_go_forward(records: bool, calls: int, dynamic: bool) -> None:
+    model, x, t = small(), torch.randn(5, 7), torch.randn(5, 7)
+    run = compiled(model, dynamic=dynamic)
+
+    def tangent(function: Any) -> Tensor | None:
+        with forward_ad.dual_level():
+            both = function(forward_ad.make_dual(x, t))
+            return forward_ad.unpack_dual(both).tangent
+
+    with torch.set_grad_enabled(records):
+        for _ in range(calls):
+            run(x)
+        torch.testing.assert_close(tangent(run), tangent(model))
+        left = counters["graphs run by torch"]
+        torch.testing.assert_close(run(x), model(x), rtol=1e-5, atol=1e-5)
+    assert left == counters["graphs run by torch"] == 1
+    assert run(x).grad_fn is not None

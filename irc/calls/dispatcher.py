@@ -15,7 +15,7 @@ from irc.calls.handed import LOOK, Handed
 from irc.calls.handed_on import HandedOn
 from irc.calls.left import can_be_left
 from irc.calls.loop import Loop
-from irc.calls.modes import mode_here, num_dispatch_modes, num_function_modes
+from irc.calls.modes import forward, mode_here, num_dispatch_modes, num_function_modes
 from irc.calls.noted import call_kind, line_of, note_left, noted_plan
 from irc.calls.on_ranks import OnRanks
 from irc.calls.open_version import OpenVersion
@@ -71,7 +71,8 @@ class Dispatcher:
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run the version whose guards the call meets; compile one where there is none."""
-        if (num_function_modes() or num_dispatch_modes()) and (mode := mode_here()):
+        is_seen = num_function_modes() or num_dispatch_modes() or forward._current_level >= 0
+        if is_seen and (mode := mode_here()):
             return self._under_mode(args, kwargs, mode)
         looked: Handed | None = None
         if not kwargs:

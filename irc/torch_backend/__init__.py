@@ -11,7 +11,8 @@ through :mod:`~irc.torch_backend.tracing`, and by way of AOTAutograd where it ha
 
 Outputs that share memory with inputs or each other do so as in eager mode, and dims lie in memory
 in eager's order. Random numbers come from irc's own counter; where it starts is drawn from torch's
-generator at each call, so that ``torch.manual_seed`` makes runs repeatable.
+generator at each call, so that ``torch.manual_seed`` makes runs repeatable. Where derivatives go
+forward, torch runs graphs as they are (:mod:`~irc.torch_backend.tangents`).
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from irc.torch_backend.moving import MovingGraph, names_places
 from irc.torch_backend.powers import keep_bases
 from irc.torch_backend.shared_memory import apart
 from irc.torch_backend.specialising import SpecialisingGraph, has_open_sizes
+from irc.torch_backend.tangents import with_tangents
 from irc.torch_backend.tracing import compile_around, compile_graph
 
 
@@ -67,7 +69,7 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) ->
     run = compile_around(
         gm, example_inputs, options, lambda part, inputs: _compiled(part, inputs, options)
     )
-    run = apart(gm, run or _compiled(gm, example_inputs, options))
+    run = with_tangents(gm, apart(gm, run or _compiled(gm, example_inputs, options)), options)
     return checking(run, said) if said else run
 
 

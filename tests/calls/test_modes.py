@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
@@ -122,6 +123,46 @@ def test_selective_checkpoints_have_compiled_parts() -> None:
     result.sum().backward()
     torch.testing.assert_close(x.grad, X.cos() * 2)
     assert statistics(run).eager_calls == 0
+
+
+@quiet
+@pytest.mark.parametrize("calls", [0, 1, 4])
+@pytest.mark.parametrize("options", [{}, {"dynamic": True}, {"fullgraph": True}])
+@pytest.mark.parametrize("records", [True, False])
+def test_tangents_are_eagers(calls: int, options: dict[str, Any], records: bool) -> None:
+    net = nn.Sequential(nn.Linear(6, 4), nn.Tanh())
+    run, layers, x = irc.compile(doubled, **options), irc.compile(net, **options), X[None]
+    pairs: Any = ((run, doubled), (layers, net))
+
+    def tangent(function: Any) -> Tensor | None:
+        with forward_ad.dual_level():
+            both = function(forward_ad.make_dual(x, x + 1))
+            return forward_ad.unpack_dual(both).tangent
+
+    with torch.set_grad_enabled(records):
+        for one, other in pairs * calls:
+            one(x), other(x)
+        for one, other in pairs:
+            torch.testing.assert_close(tangent(one), tangent(other))
+            torch.testing.assert_close(one(x), other(x))
+            derivative: Any = torch.func.jvp(one, (x,), (x + 1,))[1]
+            torch.testing.assert_close(derivative, tangent(other))
+    assert statistics(run).eager_calls == statistics(layers).eager_calls == 2
+
+
+@quiet
+def test_a_tangent_of_a_parameter_is_seen() -> None:
+    net, x = nn.Linear(6, 4), X[None]
+    run: Any = irc.compile(net)
+    run(x)
+    with forward_ad.dual_level():
+        named = {
+            name: forward_ad.make_dual(each, torch.ones_like(each))
+            for name, each in net.named_parameters()
+        }
+        both = torch.func.functional_call(run, named, (x,))
+        tangent = forward_ad.unpack_dual(both).tangent
+    torch.testing.assert_close(tangent, (x.sum() + 1).expand(1, 4))
 
 
 def test_strict_calls_are_refused() -> None:
