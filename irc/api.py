@@ -126,7 +126,8 @@ def compile(
     compiled, Python runs between them, and a warning names the first such line.
 
     Args:
-        target: what to compile; of a ``torch.export.ExportedProgram`` its module.
+        target: what to compile; of a ``torch.export.ExportedProgram`` its module. A module of
+            ``torch.jit`` comes back as it is, with a warning: torch has compiled it.
         mesh: axes of a mesh, ``data=2,tensor=2``; the program then runs under torchrun with as many
             processes, of which one compiles and the others receive the plan. An axis of size
             ``auto`` takes the processes that the others leave: ``data=auto,tensor=2``; a function
@@ -248,9 +249,12 @@ def _compile(target: object, *, options: Options, disable: bool) -> Any:
 
     from irc.calls.compiled_class import compiled_class, compiled_instance
     from irc.calls.function import CompiledFunction
+    from irc.calls.scripted import as_it_is, is_scripted
 
     if disable:
         return target
+    if is_scripted(target):
+        return as_it_is(target, options)
     match target:
         case type() if issubclass(target, nn.Module):
             return compiled_class(target, options)

@@ -14,6 +14,8 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 import irc
+from irc.calls.left import LeftToTorchWarning
+from irc.errors import IrcError
 from tests.calls.left import containers, functions, targets, values
 from tests.calls.left.case import cases_of
 
@@ -121,3 +123,45 @@ def test_calls_through_torch_compile_are_those_of_eager(name: str, gradients: bo
 @pytest.mark.parametrize("name", CASES)
 def test_calls_with_gradients_are_those_of_eager(name: str) -> None:
     same_as_eager(name, "irc", gradients=True)
+
+
+jit: Any = torch.jit
+
+
+def scripted_modules() -> dict[str, Any]:
+    """Return modules that torch.jit has compiled, in its different ways."""
+    net, x = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()).eval(), torch.ones(1, 3)
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+
+        class Scripted(jit.ScriptModule):
+            """A class whose modules torch.jit compiles."""
+
+            @jit.script_method
+            def forward(self, x: Tensor) -> Tensor:
+                return x * 2
+
+        scripted = jit.script(net)
+        frozen, traced = jit.freeze(scripted), jit.trace(net, x)
+        return {"scripted": scripted, "traced": traced, "frozen": frozen, "of a class": Scripted()}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("name", ["scripted", "traced", "frozen", "of a class"])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_modules_of_torch_jit_run_as_they_are(name: str, gradients: bool) -> None:
+    module, x = scripted_modules()[name], torch.ones(1, 3)
+    with pytest.warns(LeftToTorchWarning, match="a module of torch.jit") as seen:
+        run = irc.compile(module)
+    assert [each.filename for each in seen] == [__file__]
+    with torch.set_grad_enabled(gradients):
+        for _ in range(3):
+            torch.testing.assert_close(run(x), module(x))
+    if name == "of a class":
+        with pytest.warns(LeftToTorchWarning, match="'Scripted'"):
+            assert irc.compile(type(module)) is type(module)
+
+
+@pytest.mark.parametrize("options", [{"fullgraph": True}, {"strict": True}, {"mesh": "data=2"}])
+def test_modules_of_torch_jit_are_refused_where_a_program_is_whole(options: Any) -> None:
+    with pytest.raises(IrcError, match=r"op-unsupported[\s\S]*scripted or traced"):
+        irc.compile(scripted_modules()["traced"], **options)
