@@ -1,7 +1,8 @@
 """One case of the search's quality: what irc plans, and what was stated, by one judge.
 
 The search is not told what was stated. Both are planned whole and simulated under the same prices,
-with irc's own kernels. Stages that differ in what they have, or compute again, no configuration
+with irc's own kernels, within the same memory: that of the device, or what irc counts for what was
+stated where that is more. Stages that differ in what they have, or compute again, no configuration
 says: these are put together from pieces of the model, and held against the price from pieces.
 """
 
@@ -43,7 +44,8 @@ class Answer:
         stated, chosen: configurations, in words.
         stated_s, chosen_s: seconds of their steps, by plans, or both by pieces.
         stated_gb, chosen_gb: that a device holds, in 1e9 bytes.
-        fits: what was stated fits into the memory, as irc counts it.
+        fits: what was stated fits into the memory, as irc counts it; otherwise both may hold as
+            much as it does.
         by_pieces: both are put together from pieces.
         wrong: what an expert would call wrong with what was chosen; empty: nothing.
         search_s: wall clock of the search.
@@ -84,12 +86,14 @@ def answered(case: Case, *, explains: bool, every: bool = False) -> Answer:
         every: hold all that was run against it, not the fastest alone.
     """
     judge = judge_of(case)
-    begin = time.perf_counter()
     try:
-        devices = case.run.devices
-        outcome = Search(judge, judge.cluster).run(devices)
-        search_s = time.perf_counter() - begin
         own = priced(judge, case.stated if every else case.best)
+        if not own.fits:
+            # Both by one count: what was stated ran, whatever irc counts for it.
+            judge = judge.within(own.verdict.num_bytes)
+        begin = time.perf_counter()
+        outcome = Search(judge, judge.cluster).run(case.run.devices)
+        search_s = time.perf_counter() - begin
     except IrcError as error:
         return Answer(
             stated=str(case.stated[0].configuration), error=f"{error.code}: {error.message}"

@@ -14,10 +14,10 @@ The rows are those of ``tests/cost/published_runs.json`` that say what ran, and 
 of Llama 3's paper; of one model, cluster and batch the fastest that was run is held against the
 plan, with ``--every`` all that were. The search is not told of them. Both sides have irc's own
 kernels, prices and simulator, the precision and the optimiser of the row, and all of a device's
-memory; "*" marks what was stated where irc counts more than that, so that only its time is held
-against the plan. "gain" is the stated step over the plan's. "pieces" marks steps that were put
-together from pieces of the model on both sides: no configuration says of stages that they compute
-different layers again. "bf16 for fp8" and the like say what stands in on both sides.
+memory; "*" marks what was stated where irc counts more than that (what was moved to the host counts
+too): both may then hold as much. "gain" is the stated step over the plan's. "pieces" marks steps
+that were put together from pieces of the model on both sides: no configuration says of stages that
+they compute different layers again. "bf16 for fp8" and the like say what stands in on both sides.
 
 Behind the table, for Megatron's configurations and those of Llama 3 (with ``--explain`` for all),
 the difference is explained line by line: what each decision is worth, in seconds of a step.
