@@ -101,7 +101,8 @@ class KernelBodyOp(FlowOp):
 class LoadOp(KernelBodyOp):
     """Read ``buffer[offset + sum(strides[d] * i[d]) + sum(index_strides[j] * index_j)]``.
 
-    Operands: the buffer, then index values (i64 or i32), one per ``index_strides``: a gather.
+    Operands: the buffer, then index values (i64 or i32), one per ``index_strides``: a gather. An
+    index lies in 0..``index_counts[j]``-1, also where its stride is 0 or the buffer is longer.
 
     ``bounds`` has rows ``size, start, strides[d]..``: where ``start + sum(strides[d] * i[d])`` lies
     outside 0..size-1, a load gives ``fill`` and touches no memory (the border of a convolution).
@@ -116,6 +117,7 @@ class LoadOp(KernelBodyOp):
     offset = size_field()
     strides = sizes_field()
     index_strides = opt_sizes_field()
+    index_counts = opt_sizes_field()
     blocks = opt_integers_field()
     bounds = opt_sizes_field()
     fill = opt_numbers_field()
@@ -130,9 +132,15 @@ class LoadOp(KernelBodyOp):
         parallel = self.kernel.num_parallel
         if not value.is_full and any(strides[parallel:]):
             raise VerifyException("a row value does not depend on reduced dims")
+        numbers = [len(row or ()) for row in (self.index_strides, self.index_counts)]
+        if numbers != [len(self.indices)] * 2:
+            raise VerifyException(
+                f"load has {len(self.indices)} indices, {numbers[0]} strides and {numbers[1]}"
+                " counts for them"
+            )
         if self.bounds is not None:
             _verify_rows(self, space, value)
-        elif self.index_strides is None:
+        else:
             verify_bounds(self, self.buffer.type)
 
 
@@ -465,7 +473,7 @@ def verify_bounds(op: LoadOp | StoreOp, buffer: Attribute) -> None:
 
 
 def reach_of(op: LoadOp | StoreOp) -> tuple[Dim, Dim]:
-    """Return the least and the greatest element that an access touches without indices.
+    """Return the least and the greatest element that an access touches.
 
     Raises:
         UnboundSizeError: where the sign of a stride depends on a size.
@@ -475,14 +483,19 @@ def reach_of(op: LoadOp | StoreOp) -> tuple[Dim, Dim]:
         raise VerifyException(f"{op.name} has blocks along a dim that the space has not")
     low: Dim = op.offset
     high: Dim = op.offset
+    moves = list[tuple[Dim, Dim]]()
     for d, (stride, extent) in enumerate(zip(op.strides, space, strict=True)):
         steps = [(stride, extent + -1)]
         if d in blocks:
             size, inner = blocks[d]
             steps = [(stride, (extent - 1) // size), (inner, min(size, extent) - 1)]
-        for step, most in steps:
-            if is_negative(step):
-                low = low + step * most
-            else:
-                high = high + step * most
+        moves += steps
+    if isinstance(op, LoadOp):
+        rows = zip(op.index_strides or (), op.index_counts or (), strict=True)
+        moves += [(stride, count + -1) for stride, count in rows]
+    for step, most in moves:
+        if is_negative(step):
+            low = low + step * most
+        else:
+            high = high + step * most
     return low, high

@@ -34,6 +34,7 @@ from irc.interpret.attention_backward import run_attention_backward
 from irc.interpret.recurrent import run_recurrent
 from irc.runtime import library
 from irc.runtime.dtypes import dtypes
+from irc.runtime.index_bounds import index_outside
 
 if TYPE_CHECKING:
     import torch
@@ -182,8 +183,15 @@ class _State:
 
     def _load(self, op: LoadOp, kind: ValueType) -> torch.Tensor:
         address = self.address(op, full=kind.is_full)
-        for index, stride in zip(op.indices, op.index_strides or (), strict=True):
-            address = address + self.values[index].to(address.dtype) * stride
+        rows = zip(op.indices, op.index_strides or (), op.index_counts or (), strict=True)
+        for operand, stride, count in rows:
+            index = self.values[operand].to(address.dtype)
+            if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < count:
+                raise index_outside(
+                    f"an index lies outside the {count} elements that kernel"
+                    f" @{self.kernel.sym_name.data} selects from"
+                )
+            address = address + index * stride
         return self._within(op, address, self.tasks)
 
     def _inside(self, op: LoadOp, tasks: torch.Tensor) -> torch.Tensor:

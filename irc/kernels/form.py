@@ -37,6 +37,7 @@ class Access:
     offset: int
     strides: tuple[int, ...]
     index_strides: tuple[int, ...] = ()
+    index_counts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -312,9 +313,11 @@ def _step(
     result = _value(op.outputs[0].type) if op.outputs else None
     access = None
     if touched:
-        strides = tuple(map(sizes, plain.get("index_strides") or ()))
-        own = tuple(map(sizes, plain["strides"]))
-        access = Access(touched[0], sizes(plain["offset"]), own, strides)
+        own, strides, counts = (
+            tuple(map(sizes, plain.get(name) or ()))
+            for name in ("strides", "index_strides", "index_counts")
+        )
+        access = Access(touched[0], sizes(plain["offset"]), own, strides, counts)
     kind: Any = op.name.removeprefix("task.")
     return Step(
         kind=kind,
@@ -358,11 +361,7 @@ def integer_bound(form: Form, index: int) -> int:
     loads = [s for s in form.steps if s.kind == "load"]
     read = {s.result for s in loads if s.place.buffer == index}
     for load in loads:
-        place, size = load.place, form.buffers[load.place.buffer].size
-        reach = place.offset + sum(
-            max(s, 0) * (n - 1) for s, n in zip(place.strides, form.sizes, strict=True)
-        )
-        for operand, stride in zip(load.operands, place.index_strides, strict=True):
-            if read & form.behind([operand], lambda s: True) and stride > 0:
-                limit = min(limit, max(1, (size - 1 - reach) // stride + 1))
+        for operand, count in zip(load.operands, load.place.index_counts, strict=True):
+            if read & form.behind([operand], lambda s: True):
+                limit = min(limit, count)
     return limit

@@ -93,7 +93,10 @@ def _matrix(walk: Trace, w: SSAValue, chosen: Node, own: Axes) -> Node:
     if stored is None or not stored[1].is_plain:
         raise GroupError("packed matrices that lie apart", [(w, ())])
     strides = contiguous_strides([axis.size for axis in own])
-    attrs = {"strides": strides, "index_stride": prod(shape_of(w)[1:]), "own": own}
+    count, *matrix = shape_of(w)
+    attrs = {
+        "strides": strides, "index_stride": prod(matrix), "index_count": count, "own": own,
+    }  # fmt: skip
     return walk.node(
         "load", tensor(w).dtype, (*own, *chosen.axes), operands=(chosen,), attrs=attrs,
         stored=stored, source=w,

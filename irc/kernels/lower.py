@@ -179,6 +179,7 @@ class _Body:
             offset=access.offset,
             strides=self.loops.strides(access, full=node in self.nest.full),
             index_strides=(node.attrs["index_stride"],) if index else None,
+            index_counts=(node.attrs["index_count"],) if index else None,
             **self._bounds(node),
         )
 

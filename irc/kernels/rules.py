@@ -234,9 +234,11 @@ def _gathered(
     kept = [() if d == at else dim for d, dim in enumerate(view.dims)]
     dims = tuple(tuple(Axis(n) for n, _ in dim) for dim in kept)
     own = tuple(axis for dim in dims for axis in dim)
+    count, stride = view.dims[at][0] if view.dims[at] else (1, 0)
     attrs = {
         "strides": tuple(s for dim in kept for _, s in dim),
-        "index_stride": view.dims[at][0][1] if view.dims[at] else 0,
+        "index_stride": stride,
+        "index_count": count,
         "own": own,
     }
     node = walk.node(

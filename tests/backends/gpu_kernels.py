@@ -55,12 +55,14 @@ class Builder:
 
     def load(
         self, buffer: SSAValue, strides: Sequence[int], *indices: SSAValue, offset: int = 0,
-        index_strides: Sequence[int] | None = None, dtype: str | None = None,
+        index_strides: Sequence[int] | None = None, index_counts: Sequence[int] | None = None,
+        dtype: str | None = None,
     ) -> SSAValue:  # fmt: skip
         full = self._spans(strides) or any(v.type.is_full for v in indices)
         return self._add(
             LoadOp, [buffer, *indices], dtype or buffer.type.dtype, full, offset=offset,
             strides=tuple(strides), index_strides=tuple(index_strides) if index_strides else None,
+            index_counts=tuple(index_counts) if index_counts else None,
         )  # fmt: skip
 
     def store(
@@ -257,7 +259,7 @@ def embedding(tokens=11, width=20, vocab=31, dtype="f32") -> KernelOp:
     table, ids = b.input(vocab * width, dtype), b.input(tokens, "i64")
     position, y = b.input(tokens * width, dtype), b.output(tokens * width, dtype)
     at = b.load(ids, (1, 0))
-    v = b.load(table, (0, 1), at, index_strides=(width,))
+    v = b.load(table, (0, 1), at, index_strides=(width,), index_counts=(vocab,))
     b.store(b.fn("add", v, b.load(position, (width, 1))), y, (width, 1))
     return b.kernel()
 

@@ -61,6 +61,7 @@ class Access:
     offset: int
     strides: tuple[int, ...]
     index_strides: tuple[int, ...] = ()
+    index_counts: tuple[int, ...] = ()
     blocks: tuple[tuple[int, int, int], ...] = ()
     bounds: tuple[Bound, ...] = ()
     fill: float | int = 0
@@ -169,6 +170,7 @@ def _access(op: LoadOp | StoreOp) -> Access:
         op.offset,
         op.strides,
         (load and load.index_strides) or (),
+        (load and load.index_counts) or (),
         tuple((d, size, inner) for d, (size, inner) in blocks_of(op).items()),
         tuple(Bound(*row) for row in bound_rows((load and load.bounds) or (), len(op.strides))),
         ((load and load.fill) or (0,))[0],

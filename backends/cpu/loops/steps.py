@@ -16,7 +16,6 @@ from irc.backends.cpu.loops.units import SIZE_VALUES
 from irc.backends.cpu.vector.builder import PTR, Builder, Operand, Type, constant
 from irc.backends.cpu.vector.pointwise import apply
 from irc.backends.cpu.vector.storage import COMPUTE, MEMORY, cast, pack, unpack
-from irc.dialects.size import is_negative
 from irc.dialects.types import ITEM_BYTES
 
 Env = dict[int, list[Operand]]
@@ -203,25 +202,29 @@ class StepWriter:
     def gathered(
         self, access: Access, indices: list[list[Operand]], u: int, lanes: int
     ) -> Operand | None:
-        """Return the part of an address that index values give."""
+        """Return the part of an address that index values give; None where that is nothing.
+
+        Each index is held against its own count: a dim of one element has no part in an address,
+        and next to a view of a buffer lie elements that are not the view's.
+        """
         if not access.index_strides:
             return None
         b = self.b
         wide = max(min(x[0].type.lanes, lanes) for x in indices)
         total: Operand | None = None
-        for values, stride in zip(indices, access.index_strides, strict=True):
+        rows = zip(indices, access.index_strides, access.index_counts, strict=True)
+        for values, stride, count in rows:
             value = self.pick(values, u, wide)
             if value.type.bits < 64:
                 value = b.convert("sext", value, "i64")
-            term = b.binary("mul", value, self.in_lanes(stride, value.type))
+            inside = b.intrinsic("smax", value, constant(value.type, 0))
+            inside = b.intrinsic("smin", inside, self.in_lanes(count + -1, value.type))
+            self.report(b.compare("icmp ne", value, inside))
+            if not is_named(stride) and stride == 0:
+                continue
+            term = b.binary("mul", inside, self.in_lanes(stride, value.type))
             total = term if total is None else b.binary("add", total, term)
-        assert total is not None
-        low, high = self.reach(access)
-        inside = b.intrinsic("smax", total, self.in_lanes(-low, total.type))
-        last = self.in_lanes(access.size + -1 + -1 * high, total.type)
-        inside = b.intrinsic("smin", inside, last)
-        self.report(b.compare("icmp ne", total, inside))
-        return inside
+        return total
 
     def report(self, outside: Operand) -> None:
         """Tell the caller of the kernel, in front of the scratch memory, of an index outside."""
@@ -231,17 +234,6 @@ class StepWriter:
             outside = b.call(Type("i1"), name, outside)
         word = b.address(Operand(PTR, "%scratch"), "i8", b.i64(-FAULT))
         b.when(outside, lambda: b.store(constant(Type("i32"), 1), word))
-
-    def reach(self, access: Access) -> tuple[int, int]:
-        """Return the least and the greatest element that an access touches without gathers."""
-        low = high = access.offset
-        for stride, extent in zip(access.strides, self.nest.extents, strict=True):
-            end = stride * (extent + -1 if is_named(extent) else max(extent - 1, 0))
-            if is_negative(stride):
-                low = low + end
-            else:
-                high = high + end
-        return low, high
 
     def in_lanes(self, number: int, kind: Type) -> Operand:
         """Return a number, perhaps with names, in all lanes."""

@@ -91,7 +91,7 @@ def read_grouped(nest: Nest) -> Grouped | None:
     if run is None or w.index_strides[0] != panels * depth * COLUMNS or w.offset:
         return None
     rows = tuple(d for d in range(product.nest.parallel) if d != product.n)
-    matrices = w.size // w.index_strides[0]
+    matrices = w.index_counts[0]
     return Grouped(nest, product, x, w, index, rows, of, panels, depth, pair, matrices, run)
 
 

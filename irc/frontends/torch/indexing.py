@@ -75,7 +75,11 @@ def narrow_from(t: Lowering, self: SSAValue, dim: int, start: SSAValue, length: 
 
 @lowers("index.Tensor", "_unsafe_index.Tensor", numbers="complex")
 def index(t: Lowering, self: SSAValue, indices: Sequence[SSAValue | None]) -> SSAValue:
-    """Look up by several index tensors: one index into the dims that they cover, merged."""
+    """Look up by several index tensors: one index into the dims that they cover, merged.
+
+    Where a later one is outside its dim the index is -1, outside of all: merged, it would name an
+    element of another row. Where the first one is, so is what it is merged into.
+    """
     dims = [dim for dim, i in enumerate(indices) if i is not None]
     index_tensors = [i for i in indices if i is not None]
     if any(tensor(i).dtype in ("i1", "u8") for i in index_tensors):
@@ -90,7 +94,11 @@ def index(t: Lowering, self: SSAValue, indices: Sequence[SSAValue | None]) -> SS
     for dim, one in zip(dims, index_tensors, strict=True):
         one = from_front(t, one, shape[dim])
         if flat is not None:
-            one = t.b.pointwise("add", t.b.pointwise("mul", flat, t.value(shape[dim], "i64")), one)
+            count = t.value(shape[dim], "i64")
+            low = t.b.pointwise("ge", one, t.value(0, "i64"))
+            inside = t.b.pointwise("logical_and", low, t.b.pointwise("lt", one, count))
+            one = t.b.pointwise("add", t.b.pointwise("mul", flat, count), one)
+            one = t.b.pointwise("where", inside, one, t.value(-1, "i64"))
         flat = one
     assert flat is not None
     first, last = dims[0], dims[-1] + 1
@@ -265,11 +273,14 @@ def one_hot(t: Lowering, self: SSAValue, num_classes: int = -1) -> SSAValue:
 def take_along_dim(
     t: Lowering, self: SSAValue, indices: SSAValue, dim: int | None = None
 ) -> SSAValue:
-    """Gather after broadcasting all dims but one; negative indices count from the end."""
+    """Gather after broadcasting all dims but one; any index counts around the dim, as in torch."""
     if dim is None:
         t.decline()
     dim = dim_of(dim, tensor(self).ndim)
-    indices = from_front(t, indices, tensor(self).shape[dim])
+    if tensor(self).shape[dim] == 0:
+        t.decline()
+    length = t.value(tensor(self).shape[dim], "i64")
+    indices = t.b.pointwise("remainder", t.b.cast(indices, "i64"), length)
     mine, yours = list(tensor(self).shape), list(tensor(indices).shape)
     size, places = mine[dim], yours[dim]
     mine[dim] = yours[dim] = 1

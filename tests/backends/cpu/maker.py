@@ -48,7 +48,7 @@ class Maker:
 
     def load(
         self, buffer: int, strides: Sequence[int], offset: int = 0, index: Sequence[SSAValue] = (),
-        index_strides: Sequence[int] | None = None,
+        index_strides: Sequence[int] | None = None, index_counts: Sequence[int] | None = None,
     ) -> SSAValue:  # fmt: skip
         arg = self.block.args[buffer]
         full = any(strides[self.parallel :]) or any(v.type.is_full for v in index)  # type: ignore[attr-defined]
@@ -56,6 +56,7 @@ class Maker:
         return self._add(
             LoadOp, [arg, *index], arg.type.dtype, full, offset=offset, strides=tuple(strides),  # type: ignore[attr-defined]
             index_strides=None if index_strides is None else tuple(index_strides),
+            index_counts=None if index_counts is None else tuple(index_counts),
         )  # fmt: skip
 
     def constant(self, value: float, dtype: str = "f32") -> SSAValue:

@@ -103,7 +103,8 @@ def last_rows(S: Dim) -> KernelOp:
 def take(S: Dim, B: Dim) -> KernelOp:
     """Rows of a table with S rows, by B indices."""
     k = maker((B, 33), 2, [(S * 33, "f32"), (B, "i64")], [(B * 33, "f32")])
-    k.store(k.load(0, (0, 1), index=[k.load(1, (1, 0))], index_strides=(33,)), 0, (33, 1))
+    row = k.load(0, (0, 1), index=[k.load(1, (1, 0))], index_strides=(33,), index_counts=(S,))  # type: ignore[arg-type]
+    k.store(row, 0, (33, 1))
     return k.kernel()
 
 

@@ -1,5 +1,7 @@
 """Indices outside their tensor are an error of the user, in any kernel and on any thread."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,6 +11,26 @@ from irc.backends.cpu import emit, info_of
 from irc.dialects.task import KernelOp
 from irc.errors import IrcError
 from irc.pipeline import Options, default_pipeline, run_passes
+
+Lookup = Callable[[Tensor, Tensor], Tensor]
+SELECTS: dict[str, Lookup] = {
+    "index_select": lambda x, i: x.index_select(0, i) * 2,
+    "embedding": lambda x, i: nn.functional.embedding(i, x),
+    "gather": lambda x, i: x.gather(0, i[:, None].expand(-1, x.shape[1])),
+    "gather_of_what_is_computed": lambda x, i: x.exp().gather(0, i[:, None]),
+    "scatter": lambda x, i: x.scatter(0, i[:, None], 5.0),
+    "index_add": lambda x, i: x.index_add(0, i, torch.ones(len(i), x.shape[1])),
+    "sum": lambda x, i: x.index_select(0, i).sum(0),
+    "cross_entropy": lambda x, i: nn.functional.cross_entropy(x.t().contiguous(), i % 100),
+    "one_hot": lambda x, i: nn.functional.one_hot(i, len(x)),
+}
+COUNTED: dict[str, Lookup] = {
+    "index": lambda x, i: x[i] * 2,
+    "index_put": lambda x, i: x.index_put((i,), torch.tensor(7.0)),
+    "two_indices": lambda x, i: x[i, torch.tensor([0, 1])],
+    "two_indices_turned": lambda x, i: x.t()[torch.tensor([0, 1]), i],
+}
+"""Those of which negative indices count from the end."""
 
 
 class Look(nn.Module):
@@ -74,3 +96,78 @@ def test_the_first_and_last_element_are_inside() -> None:
         at[0, 0] = wrong
         with pytest.raises(IrcError, match="lies outside"):
             fast(x, at)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", [*SELECTS, *COUNTED])
+def test_an_index_outside_of_few_rows_is_refused(name: str, rows: int) -> None:
+    """One row has no part in an address; a wrong index is wrong all the same."""
+    look, x = (SELECTS | COUNTED)[name], torch.arange(2.0 * rows).view(rows, 2)
+    fast = irc.compile(look)
+    wanted = look(x, torch.tensor([0, rows - 1]))
+    assert torch.allclose(fast(x, torch.tensor([0, rows - 1])), wanted)
+    for wrong in (rows, 7, -rows - 1, *([-1] if name in SELECTS else [])):
+        with pytest.raises((IndexError, RuntimeError), match=r"(?i)lies outside|out of (bounds|r)"):
+            fast(x, torch.tensor([0, wrong]))
+
+
+@pytest.mark.parametrize("wrong", [-2, 1, 5])
+def test_a_constant_outside_is_refused(wrong: int) -> None:
+    def look(x: Tensor) -> Tensor:
+        return x[torch.tensor([0, wrong])]
+
+    with pytest.raises(IndexError, match="lies outside"):
+        irc.compile(look)(torch.ones(1, 2))
+
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "head": lambda x: x[:-1],
+    "tail": lambda x: x[1:],
+    "middle": lambda x: x[1:-1],
+    "column": lambda x: x[:, 1:].t(),
+    "turned": lambda x: x.flip(0)[1:],
+    "every_second": lambda x: x[::2],
+    "one_repeated": lambda x: x[:1].expand(3, 2),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_elements_beside_a_view_are_outside(name: str) -> None:
+    """They lie in the same memory: an address alone does not tell."""
+    x, view = torch.arange(10.0).view(5, 2), VIEWS[name]
+
+    def look(x: Tensor, i: Tensor) -> Tensor:
+        return view(x).index_select(0, i) * 2
+
+    fast = irc.compile(look)
+    count = len(view(x))
+    for right in (0, count - 1):
+        i = torch.tensor([0, right])
+        assert torch.equal(fast(x, i), look(x, i))
+    for wrong in (-1, count):
+        with pytest.raises(IndexError, match="lies outside"):
+            fast(x, torch.tensor([0, wrong]))
+
+
+@pytest.mark.parametrize("name", ["index_select", "index", "gather", "two_indices_turned"])
+def test_an_index_outside_is_refused_at_open_sizes(name: str) -> None:
+    look = (SELECTS | COUNTED)[name]
+    torch._dynamo.reset()  # pyright: ignore[reportPrivateUsage]
+    fast = torch.compile(look, backend="irc", dynamic=True)
+    for rows in (1, 3, 4):
+        x = torch.arange(2.0 * rows).view(rows, 2)
+        inside = torch.tensor([0, rows - 1])
+        assert torch.equal(fast(x, inside), look(x, inside))
+        with pytest.raises(IndexError, match="lies outside"):
+            fast(x, torch.tensor([0, rows]))
+
+
+def test_indices_along_a_dim_count_around_it() -> None:
+    x, i = torch.arange(6.0).view(3, 2), torch.tensor([[0, 5], [-4, 3]])
+
+    def look(x: Tensor, i: Tensor) -> Tensor:
+        return torch.take_along_dim(x, i, 0)
+
+    fast = irc.compile(look)
+    for table in (x, x[:1]):
+        assert torch.equal(fast(table, i), look(table, i))

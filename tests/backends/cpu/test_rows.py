@@ -194,7 +194,7 @@ def test_gather_of_rows_and_of_elements(make: Any, run: Any, reference: Any, fea
         [(tokens * width, "f32")],
     )
     row = k.load(0, (1, 0))
-    k.store(k.load(1, (0, 1), 0, [row], [width]), 0, (width, 1))
+    k.store(k.load(1, (0, 1), 0, [row], [width], [vocabulary]), 0, (width, 1))
     kernel = k.kernel()
     (got,), (want,) = run(kernel, [ids, table], 1, features), reference(kernel, [ids, table])
     close(got, want)
@@ -205,7 +205,7 @@ def test_gather_of_rows_and_of_elements(make: Any, run: Any, reference: Any, fea
         [(tokens * width, "i32"), (vocabulary * width, "f32")],
         [(tokens * width, "f32")],
     )
-    k.store(k.load(1, (37, 0), 0, [k.load(0, (width, 1))], [1]), 0, (width, 1))
+    k.store(k.load(1, (37, 0), 0, [k.load(0, (width, 1))], [1], [37]), 0, (width, 1))
     kernel = k.kernel()
     (got,), (want,) = run(kernel, [picks, table], 1, features), reference(kernel, [picks, table])
     close(got, want)
@@ -215,7 +215,7 @@ def test_gather_of_rows_and_of_elements(make: Any, run: Any, reference: Any, fea
 def test_a_gather_outside_its_buffer_is_refused(outside: int, make: Any, run: Any) -> None:
     ids, table = torch.tensor([0, outside, 4]), torch.arange(5.0)
     k = make((3,), 1, [(3, "i64"), (5, "f32")], [(3, "f32")])
-    k.store(k.load(1, (0,), 0, [k.load(0, (1,))], [1]), 0, (1,))
+    k.store(k.load(1, (0,), 0, [k.load(0, (1,))], [1], [5]), 0, (1,))
     with pytest.raises(IrcError, match="index-out-of-range"):
         run(k.kernel(), [ids, table])
 
