@@ -134,13 +134,17 @@ def _cast(operand: tuple[Values, Sequence[int], str], dtype: str) -> Values | No
 
 
 def _rounded(values: Values, dtype: str) -> Values | None:
-    """Round to the element type; None for bfloat16 values that are not short."""
+    """Round to the element type, None where it has no such number."""
     import numpy as np
 
     if dtype == "bf16":
-        bits = np.array(values, np.float32).view(np.uint32)
-        exact = tuple(np.array(values, np.float32).tolist()) == tuple(map(float, values))
-        return values if exact and not bool((bits & 0xFFFF).any()) else None
+        numbers = np.array(values, np.float32)
+        if not bool(np.isfinite(numbers).all()):
+            return values if bool((numbers == np.array(values)).all()) else None
+        bits = numbers.view(np.uint32)
+        # To the nearest of 16 bits fewer, of two as near to the even one.
+        bits = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
+        return _values(bits.view(np.float32).astype(np.float64))
     if dtype == "f16":
         return _values(np.array(values, np.float16).astype(np.float64))
     if dtype == "f32":

@@ -80,3 +80,20 @@ def test_a_step_of_training_takes_a_largest_element() -> None:
     eager(x).backward()
     optimizer.step()
     torch.testing.assert_close(model.linear.weight, eager.linear.weight, rtol=0, atol=5e-3)
+
+
+SEARCHES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "values": lambda x, b: torch.bucketize(x * 1.1, b),
+    "table": lambda x, b: torch.bucketize(x, b * 1.1),
+    "both": lambda x, b: torch.searchsorted(b * 0.7, x * 0.3, right=True),
+    "rows": lambda x, b: torch.searchsorted(b.expand(17, -1) * 1.3, x * 1.1),
+}
+
+
+@HALVES
+@pytest.mark.parametrize("name", SEARCHES)
+def test_what_is_searched_and_where_are_rounded(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, table = torch.randn(17, 48).to(dtype), torch.linspace(-3, 3, 50).to(dtype)
+    search = SEARCHES[name]
+    assert torch.equal(irc.compile(search)(x, table), search(x, table))

@@ -40,8 +40,16 @@ def test_folding_is_torch(fn: str, dtype: str) -> None:
 
 def test_a_literal_is_rounded_before_it_is_cast() -> None:
     assert fold_pointwise("cast", [((0.1,), (), "f32")], (), "f64") == (0.10000000149011612,)
-    assert fold_pointwise("cast", [((0.1,), (), "bf16")], (), "f64") is None
+    assert fold_pointwise("cast", [((0.1,), (), "bf16")], (), "f64") == (0.10009765625,)
+    assert fold_pointwise("cast", [((math.inf,), (), "bf16")], (), "f64") == (math.inf,)
     assert fold_pointwise("cast", [((2.5, -2.5), (2,), "f32")], (2,), "i64") == (2, -2)
+
+
+def test_a_literal_of_bfloat16_is_rounded_as_torch_rounds() -> None:
+    numbers = (torch.randn(64) * 10.0 ** torch.randint(-40, 38, (64,))).tolist()
+    numbers[:4] = [1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 0.0]  # ties go to the even one
+    folded = fold_pointwise("cast", [(tuple(numbers), (64,), "bf16")], (64,), "f32")
+    assert folded == tuple(torch.tensor(numbers, dtype=torch.bfloat16).tolist())
 
 
 @pytest.mark.parametrize(("value", "dtype"), [(math.nan, "i64"), (300.0, "i8"), (-1.0, "u8")])

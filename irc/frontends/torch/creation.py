@@ -3,12 +3,14 @@
 # ruff: noqa: A002 - arguments have the names of ATen's schemas
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from xdsl.ir import SSAValue
 
 from irc.dialects.flow import tensor
 from irc.dialects.literals import RandomOp
+from irc.dialects.size import Dim
 from irc.dialects.types import TensorType, is_float
 from irc.frontends.torch.lowering import Lowering, Operand, enter, lowers, number
 from irc.frontends.torch.shapes import iota
@@ -50,10 +52,16 @@ def scalar_tensor(t: Lowering, s: Operand, **options: Any) -> SSAValue:
     return t.full(s)
 
 
+WHOLE_BITS = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8}
+"""Whole numbers of so many bits are numbers of a float type."""
+
+
 @lowers("arange")
 def arange(t: Lowering, *bounds: Any, **options: Any) -> SSAValue:
-    """Return ``start + i * step``."""
+    """Return ``start + i * step``; what is rounded, as torch does vector by vector, is torch's."""
     start, step = (bounds[0] if len(bounds) > 1 else 0), (bounds[2] if len(bounds) > 2 else 1)
+    if _is_rounded(start, step, t.shape[0], t.dtype):
+        t.decline()
     whole = isinstance(start, int) and isinstance(step, int) and t.dtype in ("f32", "f64")
     index = iota(t, t.shape[0], "f64" if is_float(t.dtype) and not whole else t.dtype)
     dtype = tensor(index).dtype
@@ -64,23 +72,51 @@ def arange(t: Lowering, *bounds: Any, **options: Any) -> SSAValue:
     return t.b.cast(index, t.dtype)
 
 
+def _is_rounded(start: Any, step: Any, count: Dim, dtype: str) -> bool:
+    """True where not all of some numbers are numbers of their dtype; of open sizes not asked."""
+    known = all(isinstance(n, int | float) for n in (start, step, count))
+    if not is_float(dtype) or not known:
+        return False
+    if not (math.isfinite(start) and math.isfinite(step)):
+        return True
+    unit = max(float(n).as_integer_ratio()[1] for n in (start, step))
+    return max(abs(start), abs(start + count * step)) * unit > 1 << WHOLE_BITS[dtype]
+
+
 @lowers("linspace")
 def linspace(t: Lowering, start: Operand, end: Operand, steps: Any, **options: Any) -> SSAValue:
     """Return evenly spaced numbers, counted from the end that is nearer.
 
-    Between integers the step is a float64, and the bounds are integers first: torch's own
-    decomposition rounds them at the end.
+    Each is what torch's loop on the CPU gives, ``start + step * i`` as it is compiled there: with
+    one rounding in float32, where float64 holds the product; with one after each operation in half
+    types. In float64, torch itself computes it. Between integers the step is a float64, and the
+    bounds are integers first: torch's own decomposition rounds them at the end.
     """
     count = number(t.shape[0])
     first, last = t.value(start, t.dtype), t.value(end, t.dtype)
     if count == 1:
         return t.b.broadcast(first, t.shape)
-    dtype = t.dtype if is_float(t.dtype) else "f64"
-    first, last = t.b.cast(first, dtype), t.b.cast(last, dtype)
-    step = t.b.pointwise("div", t.b.pointwise("sub", last, first), t.value(count - 1, dtype))
+    if t.dtype == "f64":
+        t.decline()
+    wide = "f32" if t.dtype in ("f16", "bf16") else "f64"
+
+    def rounded(fn: str, a: SSAValue, b: SSAValue) -> SSAValue:
+        value = t.b.pointwise(fn, a, b)
+        return t.b.cast(t.b.cast(value, t.dtype), wide) if wide == "f32" else value
+
+    def counted(index: SSAValue) -> SSAValue:
+        return t.b.cast(t.b.cast(index, t.dtype), wide) if wide == "f32" else t.b.cast(index, wide)
+
+    span = t.value(count - 1, t.dtype if is_float(t.dtype) else wide)
+    if t.dtype == "f32":
+        step = t.b.pointwise("div", t.b.pointwise("sub", last, first), span)
+        first, last, step = (t.b.cast(value, wide) for value in (first, last, step))
+    else:
+        first, last, span = (t.b.cast(value, wide) for value in (first, last, span))
+        step = rounded("div", rounded("sub", last, first), span)
     index = iota(t, count)
     back = t.b.pointwise("sub", t.value(count - 1, "i64"), index)
-    left, right = (t.b.pointwise("mul", step, t.b.cast(i, dtype)) for i in (index, back))
+    left, right = (rounded("mul", step, counted(i)) for i in (index, back))
     numbers = t.b.pointwise(
         "where",
         t.b.pointwise("lt", index, t.value(count // 2, "i64")),

@@ -182,3 +182,31 @@ def test_powers_of_negative_numbers(through: str, grad: bool) -> None:
     for rows, n in ((2, 3), (2, 2), (5, -2)):
         x = (torch.arange(rows) + 1.0).requires_grad_(grad)
         torch.testing.assert_close(run(x, n), of_literal(x, n))
+
+
+SPACED = [(-3, 3, 50), (0, 1, 7), (0.1, 0.7, 33), (2, -5, 17), (1, 9, 999), (0, 1, 2), (4, 9, 1),
+          (0.3, 10.1, 4096), (-7.3, 8.25, 123), (1e-3, 3e-3, 31)]  # fmt: skip
+STEPPED = [(0.1, 10, 0.1), (0.0, 2.0, 0.25), (0, 3000, 1), (5, -5, -0.3), (1.0, 600.0, 3.0)]
+NUMBERS = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64, torch.uint8)
+
+
+@pytest.mark.parametrize(
+    "way", [irc.compile, lambda f: torch.compile(f, backend="irc")], ids=["compile", "backend"]
+)
+@pytest.mark.parametrize("dtype", NUMBERS)
+def test_evenly_spaced_numbers_are_those_of_eager(dtype: torch.dtype, way: Any) -> None:
+    """Bit for bit: they are bounds of buckets and places of interpolation."""
+    if not torch.backends.cpu.get_cpu_capability().startswith(("AVX2", "AVX512")):
+        pytest.skip("torch rounds float32 twice on such a processor")
+
+    def spaced(zero: torch.Tensor) -> list[torch.Tensor]:
+        bounds = [n for n in SPACED if min(n) >= 0 or dtype != torch.uint8]
+        numbers = [torch.linspace(*n, dtype=dtype) for n in bounds]
+        if dtype.is_floating_point:
+            numbers += [torch.arange(*n, dtype=dtype) for n in STEPPED]
+        return [zero + each for each in numbers]
+
+    torch._dynamo.reset()
+    zero = torch.zeros((), dtype=dtype)
+    for mine, theirs in zip(way(spaced)(zero), spaced(zero), strict=True):
+        assert torch.equal(mine, theirs)

@@ -59,7 +59,7 @@ CASES: dict[str, Any] = {
     "triangles": lambda: (lambda x: (x.tril(), x.triu(1), x.tril(-2)), X),
     "written slices": lambda: (writes, X, Y),
     # creation
-    "evenly spaced": lambda: (lambda x: [torch.linspace(a, b, n, dtype=d) for n in (1, 2, 5, 50) for d in (torch.int64, torch.uint8, torch.float32, torch.float64)
+    "evenly spaced": lambda: (lambda x: [torch.linspace(a, b, n, dtype=d) for n in (1, 2, 5, 50) for d in (torch.int64, torch.uint8, torch.float32)
                                          for a, b in ((x[0], 20.7), (0.0, x[1]), (4.3, 9))], torch.tensor([4.3, 17.0])),
     "creation": lambda: (lambda x: (x + torch.arange(7), torch.zeros(3, 1, 1) + x, torch.ones_like(x), torch.full((2,), 7), torch.arange(1, 9, 3),
                                     torch.arange(0.0, 2.0, 0.25), torch.eye(3, 4), x.new_zeros(2), torch.tensor([1, 2, 3]) + 1), X),
