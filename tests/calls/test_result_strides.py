@@ -151,3 +151,37 @@ def memory(results: Any) -> list[tuple[int, int]]:
     tensors = [results] if isinstance(results, torch.Tensor) else list(results)
     storages = [x.untyped_storage().data_ptr() for x in tensors]
     return [(x.storage_offset(), storages.index(s)) for x, s in zip(tensors, storages, strict=True)]
+
+
+@pytest.mark.parametrize("way", [irc.compile, backend], ids=["compile", "backend"])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x, out: torch.mul(x, 2, out=out),
+        lambda x, out: torch.exp(x, out=out),
+        lambda x, out: torch.sum(x[None].expand(3, 4, 5), 0, out=out),
+        lambda x, out: torch.add(x, x, alpha=2, out=out),
+    ],
+    ids=["mul", "exp", "sum", "add"],
+)
+@pytest.mark.parametrize(
+    "new",
+    [
+        lambda: torch.empty(5, 4).t(),
+        lambda: torch.empty(5, 4, dtype=torch.float64).t(),
+        lambda: torch.empty(4, 10)[:, ::2],
+        lambda: torch.empty(4, 5),
+    ],
+    ids=["turned", "wider", "with gaps", "rows"],
+)
+def test_what_is_made_of_an_out_lies_as_it_does(
+    new: Callable[[], torch.Tensor], write: Any, way: Any
+) -> None:
+    def call(x: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return write(x, out) + 1, out.exp()
+
+    x, mine, theirs = torch.randn(4, 5), new(), new()
+    results, wanted = way(call)(x, mine), call(x, theirs)
+    for got, want in zip((*results, mine), (*wanted, theirs), strict=True):
+        assert torch.allclose(got, want)
+        assert (got.stride(), got.dtype) == (want.stride(), want.dtype)

@@ -8,6 +8,8 @@ a view of it, or returned, would have other strides than in eager mode. A copy k
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
@@ -20,16 +22,28 @@ from irc.frontends.torch.result_memory import hint_of
 def copy_into_strided(graph: Graph) -> None:
     """Write ``op_(x, y)`` as ``copy_(x, op(x, y))`` where ``x`` does not lie row by row.
 
+    ``op(x, y, out=z)`` becomes ``copy_(z, op(x, y, out=e))`` with rows ``e`` of the dtype of ``z``.
+
     Args:
         graph: of torch.export, with its writes; it is changed.
     """
     for node in list(graph.nodes):
         op = _out_of_place(node)
-        if op is None:
+        if op is not None:
+            target = node.args[0]
+            with graph.inserting_before(node):
+                value = graph.call_function(op, node.args, node.kwargs)
+        elif _is_out_strided(node):
+            target = node.kwargs["out"]
+            assert isinstance(target, Node) and callable(node.target)
+            rows = {"memory_format": torch.contiguous_format}
+            with graph.inserting_before(node):
+                empty = graph.call_function(torch.ops.aten.empty_like.default, (target,), rows)
+                value = graph.call_function(node.target, node.args, {**node.kwargs, "out": empty})
+            empty.meta = dict(target.meta)
+        else:
             continue
-        target = node.args[0]
         with graph.inserting_before(node):
-            value = graph.call_function(op, node.args, node.kwargs)
             written = graph.call_function(torch.ops.aten.copy_.default, (target, value))
         value.meta, written.meta = dict(node.meta), dict(node.meta)
         node.replace_all_uses_with(written)
@@ -113,13 +127,33 @@ def _out_of_place(node: Node) -> OpOverload | None:
     space, _, name = op._schema.name.partition("::")
     first = node.args[0] if node.args else None
     known = first.meta.get("val") if isinstance(first, Node) else None
-    if space != "aten" or not name.endswith("_") or not isinstance(known, torch.Tensor):
-        return None
-    if known.layout is not torch.strided or _is_row_major(known):
+    if space != "aten" or not name.endswith("_") or not _is_strided(known):
         return None
     packet = getattr(torch.ops.aten, name[:-1], None)
     # `floor_divide_.Tensor` has a twin without a name of its own.
     return getattr(packet, op._overloadname, None) or getattr(packet, "default", None)
+
+
+def _is_strided(value: object) -> TypeGuard[torch.Tensor]:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    return not _is_row_major(value)
+
+
+def _is_out_strided(node: Node) -> bool:
+    """True for a write to an ``out`` that does not lie row by row and keeps its shape."""
+    op, out = node.target, node.kwargs.get("out")
+    if not isinstance(op, OpOverload) or op.namespace != "aten" or not isinstance(out, Node):
+        return False
+    known = out.meta.get("val")
+    if not isinstance(known, FakeTensor) or not _is_strided(known):
+        return False
+    args, kwargs = torch.fx.map_arg(
+        (node.args, dict(node.kwargs)), lambda operand: operand.meta.get("val")
+    )
+    with known.fake_mode, torch.no_grad():
+        value = op(*args, **{**kwargs, "out": known.new_empty(0)})
+    return value.shape == known.shape
 
 
 TURNING = frozenset({
