@@ -65,6 +65,15 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     ),
     "two of one": (lambda x: ((y := x.exp()), y.sum((2, 3)), y.mT + 1), (IMAGE,)),
     "exp": (torch.exp, (TURNED,)),
+    "roll": (
+        lambda x: (x.roll(1, 0), x.roll((1, -1), (2, 3)) * 2, x.roll(3), x.roll(-5, 1)),
+        (IMAGE,),
+    ),
+    "roll by nothing": (
+        lambda x: (x.roll(0, 0) + 1, x.roll((8, 1), (2, 3)), x.roll(2, 0)),
+        (IMAGE,),
+    ),
+    "roll turned": (lambda x: (x.roll(1, 0), x.roll((1, 1), (0, 1))), (TURNED,)),
     "clone": (torch.clone, (TURNED,)),
     "plus row-major": (torch.add, (TURNED, torch.randn(4, 3))),
     "sort": (lambda x: x.sort(0), (TURNED,)),

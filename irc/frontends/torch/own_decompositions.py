@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -61,8 +61,29 @@ def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> 
     return grad_output * (mask.type_as(grad_output) * scale)
 
 
+def roll(self: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
+    """Return dims rotated, joined of two parts as eager does: what lies channels last stays so.
+
+    torch's fake kernel says that the result lies row by row. Dims of open size are left to it.
+    """
+    if not dims:
+        return roll(self.reshape(-1), shifts, (0,)).view(self.shape)
+    if any(isinstance(self.shape[dim], torch.SymInt) for dim in dims):
+        return NotImplemented
+    for dim, shift in zip(dims, shifts, strict=True):
+        size = self.shape[dim]
+        cut = -shift % size if size else 0
+        if cut:
+            parts = [self.narrow(dim, cut, size - cut), self.narrow(dim, 0, cut)]
+            self = torch.cat(parts, dim)
+        else:  # joined with nothing, which eager lays row by row
+            self = self.clone(memory_format=torch.contiguous_format)
+    return self
+
+
 OWN: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten.binary_cross_entropy.default: binary_cross_entropy,
     torch.ops.aten.native_dropout_backward.default: native_dropout_backward,
+    torch.ops.aten.roll.default: roll,
     torch.ops.aten.smooth_l1_loss_backward.default: smooth_l1_loss_backward,
 }

@@ -295,25 +295,6 @@ def flip(t: Lowering, self: SSAValue, dims: Sequence[int]) -> SSAValue:
     return self
 
 
-@lowers("roll", numbers="complex")
-def roll(t: Lowering, self: SSAValue, shifts: Sequence[int], dims: Sequence[int] = ()) -> SSAValue:
-    """Rotate dims: the tail comes first."""
-    if not dims:
-        flat = t.b.reshape(self, (product(t.shape),))
-        return t.b.reshape(_rolled(t, flat, 0, shifts[0]), t.shape)
-    for dim, shift in zip(dims, shifts, strict=True):
-        self = _rolled(t, self, dim_of(dim, len(t.shape)), shift)
-    return self
-
-
-def _rolled(t: Lowering, x: SSAValue, dim: int, shift: int) -> SSAValue:
-    size = number(tensor(x).shape[dim])
-    cut = (-shift) % size if size else 0
-    if cut == 0:
-        return x
-    return joined(t, [sliced(t, x, dim, cut, size), sliced(t, x, dim, 0, cut)], dim)
-
-
 def _triangle(fn: str) -> Any:
     def row(t: Lowering, self: SSAValue, diagonal: int = 0) -> SSAValue:
         rows, columns = t.shape[-2:]
