@@ -194,3 +194,15 @@ def test_what_is_made_of_an_out_lies_as_it_does(
     for got, want in zip((*results, mine), (*wanted, theirs), strict=True):
         assert torch.allclose(got, want)
         assert (got.stride(), got.dtype) == (want.stride(), want.dtype)
+
+
+@pytest.mark.filterwarnings("error::irc.calls.left.LeftToTorchWarning")
+@pytest.mark.parametrize("dims", [(), (0,), (1,), (1, 0)])
+def test_open_sizes_are_rolled(dims: tuple[int, ...]) -> None:
+    torch._dynamo.reset()
+    rolled = torch.compile(
+        lambda x: x.roll((3,) * max(len(dims), 1), dims) * 2, backend="irc", dynamic=True
+    )
+    for rows in (4, 5, 7):
+        x = torch.randn(rows, 3)
+        assert torch.equal(rolled(x), x.roll((3,) * max(len(dims), 1), dims) * 2)

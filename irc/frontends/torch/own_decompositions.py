@@ -66,10 +66,11 @@ def roll(self: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tenso
 
     torch's fake kernel says that the result lies row by row. Dims of open size are left to it.
     """
+    rolled = [self.shape[dim] for dim in dims] if dims else list(self.shape)
+    if any(isinstance(size, torch.SymInt) for size in rolled):
+        return NotImplemented
     if not dims:
         return roll(self.reshape(-1), shifts, (0,)).view(self.shape)
-    if any(isinstance(self.shape[dim], torch.SymInt) for dim in dims):
-        return NotImplemented
     for dim, shift in zip(dims, shifts, strict=True):
         size = self.shape[dim]
         cut = -shift % size if size else 0
