@@ -8,12 +8,11 @@ a view of it, or returned, would have other strides than in eager mode. A copy k
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
-from typing import TypeGuard
-
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
+from torch.fx.node import Argument
 
 from irc.frontends.torch.overlapping_writes import name_of
 from irc.frontends.torch.result_memory import hint_of
@@ -36,7 +35,7 @@ def copy_into_strided(graph: Graph) -> None:
         elif _is_out_strided(node):
             target = node.kwargs["out"]
             assert isinstance(target, Node) and callable(node.target)
-            rows = {"memory_format": torch.contiguous_format}
+            rows: dict[str, Argument] = {"memory_format": torch.contiguous_format}
             with graph.inserting_before(node):
                 empty = graph.call_function(torch.ops.aten.empty_like.default, (target,), rows)
                 value = graph.call_function(node.target, node.args, {**node.kwargs, "out": empty})
@@ -134,7 +133,7 @@ def _out_of_place(node: Node) -> OpOverload | None:
     return getattr(packet, op._overloadname, None) or getattr(packet, "default", None)
 
 
-def _is_strided(value: object) -> TypeGuard[torch.Tensor]:
+def _is_strided(value: object) -> bool:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
     return not _is_row_major(value)
@@ -152,7 +151,7 @@ def _is_out_strided(node: Node) -> bool:
         (node.args, dict(node.kwargs)), lambda operand: operand.meta.get("val")
     )
     with known.fake_mode, torch.no_grad():
-        value = op(*args, **{**kwargs, "out": known.new_empty(0)})
+        value: torch.Tensor = op(*args, **{**kwargs, "out": known.new_empty(0)})
     return value.shape == known.shape
 
 
