@@ -8,6 +8,8 @@ a view of it, or returned, would have other strides than in eager mode. A copy k
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
@@ -151,8 +153,8 @@ def _is_out_strided(node: Node) -> bool:
         (node.args, dict(node.kwargs)), lambda operand: operand.meta.get("val")
     )
     with known.fake_mode, torch.no_grad():
-        value: torch.Tensor = op(*args, **{**kwargs, "out": known.new_empty(0)})
-    return value.shape == known.shape
+        value: Any = op(*args, **{**kwargs, "out": known.new_empty(0)})
+    return bool(value.shape == known.shape)
 
 
 TURNING = frozenset({
