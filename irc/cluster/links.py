@@ -13,7 +13,9 @@ COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatt
 DIRECT_RANKS = 8
 """So many processes that gloo joins, and no more, send to each other at once, not around a ring."""
 DIRECT_SUM_BYTES = 1 << 19
-"""Of an all-reduce; of a longer one each rank would receive and add up more than in a ring."""
+"""Of an all-reduce by messages: a longer one is added up from memory that the processes share."""
+SHARED_SUM_BYTES = 1 << 23
+"""So much at most a rank reads of its peers to add up, if it has several: more goes in a ring."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,6 @@ from weakref import WeakKeyDictionary, finalize
 import torch
 
 from irc.cluster.host import memory_bytes
-from irc.cost.collectives import SHARED_BYTES
 from irc.errors import InternalError, IrcError
 
 TAG = 0x697263
@@ -48,8 +47,8 @@ NUM_TOLD = 32
 TRIM_AFTER = 256
 """Gathers after which pages go back: one that has them again pays some 0.2 ms a MB for new ones."""
 
-Take: TypeAlias = Callable[[int, torch.Tensor], None]
-"""Called with a peer and the bytes that it gives: copies what this rank gets of them."""
+Take: TypeAlias = Callable[[Sequence[torch.Tensor]], None]
+"""Called with the bytes that each rank gives, this one too: reads what this rank gets of them."""
 Trim: TypeAlias = Callable[[int, int], None]
 """Called with the ends of a range of a rank's memory: gives its pages back; it is of zeros then."""
 
@@ -90,6 +89,9 @@ class SharedParts:
         self._begun = 0
         self._open: set[int] = set()
         self._over: deque[int] = deque()
+        # Messages of collectives that could not begin: gloo reads nothing more from a peer once it
+        # comes upon one whose receiver is gone.
+        self._left: list[Any] = []
         # Of each rank: the collectives that are open there, as its newest message names them.
         self._told: list[Sequence[int]] = [(0,)] * len(memory)
 
@@ -101,7 +103,7 @@ class SharedParts:
         Args:
             group: that of this.
             tensors: one behind the other; as many bytes on each rank. They are copied.
-            take: called once for each peer, where the result is waited for.
+            take: called where the result is waited for; what it is given ends with it.
 
         Raises:
             InternalError: more is under way than the machine has memory.
@@ -114,6 +116,7 @@ class SharedParts:
             torch.cat(pieces, out=self._memory[self._here][start : start + size])
             number = self._begun
             self._begun += 1
+            works: list[Any] = []
             try:
                 self._open.add(number)
                 self._slots.append(_Slot(start, start + _paged(size), number))
@@ -123,12 +126,14 @@ class SharedParts:
                 told = torch.tensor([number, start, size, *named], dtype=torch.int64, device="cpu")
                 rows = told.new_empty(len(self._memory), len(told))
                 peers = [peer for peer in range(len(rows)) if peer != self._here]
-                works = [group.recv([rows[peer]], peer, TAG) for peer in peers]
-                works += [group.send([told], peer, TAG) for peer in peers]
+                works.extend(group.recv([rows[peer]], peer, TAG) for peer in peers)
+                works.extend(group.send([told], peer, TAG) for peer in peers)
+                rows[self._here] = told
                 delivery = Delivery(works, lambda: self._take(number, size, _rows(rows), take))
                 # One for which nobody waits reads nothing: peers need not keep what they gave.
                 finalize(delivery, self._end, number).atexit = False
             except BaseException:
+                self._left += works
                 self._end(number)
                 raise
         return delivery
@@ -156,7 +161,9 @@ class SharedParts:
         return start
 
     def _is_read(self, number: int) -> bool:
-        """Return whether a collective has ended on all peers: they read no more of it."""
+        """Return whether a collective has ended on all ranks: they read no more of it."""
+        if number in self._open:
+            return False
         peers = (told for rank, told in enumerate(self._told) if rank != self._here)
         return all(number < told[-1] and number not in told for told in peers)
 
@@ -171,20 +178,19 @@ class SharedParts:
 
     def _take(self, number: int, size: int, rows: Sequence[Sequence[int]], take: Take) -> None:
         try:
-            for peer, (its_number, start, its_size, *named) in enumerate(rows):
-                if peer == self._here:
-                    continue
+            for peer, (its_number, _start, its_size, *_named) in enumerate(rows):
                 if (its_number, its_size) != (number, size):
                     raise IrcError(
                         "ranks-differ",
-                        f"rank {self._here} of a group gathers {size} bytes of each rank, "
+                        f"rank {self._here} of a group takes {size} bytes of each rank, "
                         f"rank {peer} gives {its_size}",
-                        because=f"they are in gathers {number} and {its_number} of their group",
+                        because=f"they are in collectives {number} and {its_number} of their group",
                         help="run the same program on every rank",
                     )
-                take(peer, self._memory[peer][start : start + size])
-                # The last one tells the newer message. Without the lock: where an older one comes
-                # between, it names more that are open, never fewer.
+            take([self._memory[rank][row[1] : row[1] + size] for rank, row in enumerate(rows)])
+            # The last one tells the newer message. Without the lock: where an older one comes
+            # between, it names more that are open, never fewer.
+            for peer, (_number, _start, _size, *named) in enumerate(rows):
                 if named[-1] > self._told[peer][-1]:
                     self._told[peer] = named
         finally:
@@ -216,23 +222,18 @@ class Delivery:
 _known: WeakKeyDictionary[Any, SharedParts | None] = WeakKeyDictionary()
 
 
-def shared_parts(
-    group: Any, num_bytes: int, gather: Callable[[torch.Tensor], torch.Tensor]
-) -> SharedParts | None:
-    """Return what the ranks of a group share for gathers of a size; None: messages carry them.
+def shared_parts(group: Any, gather: Callable[[torch.Tensor], torch.Tensor]) -> SharedParts | None:
+    """Return what the ranks of a group share; None: messages carry everything.
 
-    The first gather that is large enough waits here for all ranks of the group. Ranks whose sizes
-    lie on both sides of ``SHARED_BYTES`` are not told that they differ: some wait for the message
-    that says where bytes lie, the others for the bytes. The library ends a process to which more
-    comes than it waits for; one to which less comes goes on with what is no result.
+    The first call waits for all ranks of the group. Ranks that differ in whether they ask are not
+    told so: some wait for the message that says where bytes lie, the others for the bytes. The
+    library ends a process to which more comes than it waits for; one to which less comes goes on
+    with what is no result.
 
     Args:
         group: of processes of torch's gloo.
-        num_bytes: of all that a rank has in the end, alike on all ranks.
         gather: returns the rows of all ranks, called with that of this one.
     """
-    if num_bytes < SHARED_BYTES:
-        return None
     if group not in _known:
         with torch.inference_mode(False):  # it is written in any mode from now on
             _known[group] = _agreed(group, gather)

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from irc.cluster.links import DIRECT_SUM_BYTES
+from irc.cluster.links import DIRECT_SUM_BYTES, SHARED_SUM_BYTES
+from irc.cost.collectives import SHARED_BYTES
 from irc.plan.schema import Start
 from irc.runtime import direct, shared_parts
 from irc.runtime.bucket import Bucket
@@ -120,6 +121,42 @@ GATHERED = (300_000, 5, 0, 200_000)
 """Elements of each rank; of one rank alone they are enough for memory that ranks share."""
 
 
+SOME, MANY = DIRECT_SUM_BYTES // 4 + 3, SHARED_SUM_BYTES // 4 + 1
+SUMMED = [(torch.float32, "sum", SOME), (torch.float32, "max", SOME), (torch.float32, "sum", MANY),
+          (torch.bfloat16, "sum", 2 * SOME), (torch.int64, "min", SHARED_BYTES // 8)]  # fmt: skip
+"""Elements of sums: from shared memory; of the longest among two alone."""
+
+
+def wrong_shared_sums(group: Any) -> list[str]:
+    """Return what is wrong of large sums and gathers, begun together, waited for as they come."""
+    ranks, here = group.size(), group.rank()
+    failures: list[str] = []
+    for dtype, fn, size in SUMMED:
+        every = [drawn(rank, size * ranks, dtype) for rank in range(ranks)]
+        own, wide = every[here][:size].clone(), every[here].clone()
+        part, whole = torch.zeros(size, dtype=dtype), torch.zeros(size * ranks, dtype=dtype)
+        works = [
+            direct.all_reduce(own, fn, group=group, async_op=True),
+            direct.reduce_scatter(part, wide, fn, group=group, async_op=True),
+            direct.all_gather(whole, wide[:size].clone(), group=group, async_op=True),
+        ]
+        for place in (1, 2, 0) if size % 2 else (0, 2, 1):
+            works[place].wait()
+        reduced = FUNCTIONS[fn](torch.stack(every))
+        gathered = torch.cat([each[:size] for each in every])
+        if differs(own, reduced[:size]):
+            failures.append(f"shared all_reduce {fn} {dtype} {size}")
+        if differs(part, reduced[here * size : (here + 1) * size]):
+            failures.append(f"shared reduce_scatter {fn} {dtype} {size}")
+        if not torch.equal(whole, gathered):
+            failures.append(f"shared all_gather {dtype} {size}")
+        sums = own.new_empty(ranks * size)
+        direct.all_gather(sums, own, group=group)
+        if not all(torch.equal(each, own) for each in sums.chunk(ranks)):
+            failures.append(f"all_reduce {fn} {dtype} {size} gives ranks other numbers")
+    return failures
+
+
 def wrong_shared(group: Any) -> list[str]:
     """Return what is wrong of gathers that begin together, some waited for later, some never."""
     ranks, here = group.size(), group.rank()
@@ -163,13 +200,13 @@ def wrong_in_a_bucket(group: Any) -> list[str]:
     return [] if all(right) else ["scattered sums of a bucket"]
 
 
-def wrong_after_a_left_one(group: Any) -> list[str]:
+def wrong_after_a_left_one(group: Any, size: int) -> list[str]:
     """Return whether gathers are wrong behind one for which nobody waits, as after an error."""
     ranks, here = group.size(), group.rank()
-    own = torch.full((1 << 18,), float(here))
+    own = torch.full((size,), float(here))
     if here:
         time.sleep(0.5)  # so that rank 0 lets go of messages that have not arrived
-    left = direct.all_gather(torch.zeros(ranks << 18), own, group=group, async_op=True)
+    left = direct.all_gather(torch.zeros(ranks * size), own, group=group, async_op=True)
     del left, own
     none = [0] * ranks
     direct.all_to_all(torch.zeros(0), torch.zeros(0), group=group, coming=none, going=none)
@@ -201,7 +238,9 @@ def main() -> None:
         failures += wrong(group, size, dtype)
     failures += wrong_together(world) + wrong_together(own)
     failures += wrong_in_a_bucket(world) + wrong_in_a_bucket(own)
-    failures += wrong_after_a_left_one(world) + wrong_after_a_left_one(own)
+    for group, size in product((world, own), (1 << 16, 1 << 18)):  # messages, shared memory
+        failures += wrong_after_a_left_one(group, size)
+    failures += wrong_shared_sums(world) + wrong_shared_sums(own)
     with torch.inference_mode():
         failures += wrong_shared(own)
     failures += wrong_shared(world) + wrong_shared(own)

@@ -6,7 +6,7 @@ import os
 import random
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +81,12 @@ class Rank:
     def begin(self, value: float, count: int = 5000) -> Callable[[], None]:
         """Give a number so many times; return what waits and notes what came."""
 
-        def take(peer: int, part: torch.Tensor) -> None:
-            numbers = part.view(torch.float32)
-            assert bool((numbers == numbers[0]).all())
-            self.got.append((peer, float(numbers[0])))
+        def take(parts: Sequence[torch.Tensor]) -> None:
+            rows = [part.view(torch.float32) for part in parts]
+            assert all(bool((row == row[0]).all()) for row in rows)
+            here = self.group.rank()
+            assert float(rows[here][0]) == value
+            self.got += [(peer, float(row[0])) for peer, row in enumerate(rows) if peer != here]
 
         own = torch.full((count,), value, device="cpu")
         delivery: Delivery = self.parts.begin(self.group, [own], take)
@@ -97,7 +99,7 @@ class Rank:
         return wait
 
 
-def untaken(peer: int, part: torch.Tensor) -> None:
+def untaken(parts: Sequence[torch.Tensor]) -> None:
     """Take nothing."""
 
 
@@ -143,7 +145,7 @@ def test_what_nobody_waits_for_is_not_kept(ranks: list[Rank]) -> None:
 
 def test_ranks_that_gather_other_sizes_differ(ranks: list[Rank]) -> None:
     waits = [rank.begin(1.0, count) for rank, count in zip(ranks, (8, 8, 9), strict=True)]
-    with pytest.raises(IrcError, match="gathers 32 bytes of each rank, rank 2 gives 36") as caught:
+    with pytest.raises(IrcError, match="takes 32 bytes of each rank, rank 2 gives 36") as caught:
         waits[0]()
     assert caught.value.code == "ranks-differ"
 
