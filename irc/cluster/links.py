@@ -13,7 +13,7 @@ COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatt
 DIRECT_RANKS = 8
 """So many processes that gloo joins, and no more, send to each other at once, not around a ring."""
 DIRECT_SUM_BYTES = 1 << 19
-"""Of an all-reduce by messages: a longer one is added up from memory that the processes share."""
+"""Of an all-reduce by messages: by these, each rank receives and adds up more than in a ring."""
 SHARED_SUM_BYTES = 1 << 23
 """So much at most a rank reads of its peers to add up, if it has several: more goes in a ring."""
 

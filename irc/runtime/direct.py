@@ -17,6 +17,7 @@ What is not for it (other libraries, GPUs, many ranks, long all-reduces of many)
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -36,6 +37,10 @@ from irc.runtime.shared_parts import TAG, Delivery, SharedParts, shared_parts
 REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 NOT_REDUCED = (torch.int16,)
 """Dtypes that gloo does not reduce."""
+MOST_LEFT = 8
+"""Collectives of a group that have ended before their messages were looked at."""
+LOOKED_BYTES = 1 << 16
+"""Where ranks look for what their peers show, fewer are not worth a copy to shared memory."""
 _JOINS = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 
 _library: Any = dist
@@ -113,6 +118,7 @@ class _Messages:
         self._is_full = len(works) == 2 * (group.size() - 1)
         self._under_way = _under_way.setdefault(group, {})
         self._under_way[self._number] = works
+        self._left = _left.setdefault(group, deque())
 
     def wait(self) -> None:
         """Wait for all; to be called once."""
@@ -123,6 +129,12 @@ class _Messages:
         before = [n for n in list(self._under_way) if n < self._number] if self._is_full else []
         for number in (*before, self._number):
             self._under_way.pop(number, None)
+
+    def leave(self) -> None:
+        """Let them arrive by themselves, and wait for those that were left some time ago."""
+        self._left.append(self)
+        if len(self._left) > MOST_LEFT:
+            self._left.popleft().wait()
 
 
 class _Taken:
@@ -137,14 +149,19 @@ class _Taken:
         self._messages, self._delivery = _Messages(delivery.works, group), delivery
 
     def wait(self) -> None:
-        """Wait for all messages, and take; to be called once."""
-        self._messages.wait()
-        self._delivery.take()
+        """Take, without the messages where peers show soon what they give; to be called once."""
+        if self._delivery.take_soon():
+            self._messages.leave()
+        else:
+            self._messages.wait()
+            self._delivery.take()
 
 
 _numbers = count()
 _under_way: WeakKeyDictionary[Any, dict[int, Sequence[Any]]] = WeakKeyDictionary()
 """By group, messages that have perhaps not arrived, in the order in which they began."""
+_left: WeakKeyDictionary[Any, deque[_Messages]] = WeakKeyDictionary()
+"""By group, those whose collective has ended without them."""
 
 
 def is_direct(group: Any, tensor: torch.Tensor) -> bool:
@@ -240,18 +257,17 @@ def all_reduce(tensor: torch.Tensor, fn: str, *, group: Any, async_op: bool = Fa
     op = _reduction(fn, tensor)
     if not is_direct(group, tensor):
         return _library.all_reduce(tensor, op=op, group=group, async_op=async_op)
-    own = tensor.view(-1)
-    if tensor.nbytes > DIRECT_SUM_BYTES:
-        peers = group.size() - 1
-        is_long = peers > 1 and peers * tensor.nbytes > SHARED_SUM_BYTES
-        shared = None if is_long else _shared(group, tensor.nbytes, DIRECT_SUM_BYTES)
-        if shared is None:
-            return _library.all_reduce(tensor, op=op, group=group, async_op=async_op)
+    own, peers = tensor.view(-1), group.size() - 1
+    is_long = peers > 1 and peers * tensor.nbytes > SHARED_SUM_BYTES
+    shared = None if is_long else _shared(group, tensor.nbytes, DIRECT_SUM_BYTES)
+    if shared is not None:
 
         def take(packed: Sequence[torch.Tensor]) -> None:
             _reduce_rows([row.view(own.dtype) for row in packed], own, fn)
 
         return _begun(Exchange([_Taken(shared.begin(group, [own], take), group)]), async_op)
+    if tensor.nbytes > DIRECT_SUM_BYTES:
+        return _library.all_reduce(tensor, op=op, group=group, async_op=async_op)
     rows = own.new_empty(group.size(), own.numel())
     rows[group.rank()].copy_(own)
     then = partial(_reduce_rows, list(rows), own, fn)
@@ -324,7 +340,7 @@ def _shared(group: Any, num_bytes: int, least: int) -> SharedParts | None:
     Args:
         group: of processes that send to each other by themselves.
         num_bytes: of what a rank holds in full, alike on all ranks.
-        least: messages carry fewer.
+        least: messages carry fewer, unless ranks look for what their peers show.
     """
 
     def gather(row: torch.Tensor) -> torch.Tensor:
@@ -332,7 +348,10 @@ def _shared(group: Any, num_bytes: int, least: int) -> SharedParts | None:
         all_gather(rows.view(-1), row, group=group)
         return rows
 
-    return shared_parts(group, gather) if num_bytes >= least else None
+    if num_bytes < min(least, LOOKED_BYTES):
+        return None
+    shared = shared_parts(group, gather)
+    return shared if shared is not None and (shared.looks or num_bytes >= least) else None
 
 
 def _parts(tensor: torch.Tensor, counts: Sequence[int] | None, ranks: int) -> list[torch.Tensor]:

@@ -73,9 +73,12 @@ class Rank:
         rank: int,
         memory: list[torch.Tensor],
         trim: shared_parts.Trim = lambda start, end: None,
+        *,
+        looks: bool = False,
     ) -> None:
         self.group: Any = Group(network, rank)
-        self.parts = SharedParts(self.group, memory, trim)
+        self.parts = SharedParts(self.group, memory, trim, looks=looks)
+        self.soon = 0
         self.got: list[tuple[int, float]] = []
 
     def begin(self, value: float, count: int = 5000) -> Callable[[], None]:
@@ -84,7 +87,7 @@ class Rank:
         def take(parts: Sequence[torch.Tensor]) -> None:
             rows = [part.view(torch.float32) for part in parts]
             assert all(bool((row == row[0]).all()) for row in rows)
-            here = self.group.rank()
+            here: int = self.group.rank()
             assert float(rows[here][0]) == value
             self.got += [(peer, float(row[0])) for peer, row in enumerate(rows) if peer != here]
 
@@ -92,6 +95,9 @@ class Rank:
         delivery: Delivery = self.parts.begin(self.group, [own], take)
 
         def wait() -> None:
+            if delivery.take_soon():
+                self.soon += 1
+                return
             for work in delivery.works:
                 work.wait()
             delivery.take()
@@ -103,10 +109,10 @@ def untaken(parts: Sequence[torch.Tensor]) -> None:
     """Take nothing."""
 
 
-@pytest.fixture
-def ranks() -> list[Rank]:
+@pytest.fixture(params=[False, True], ids=["messages", "notices"])
+def ranks(request: pytest.FixtureRequest) -> list[Rank]:
     network, memory = Network(), [torch.zeros(SIZE, dtype=torch.uint8) for _ in range(3)]
-    return [Rank(network, rank, memory) for rank in range(3)]
+    return [Rank(network, rank, memory, looks=request.param) for rank in range(3)]
 
 
 def test_memory_is_written_again_once_all_have_read_it(ranks: list[Rank]) -> None:
@@ -118,6 +124,7 @@ def test_memory_is_written_again_once_all_have_read_it(ranks: list[Rank]) -> Non
     for place, rank in enumerate(ranks):
         others = [other for other in range(3) if other != place]
         assert rank.got == [(o, 10.0 * turn + o) for turn in range(10) for o in others]
+        assert rank.soon == (10 if rank.parts.looks else 0)
 
 
 def test_what_a_slow_peer_has_not_read_stays(ranks: list[Rank]) -> None:
@@ -163,9 +170,11 @@ def test_a_kept_gather_keeps_its_own_bytes_alone(ranks: list[Rank]) -> None:
     assert [len(rank.got) for rank in ranks] == [100, 100, 100]
 
 
-def test_ranks_may_keep_more_gathers_than_a_message_names() -> None:
+@pytest.mark.parametrize("looks", [False, True])
+def test_ranks_may_keep_more_gathers_than_a_message_names(looks: bool) -> None:
+    """And more than there are notices: what these no longer say, messages do."""
     network, memory = Network(), [torch.zeros(1 << 24, dtype=torch.uint8) for _ in range(3)]
-    ranks = [Rank(network, rank, memory) for rank in range(3)]
+    ranks = [Rank(network, rank, memory, looks=looks) for rank in range(3)]
     draw = random.Random(1)
     kept: list[list[tuple[int, Callable[[], None]]]] = [[] for _ in ranks]
     for turn in range(300):
@@ -178,6 +187,7 @@ def test_ranks_may_keep_more_gathers_than_a_message_names() -> None:
                 wait()
                 others = [other for other in range(3) if other != place]
                 assert rank.got[-2:] == [(other, 10.0 * began + other) for other in others]
+    assert all((0 < rank.soon < 300) is looks for rank in ranks)
 
 
 def test_what_cannot_be_copied_is_not_kept(ranks: list[Rank]) -> None:
