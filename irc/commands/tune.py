@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     with progress(asked(args)):
         PROGRESS.info("reading %s", args.plan)
         plan = load_plan(args.plan, trust=args.trust)
-        tuned = tune_plan(plan, rounds=args.rounds, anyway=args.anyway)
+        tuned = tune_plan(plan, rounds=args.rounds, anyway=args.anyway, imports=args.imports)
     if args.json:
         print_json(tuned)
     else:

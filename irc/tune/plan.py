@@ -2,7 +2,8 @@
 
 A kernel alone, called again and again, finds its data in the cache; inside the plan it finds there
 what the ops before it left. So the plan runs as a whole, recorded (:mod:`irc.runtime.recorder`).
-One rank is enough: its peers are taken to be waiting, and the simulator shares the cores.
+One rank is timed, its peers taken to be waiting, and the simulator shares the cores; as many more
+as there are cores for compute meanwhile (:mod:`irc.tune.beside`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import torch
 
@@ -20,20 +20,18 @@ from irc.cluster.host import num_cores
 from irc.cost.measured import Typed, kernel_key, library_key, load_times, save_times
 from irc.logs import PROGRESS, tell_share
 from irc.plan.load import LoadedPlan
-from irc.plan.schema import Call, Copy, Kernels, Library, Plan, Start, Step
+from irc.plan.schema import Call, Copy, Kernels, Library, Plan, Step
 from irc.runtime.actions import POSITIONAL
 from irc.runtime.code import runnable
-from irc.runtime.collectives import Finish, Operands
-from irc.runtime.inputs import inputs_for
 from irc.runtime.processes import threads_per_process
 from irc.runtime.recorder import HostClock, Recorder
 from irc.runtime.segments import load_segments
-from irc.runtime.torch_driver import TorchDriver
-from irc.runtime.weights import load_weights
 from irc.simulate.actions import Cores
 from irc.simulate.plan import Contention, predict, stated_seconds
 from irc.trace.form import KERNEL
 from irc.trace.rows import DID, Recorded
+from irc.tune.alone import rank_alone
+from irc.tune.beside import ranks_beside
 from irc.tune.others import UNKNOWN, Others, others_since
 
 ROUNDS = 9
@@ -89,7 +87,12 @@ class Tuned:
 
 
 def tune_plan(
-    loaded: LoadedPlan, *, rounds: int = ROUNDS, seed: int = 0, anyway: bool = False
+    loaded: LoadedPlan,
+    *,
+    rounds: int = ROUNDS,
+    seed: int = 0,
+    anyway: bool = False,
+    imports: Sequence[str] = (),
 ) -> Tuned:
     """Time a plan's kernels and library ops, and add them to this machine's table.
 
@@ -100,6 +103,7 @@ def tune_plan(
         rounds: how often the plan is run.
         seed: of its random inputs.
         anyway: add it all the same.
+        imports: files and modules that the plan's ops are of, for the ranks that compute beside it.
 
     Raises:
         IrcError: the plan does not run here, or the cache folder is not private.
@@ -107,7 +111,7 @@ def tune_plan(
     plan = loaded.plan
     threads = threads_per_process(plan.device_mesh.num_ranks)
     since = others_since()
-    samples = _samples(loaded, threads, rounds, seed)
+    samples = _samples(loaded, threads, rounds, seed, imports)
     others = since()
     keys = _keys(loaded, threads)
     by_key: dict[str, list[float]] = defaultdict(list)
@@ -194,37 +198,29 @@ def _typed(plan: Plan, index: int) -> Typed:
     return buffer.shape, buffer.dtype
 
 
-def _samples(loaded: LoadedPlan, threads: int, rounds: int, seed: int) -> list[float]:
+def _samples(
+    loaded: LoadedPlan, threads: int, rounds: int, seed: int, imports: Sequence[str]
+) -> list[float]:
     """Return the seconds of each timed step, in the order of the plan."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         PROGRESS.info("weights and kernels")
         recorder = Recorder(0, loaded.plan.device_mesh, HostClock())
-        weights = load_weights(loaded, 0)
-        options: dict[str, Any] = {"communicator": _Absent(), "num_threads": threads}
-        run = TorchDriver(weights, **options, recorder=recorder).bind(loaded)
-        inputs = inputs_for(loaded, None, seed)
-        run(*inputs)
+        run = rank_alone(loaded, 0, threads, seed=seed, recorder=recorder)
+        run()
         taken: list[list[float]] = []
-        for number in range(1, max(rounds, 1) + 1):
-            tell_share("timing call", number, max(rounds, 1))
-            taken.append(_timed(loaded.plan, recorder.record(lambda: run(*inputs))))
-        overhead_s = _call_s(loaded, threads)
+        with ranks_beside(loaded, threads, imports):
+            for number in range(1, max(rounds, 1) + 1):
+                tell_share("timing call", number, max(rounds, 1))
+                taken.append(_timed(loaded.plan, recorder.record(run)))
+            overhead_s = _call_s(loaded, threads)
     finally:
         torch.set_num_threads(before)
     # The calls that were disturbed least, as a run reports its best call: parts of one call, so
     # that they add up to it.
     kept = sorted(taken, key=sum)[: max(1, len(taken) // 3)]
     return [max(median(column) - overhead_s, 0.0) for column in zip(*kept, strict=True)]
-
-
-class _Absent:
-    """Collectives without peers: what would arrive is zeros, which are valid indices as well."""
-
-    def start(self, action: Start, operands: Operands) -> Finish:
-        operands.target.zero_()
-        return lambda: None
 
 
 def _timed(plan: Plan, recorded: Recorded) -> list[float]:
