@@ -1,13 +1,16 @@
-"""Notices of a rank's newest collectives, in memory that its peers read: what messages say, sooner.
+"""Notices of ranks in memory that their peers read: what a rank gives, and where it lies.
 
 A message wakes a thread of the library, which wakes the one that waits: behind a millisecond of
 compute, that took 0.1 to 0.4 ms on two cores. Where each rank has a core, one that waits has
-nothing better to do than to look: 64 KB among two processes take 0.07 ms so, and 0.12 behind
-compute, where messages took 0.07 and 0.3.
+nothing better to do than to look. A sum of 64 KB among two processes takes 0.07 ms so.
 
-Notices are rows of integers; a later one takes the place of one that is eight older. A reader sees
-whether a row changed while it was read, since the number of its collective is written last, and is
-wiped first: x86-64 shows the stores of a core in their order, other processors do not.
+A notice is a row of integers, which begins with the number of its collective. There is room for
+some, so that one takes the place of an older one once all peers have read that: a rank says how far
+it has read, and one that gets too far ahead waits. What a collective needs that is waited for much
+later is copied when its row's turn comes. Ranks run one program, so the one that is furthest behind
+waits for nobody here.
+
+x86-64 shows the stores of a core in their order; other processors do not, and have messages.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,11 +26,13 @@ import torch
 from irc.cluster.cpus import usable_cpus
 from irc.runtime.network_threads import local_place
 
-NOTICES = 8
+NOTICES = 64
 START = 64
 """Bytes before the notices of a rank in its memory."""
 PATIENCE_S = 1e-3
-"""How long a rank looks before it waits for messages: for as long it keeps a core from others."""
+"""How long a rank looks all the time: for as long it keeps a core from others."""
+NAP_S, LOOK_S = 5e-5, 0.05
+"""Between looks after that; between looks whether all peers are there."""
 
 
 def may_look(ranks: int, environment: Mapping[str, str]) -> bool:
@@ -43,49 +48,109 @@ def may_look(ranks: int, environment: Mapping[str, str]) -> bool:
     return max(ranks, place[1] if place else 0) <= len(usable_cpus())
 
 
+def num_bytes(length: int) -> int:
+    """Return the bytes of a rank's memory up to the end of its notices of so many integers."""
+    return START + 8 * (2 + length * NOTICES)
+
+
 class Notices:
     """The notices of all ranks, as one of them sees them.
 
     Args:
         here: this rank.
-        memory: of each rank, as bytes.
+        memory: of each rank, as bytes, all 0 before the first notice.
         length: integers of a notice.
+        check: called by one that waits with the seconds for which it does, now and then; raises
+            where a peer will not come.
     """
 
-    def __init__(self, here: int, memory: Sequence[torch.Tensor], length: int) -> None:
-        self._here, self._length = here, length
-        end = START + 8 * length * NOTICES
-        parts: list[Any] = [each[START:end].numpy() for each in memory]
-        self._rows = [memoryview(part).cast("q") for part in parts]
+    def __init__(
+        self, here: int, memory: Sequence[torch.Tensor], length: int, check: Callable[[float], None]
+    ) -> None:
+        self._here, self._length, self._check = here, length, check
+        parts: list[Any] = [each[START : num_bytes(length)].numpy() for each in memory]
+        # Of each: how many it has shown, how many it has read of all, and the rows.
+        self._words = [memoryview(part).cast("q") for part in parts]
+        self._peers = [words for rank, words in enumerate(self._words) if rank != here]
+        # Rows of collectives that were not waited for when their turn came.
+        self._copied: dict[int, list[list[int]]] = {}
 
-    def show(self, row: Sequence[int]) -> None:
-        """Show a notice to all peers.
+    def show(self, row: Sequence[int], catch_up: Callable[[], None]) -> None:
+        """Show the next notice to all peers, once they have read the one in its place.
 
         Args:
             row: the number of its collective, one more than that of the last, and what follows.
+            catch_up: called by one that waits.
         """
-        rows, at = self._rows[self._here], row[0] % NOTICES * self._length
-        rows[at] = 0
-        for place, number in enumerate(row[1:], at + 1):
-            rows[place] = number
-        rows[at] = row[0] + 1  # memory that nobody wrote is 0
+        number, own = row[0], self._words[self._here]
+        for peer in self._peers:
+            self._wait(lambda peer=peer: peer[1] > number - NOTICES, catch_up)
+        at = self._at(number)
+        for place, value in enumerate(row, at):
+            own[place] = value
+        own[0] = number + 1
 
-    def look(self, number: int) -> list[list[int]] | None:
-        """Return the notices of all ranks of a collective, as they come; None: not so soon.
+    def await_all(self, number: int, catch_up: Callable[[], None]) -> None:
+        """Wait until all ranks have shown their notices of a collective.
 
         Args:
             number: of the collective, of which this rank has shown its own.
+            catch_up: called by one that waits.
         """
-        end = time.perf_counter() + PATIENCE_S
-        at = number % NOTICES * self._length
-        seen: list[list[int]] = []
-        for rows in self._rows:
-            while rows[at] != number + 1:
-                # A peer that is further ahead shows it no more.
-                if rows[at] > number + 1 or time.perf_counter() > end:
-                    return None
-            row = rows[at : at + self._length].tolist()
-            if rows[at] != number + 1:
-                return None
-            seen.append([number, *row[1:]])
-        return seen
+        for peer in self._peers:
+            self._wait(lambda peer=peer: peer[0] > number, catch_up)
+
+    def rows(self, number: int) -> list[list[int]]:
+        """Return the notices of all ranks of a collective that is open here."""
+        return self._copied.get(number) or [self._row(words, number) for words in self._words]
+
+    def have_read(self, open_numbers: Iterable[int]) -> None:
+        """Tell peers what they may replace: all but notices of collectives that are open here.
+
+        Args:
+            open_numbers: of these.
+        """
+        shown = self._words[self._here][0]
+        shown_by_all = min(words[0] for words in self._words)
+        for number in sorted(open_numbers):
+            if number in self._copied:
+                continue
+            if number >= shown_by_all or number > shown - NOTICES // 2:
+                shown = min(shown, number)
+                break
+            self._copied[number] = self.rows(number)
+        self._words[self._here][1] = shown
+
+    def forget(self, number: int) -> None:
+        """Drop the copy of a notice that nobody will read."""
+        self._copied.pop(number, None)
+
+    def newest(self, rank: int) -> list[int] | None:
+        """Return the newest notice of a rank; None before its first."""
+        words = self._words[rank]
+        while shown := words[0]:
+            row = self._row(words, shown - 1)
+            if words[0] < shown + NOTICES - 1:  # it was not replaced meanwhile
+                return row
+        return None
+
+    def _row(self, words: memoryview[int], number: int) -> list[int]:
+        at = self._at(number)
+        return words[at : at + self._length].tolist()
+
+    def _at(self, number: int) -> int:
+        return 2 + number % NOTICES * self._length
+
+    def _wait(self, is_there: Callable[[], bool], catch_up: Callable[[], None]) -> None:
+        if is_there():
+            return
+        begun = time.perf_counter()
+        look_s = LOOK_S
+        while not is_there():
+            waited = time.perf_counter() - begun
+            if waited > PATIENCE_S:
+                catch_up()
+                if waited > look_s:
+                    self._check(waited)
+                    look_s += LOOK_S
+                time.sleep(NAP_S)

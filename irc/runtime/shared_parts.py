@@ -28,16 +28,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, finalize
 
 import torch
+from torch.distributed.constants import default_pg_timeout
 
 from irc.cluster.host import memory_bytes
+from irc.cluster.process import ENDED, started, state_of
 from irc.errors import InternalError, IrcError
-from irc.runtime.notices import Notices, may_look
+from irc.runtime.notices import Notices, may_look, num_bytes
 
 TAG = 0x697263
 """Of messages that are parts of a collective; between two ranks they keep their order."""
@@ -46,6 +49,8 @@ NAME = "irc"
 """Of the memory's file: it tells it from others before it is opened."""
 NUM_TOLD = 32
 """Open gathers that a message names; where there are more, those behind the last count as open."""
+LENGTH = 3 + NUM_TOLD
+"""Integers of a message, or of a notice: number, start and bytes of a collective, and these."""
 TRIM_AFTER = 256
 """Gathers after which pages go back: one that has them again pays some 0.2 ms a MB for new ones."""
 
@@ -77,10 +82,11 @@ class SharedParts:
         group: of processes, as torch has it.
         memory: of each rank, as bytes.
         trim: what gives pages of this rank's memory back.
-        looks: whether each rank has a core to look for what its peers give before messages come.
+        check: where each rank has a core to look for notices, so that there are no messages: as
+            :class:`irc.runtime.notices.Notices` has it.
 
     Attributes:
-        looks: so.
+        looks: whether there are notices.
     """
 
     def __init__(
@@ -88,16 +94,20 @@ class SharedParts:
         group: Any,
         memory: Sequence[torch.Tensor],
         trim: Trim = lambda start, end: None,
-        *,
-        looks: bool = False,
+        check: Callable[[float], None] | None = None,
     ) -> None:
         self._here: int = group.rank()
-        self._memory, self._trim, self.looks = memory, trim, looks
-        self._notices = Notices(self._here, memory, 3 + NUM_TOLD)
+        self._memory, self._trim = memory, trim
+        self._notices: Notices | None = None
+        self._first = PAGE
+        if check is not None:
+            self._notices = Notices(self._here, memory, LENGTH, check)
+            self._first = _paged(num_bytes(LENGTH))
+        self.looks = check is not None
         self._lock = Lock()
         # In the order of their bytes.
         self._slots: list[_Slot] = []
-        self._reach = PAGE  # behind the last byte that has been written since the last trim
+        self._reach = self._first  # behind the last byte that has been written since the last trim
         self._begun = 0
         self._open: set[int] = set()
         self._over: deque[int] = deque()
@@ -128,43 +138,75 @@ class SharedParts:
             torch.cat(pieces, out=self._memory[self._here][start : start + size])
             number = self._begun
             self._begun += 1
-            works: list[Any] = []
             try:
                 self._open.add(number)
                 self._slots.append(_Slot(start, start + _paged(size), number))
                 self._slots.sort(key=lambda slot: slot.start)
                 named = sorted(self._open)[:NUM_TOLD]
-                named += [number] * (NUM_TOLD - len(named))
-                row = [number, start, size, *named]
-                if self.looks:
-                    self._notices.show(row)
-                told = torch.tensor(row, dtype=torch.int64, device="cpu")
-                rows = told.new_empty(len(self._memory), len(told))
-                peers = [peer for peer in range(len(rows)) if peer != self._here]
-                works.extend(group.recv([rows[peer]], peer, TAG) for peer in peers)
-                works.extend(group.send([told], peer, TAG) for peer in peers)
-                rows[self._here] = told
-                delivery = Delivery(
-                    works,
-                    lambda: self._take(number, size, _rows(rows), take),
-                    lambda: self.looks and self._take_soon(number, size, take),
-                )
+                row = [number, start, size, *named, *[number] * (NUM_TOLD - len(named))]
+                works, rows = self._told_to_all(group, row)
+                delivery = Delivery(works, lambda: self._take(number, size, rows, take))
                 # One for which nobody waits reads nothing: peers need not keep what they gave.
                 finalize(delivery, self._end, number).atexit = False
             except BaseException:
-                self._left += works
                 self._end(number)
                 raise
         return delivery
 
+    def _told_to_all(
+        self, group: Any, row: Sequence[int]
+    ) -> tuple[list[Any], Callable[[], Sequence[Sequence[int]]]]:
+        """Tell all peers where bytes lie; return messages, and what returns the rows of all."""
+        works: list[Any] = []
+        if (notices := self._notices) is not None:
+            notices.show(row, self._read_on)
+            return works, lambda: self._noticed(notices, row[0])
+        told = torch.tensor(row, dtype=torch.int64, device="cpu")
+        rows = told.new_empty(len(self._memory), len(told))
+        rows[self._here] = told
+        peers = [peer for peer in range(len(rows)) if peer != self._here]
+        try:
+            works.extend(group.recv([rows[peer]], peer, TAG) for peer in peers)
+            works.extend(group.send([told], peer, TAG) for peer in peers)
+        except BaseException:
+            self._left += works
+            raise
+        return works, lambda: _rows(rows)
+
+    def _noticed(self, notices: Notices, number: int) -> Sequence[Sequence[int]]:
+        """Return the notices of all ranks, as soon as they are there."""
+        notices.await_all(number, self._catch_up)
+        with self._lock:
+            return notices.rows(number)
+
+    def _catch_up(self) -> None:
+        """Read on, unless one that begins does."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._read_on()
+            finally:
+                self._lock.release()
+
+    def _read_on(self) -> None:
+        """Take out what is over, and let peers replace what nobody reads here any more."""
+        while self._over:
+            number = self._over.popleft()
+            self._open.discard(number)
+            if self._notices is not None:
+                self._notices.forget(number)
+        if self._notices is not None:
+            self._notices.have_read(self._open)
+
     def _room(self, size: int) -> int:
         """Return where so many bytes begin that no peer reads any more: as low as there are."""
-        while self._over:
-            self._open.discard(self._over.popleft())
+        self._read_on()
+        if self._notices is not None:
+            newest = map(self._notices.newest, range(len(self._memory)))
+            self._told = [(0,) if row is None else row[3:] for row in newest]
         self._slots = [slot for slot in self._slots if not self._is_read(slot.number)]
         if self._begun % TRIM_AFTER == TRIM_AFTER - 1:
             self._give_back()
-        start = PAGE
+        start = self._first
         for slot in self._slots:
             if slot.start - start >= _paged(size):
                 break
@@ -188,15 +230,18 @@ class SharedParts:
 
     def _give_back(self) -> None:
         """Give the pages back that are of no slot, though some of them will be needed again."""
-        start = PAGE
+        start = self._first
         for slot in (*self._slots, _Slot(self._reach, self._reach, 0)):
             if start < slot.start:
                 self._trim(start, slot.start)
             start = slot.end
-        self._reach = max((slot.end for slot in self._slots), default=PAGE)
+        self._reach = max((slot.end for slot in self._slots), default=self._first)
 
-    def _take(self, number: int, size: int, rows: Sequence[Sequence[int]], take: Take) -> None:
+    def _take(
+        self, number: int, size: int, all_rows: Callable[[], Sequence[Sequence[int]]], take: Take
+    ) -> None:
         try:
+            rows = all_rows()
             for peer, (its_number, _start, its_size, *_named) in enumerate(rows):
                 if (its_number, its_size) != (number, size):
                     raise IrcError(
@@ -215,13 +260,6 @@ class SharedParts:
         finally:
             self._end(number)
 
-    def _take_soon(self, number: int, size: int, take: Take) -> bool:
-        """Take what peers give if they show it before long, and return whether they did."""
-        rows = self._notices.look(number)
-        if rows is not None:
-            self._take(number, size, rows, take)
-        return rows is not None
-
     def _end(self, number: int) -> None:
         # Without the lock: it may be held by what the collector of cycles interrupts to come here.
         # So the next that begins takes it out of the set, over which nobody else goes.
@@ -237,15 +275,12 @@ class Delivery:
     """What peers give, under way.
 
     Attributes:
-        works: torch's, one a message.
+        works: torch's, one a message; none where there are notices.
         take: to be done once when all of them have ended (IrcError: ``ranks-differ``).
-        take_soon: does that without them if it can, and returns whether it could.
     """
 
-    def __init__(
-        self, works: Sequence[Any], take: Callable[[], None], take_soon: Callable[[], bool]
-    ) -> None:
-        self.works, self.take, self.take_soon = works, take, take_soon
+    def __init__(self, works: Sequence[Any], take: Callable[[], None]) -> None:
+        self.works, self.take = works, take
 
 
 _known: WeakKeyDictionary[Any, SharedParts | None] = WeakKeyDictionary()
@@ -294,7 +329,24 @@ def _agreed(group: Any, gather: Callable[[torch.Tensor], torch.Tensor]) -> Share
     could_map, may_all_look = map(bool, every.all(0))
     if own is None or not could_map:
         return None
-    return SharedParts(group, memory, own.trim, looks=may_all_look)
+    check = _check_of(group, [row[0] for row in shown]) if may_all_look else None
+    return SharedParts(group, memory, own.trim, check)
+
+
+def _check_of(group: Any, processes: Sequence[int]) -> Callable[[float], None]:
+    """Return what raises, as the library does, where a peer is gone or does not come in time."""
+    peers = [(process, started(process)) for process in processes if process != os.getpid()]
+    options = getattr(group._get_backend(torch.device("cpu")), "options", None)
+    limit: timedelta = getattr(options, "_timeout", default_pg_timeout)
+
+    def check(waited_s: float) -> None:
+        for process, start in peers:
+            if state_of(process, start) in ENDED:
+                raise RuntimeError(f"[gloo] Connection closed by peer: process {process} ended")
+        if waited_s > limit.total_seconds():
+            raise RuntimeError(f"[gloo] Timed out waiting {waited_s:.0f} s for a peer")
+
+    return check
 
 
 def _rows(table: torch.Tensor) -> list[list[int]]:

@@ -1,71 +1,120 @@
-"""Notices in shared memory: read whole or not at all, and for a while."""
+"""Notices in shared memory: none is replaced before all ranks have read it, and none is lost."""
 
 from __future__ import annotations
 
 import platform
 import sys
-import time
-from collections.abc import Iterator
-from typing import Any
+import threading
 
 import pytest
 import torch
 
 from irc.runtime import notices
-from irc.runtime.notices import NOTICES, PATIENCE_S, Notices, may_look
+from irc.runtime.notices import LOOK_S, NOTICES, Notices, may_look, num_bytes
+
+LENGTH = 4
+
+
+class LostError(Exception):
+    """A peer does not come."""
+
+
+def lost(waited_s: float) -> None:
+    assert waited_s > LOOK_S
+    raise LostError
+
+
+def unread() -> None:
+    """Read nothing meanwhile."""
 
 
 @pytest.fixture
 def both() -> list[Notices]:
-    memory = [torch.zeros(4096, dtype=torch.uint8) for _ in range(2)]
-    return [Notices(rank, memory, 4) for rank in range(2)]
+    memory = [torch.zeros(num_bytes(LENGTH), dtype=torch.uint8) for _ in range(2)]
+    return [Notices(rank, memory, LENGTH, lost) for rank in range(2)]
 
 
 def test_a_rank_sees_what_all_show(both: list[Notices]) -> None:
+    assert both[0].newest(1) is None
     for number in range(3 * NOTICES):
         for rank, each in enumerate(both):
-            each.show([number, 10 * number, rank, -1])
+            each.show([number, 10 * number, rank, -1], unread)
         for each in both:
-            assert each.look(number) == [[number, 10 * number, rank, -1] for rank in range(2)]
+            each.await_all(number, unread)
+            assert each.rows(number) == [[number, 10 * number, rank, -1] for rank in range(2)]
+            assert each.newest(0) == [number, 10 * number, 0, -1]
+            each.have_read([])
 
 
-def test_what_is_not_shown_is_waited_for_a_while(both: list[Notices]) -> None:
-    both[0].show([0, 1, 2, 3])
-    start = time.perf_counter()
-    assert both[0].look(0) is None
-    assert PATIENCE_S <= time.perf_counter() - start < 100 * PATIENCE_S
+def test_one_that_waits_for_ever_asks_whether_its_peer_is_there(both: list[Notices]) -> None:
+    both[0].show([0, 1, 2, 3], unread)
+    with pytest.raises(LostError):
+        both[0].await_all(0, unread)
 
 
-def test_what_a_later_one_replaced_is_not_seen(both: list[Notices]) -> None:
-    for number in range(NOTICES + 1):
-        both[1].show([number, 1, 2, 3])
-    both[0].show([0, 1, 2, 3])
-    assert both[0].look(0) is None
-    both[0].show([1, 1, 2, 3])
-    assert both[0].look(1) is not None
-
-
-def test_no_row_is_seen_half(both: list[Notices]) -> None:
-    """Neither the one that is being written nor the one that it replaces."""
+def test_what_a_peer_has_not_read_is_not_replaced(both: list[Notices]) -> None:
     for number in range(NOTICES):
+        both[1].show([number] * LENGTH, unread)
+    with pytest.raises(LostError):
+        both[1].show([NOTICES] * LENGTH, unread)
+    for number in range(NOTICES):
+        both[0].show([number] * LENGTH, unread)
+        assert both[0].rows(number) == [[number] * LENGTH] * 2
+    both[0].have_read([NOTICES - 1])
+    for number in range(NOTICES, 2 * NOTICES - 1):
+        both[1].show([number] * LENGTH, unread)
+    with pytest.raises(LostError):
+        both[1].show([2 * NOTICES - 1] * LENGTH, unread)
+    assert both[0].rows(NOTICES - 1) == [[NOTICES - 1] * LENGTH] * 2
+
+
+def test_what_is_open_for_long_is_copied(both: list[Notices]) -> None:
+    for number in range(5 * NOTICES):
         for each in both:
-            each.show([number] * 4)
-    seen: list[object] = []
+            each.show([number] * LENGTH, lambda: None)
+            each.have_read([2, number])
+    assert both[0].rows(2) == [[2] * LENGTH] * 2
+    both[0].forget(2)
+    assert both[0].rows(2) != [[2] * LENGTH] * 2
 
-    class Row(list[int]):
-        def __getitem__(self, place: Any) -> Any:
-            return halfway() if isinstance(place, slice) else NOTICES
 
-    def halfway() -> Iterator[int]:
-        yield NOTICES
-        seen.append(both[0].look(0))
-        both[0].show([NOTICES] * 4)
-        seen.append(both[0].look(NOTICES))
-        yield from (NOTICES, NOTICES)
+def test_ranks_of_their_own_pace_lose_nothing() -> None:
+    """Each a thread, which leaves some open for longer than there are notices."""
+    memory = [torch.zeros(num_bytes(LENGTH), dtype=torch.uint8) for _ in range(3)]
+    wrong: list[object] = []
 
-    both[1].show(Row())
-    assert seen == [None, None]
-    assert both[0].look(NOTICES) == [[NOTICES] * 4] * 2
+    def run(rank: int) -> None:
+        def fail(waited_s: float) -> None:
+            if waited_s > 60:
+                raise LostError
+
+        own = Notices(rank, memory, LENGTH, fail)
+        still_open: set[int] = set()
+
+        def read_on() -> None:
+            own.have_read(still_open)
+
+        for number in range(20 * NOTICES):
+            still_open.add(number)
+            own.show([number, rank, number * rank, 7], read_on)
+            read_on()
+            ended = number - (rank * 5 if number % 50 else 3 * NOTICES)
+            if ended in still_open:
+                own.await_all(ended, read_on)
+                if own.rows(ended) != [[ended, each, ended * each, 7] for each in range(3)]:
+                    wrong.append((rank, ended, own.rows(ended)))
+                still_open.remove(ended)
+                own.forget(ended)
+            read_on()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    ends = {Notices(0, memory, LENGTH, lost).newest(rank)[0] for rank in range(3)}  # pyright: ignore[reportOptionalSubscript]
+    assert ends == {20 * NOTICES - 1}
 
 
 def test_ranks_that_share_cores_do_not_look(monkeypatch: pytest.MonkeyPatch) -> None:
