@@ -113,8 +113,10 @@ def test_ranks_of_their_own_pace_lose_nothing() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-    ends = {Notices(0, memory, LENGTH, lost).newest(rank)[0] for rank in range(3)}  # pyright: ignore[reportOptionalSubscript]
-    assert ends == {20 * NOTICES - 1}
+    seen = Notices(0, memory, LENGTH, lost)
+    assert [seen.newest(rank) for rank in range(3)] == [
+        [20 * NOTICES - 1, rank, (20 * NOTICES - 1) * rank, 7] for rank in range(3)
+    ]
 
 
 def test_ranks_that_share_cores_do_not_look(monkeypatch: pytest.MonkeyPatch) -> None:
