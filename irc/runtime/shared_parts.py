@@ -3,9 +3,9 @@
 Over a socket each byte is copied into the kernel and out of it again, by two threads of which one
 wakes the other, once for each receiver. Here a rank copies what it gives to memory of its own that
 its peers can read, tells each with one small message where it lies, and goes on; each peer reads
-what it gets when it waits, and need not wait for the message if it has a core to look for what is
-shown beside it (:mod:`irc.runtime.notices`). Where four ranks gather nine tensors of 2.9 MB
-together, each spends 1.0 ms of a core instead of 1.4, and 0.6 of it where it begins instead of 0.9.
+what it gets when it waits. On x86-64 what messages say is shown in the memory itself, and there are
+none (:mod:`irc.runtime.notices`). Where four ranks gather nine tensors of 2.9 MB together by
+messages, each spends 1.0 ms of a core instead of 1.4, and 0.6 of it where it begins instead of 0.9.
 
 Messages, too, say which gathers are open: what all peers have read, ranks write to again. So a rank
 holds what it gives to two gathers, or to as many as are under way; one that is never waited for,
@@ -40,7 +40,7 @@ from torch.distributed.constants import default_pg_timeout
 from irc.cluster.host import memory_bytes
 from irc.cluster.process import ENDED, started, state_of
 from irc.errors import InternalError, IrcError
-from irc.runtime.notices import Notices, may_look, num_bytes
+from irc.runtime.notices import Notices, can_look, num_bytes, patience_s
 
 TAG = 0x697263
 """Of messages that are parts of a collective; between two ranks they keep their order."""
@@ -82,8 +82,8 @@ class SharedParts:
         group: of processes, as torch has it.
         memory: of each rank, as bytes.
         trim: what gives pages of this rank's memory back.
-        check: where each rank has a core to look for notices, so that there are no messages: as
-            :class:`irc.runtime.notices.Notices` has it.
+        waits: how one that waits for notices does, as :class:`irc.runtime.notices.Notices` has it:
+            its patience and its check; None: there are messages.
 
     Attributes:
         looks: whether there are notices.
@@ -94,16 +94,16 @@ class SharedParts:
         group: Any,
         memory: Sequence[torch.Tensor],
         trim: Trim = lambda start, end: None,
-        check: Callable[[float], None] | None = None,
+        waits: tuple[float, Callable[[float], None]] | None = None,
     ) -> None:
         self._here: int = group.rank()
         self._memory, self._trim = memory, trim
         self._notices: Notices | None = None
         self._first = PAGE
-        if check is not None:
-            self._notices = Notices(self._here, memory, LENGTH, check)
+        if waits is not None:
+            self._notices = Notices(self._here, memory, LENGTH, *waits)
             self._first = _paged(num_bytes(LENGTH))
-        self.looks = check is not None
+        self.looks = waits is not None
         self._lock = Lock()
         # In the order of their bytes.
         self._slots: list[_Slot] = []
@@ -321,16 +321,18 @@ def _agreed(group: Any, gather: Callable[[torch.Tensor], torch.Tensor]) -> Share
                     memory.append(own.memory)
                 else:
                     memory.append(_shown(*row))
-        could = [len(memory) == len(shown), may_look(len(shown), os.environ)]
+        could = [len(memory) == len(shown), can_look()]
         every = gather(torch.tensor(could, dtype=torch.int64, device="cpu"))
     finally:
         if own is not None:
             os.close(own.fd)  # all have mapped it, or nobody needs it
-    could_map, may_all_look = map(bool, every.all(0))
+    could_map, can_all_look = map(bool, every.all(0))
     if own is None or not could_map:
         return None
-    check = _check_of(group, [row[0] for row in shown]) if may_all_look else None
-    return SharedParts(group, memory, own.trim, check)
+    if not can_all_look:
+        return SharedParts(group, memory, own.trim)
+    check = _check_of(group, [row[0] for row in shown])
+    return SharedParts(group, memory, own.trim, (patience_s(len(shown), os.environ), check))
 
 
 def _check_of(group: Any, processes: Sequence[int]) -> Callable[[float], None]:

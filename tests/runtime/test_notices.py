@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from irc.runtime import notices
-from irc.runtime.notices import LOOK_S, NOTICES, Notices, may_look, num_bytes
+from irc.runtime.notices import (
+    LOOK_S,
+    NOTICES,
+    PATIENCE_S,
+    Notices,
+    can_look,
+    num_bytes,
+    patience_s,
+)
 
 LENGTH = 4
 
@@ -31,7 +39,7 @@ def unread() -> None:
 @pytest.fixture
 def both() -> list[Notices]:
     memory = [torch.zeros(num_bytes(LENGTH), dtype=torch.uint8) for _ in range(2)]
-    return [Notices(rank, memory, LENGTH, lost) for rank in range(2)]
+    return [Notices(rank, memory, LENGTH, PATIENCE_S, lost) for rank in range(2)]
 
 
 def test_a_rank_sees_what_all_show(both: list[Notices]) -> None:
@@ -88,7 +96,7 @@ def test_ranks_of_their_own_pace_lose_nothing() -> None:
             if waited_s > 60:
                 raise LostError
 
-        own = Notices(rank, memory, LENGTH, fail)
+        own = Notices(rank, memory, LENGTH, PATIENCE_S, fail)
         still_open: set[int] = set()
 
         def read_on() -> None:
@@ -113,18 +121,21 @@ def test_ranks_of_their_own_pace_lose_nothing() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-    seen = Notices(0, memory, LENGTH, lost)
+    seen = Notices(0, memory, LENGTH, PATIENCE_S, lost)
     assert [seen.newest(rank) for rank in range(3)] == [
         [20 * NOTICES - 1, rank, (20 * NOTICES - 1) * rank, 7] for rank in range(3)
     ]
 
 
-def test_ranks_that_share_cores_do_not_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_share_cores_nap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notices, "usable_cpus", lambda: frozenset({0, 1}))
-    can = sys.platform == "linux" and platform.machine() == "x86_64"
-    assert may_look(2, {}) is can
-    assert may_look(2, {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}) is can
-    assert not may_look(3, {})
-    assert not may_look(2, {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4"})
+    assert patience_s(2, {}) == PATIENCE_S
+    assert patience_s(2, {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}) == PATIENCE_S
+    assert patience_s(3, {}) == 0
+    assert patience_s(2, {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4"}) == 0
+
+
+def test_other_processors_have_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert can_look() is (sys.platform == "linux" and platform.machine() == "x86_64")
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    assert not may_look(2, {})
+    assert not can_look()

@@ -80,7 +80,7 @@ class Rank:
         looks: bool = False,
     ) -> None:
         self.group: Any = Group(network, rank)
-        self.parts = SharedParts(self.group, memory, trim, fails if looks else None)
+        self.parts = SharedParts(self.group, memory, trim, (0.001, fails) if looks else None)
         self.got: list[tuple[int, float]] = []
 
     def begin(self, value: float, count: int = 5000) -> Callable[[], None]:
