@@ -132,12 +132,10 @@ class LoadOp(KernelBodyOp):
         parallel = self.kernel.num_parallel
         if not value.is_full and any(strides[parallel:]):
             raise VerifyException("a row value does not depend on reduced dims")
-        numbers = [len(row or ()) for row in (self.index_strides, self.index_counts)]
-        if numbers != [len(self.indices)] * 2:
-            raise VerifyException(
-                f"load has {len(self.indices)} indices, {numbers[0]} strides and {numbers[1]}"
-                " counts for them"
-            )
+        strided, counted = (len(row or ()) for row in (self.index_strides, self.index_counts))
+        if not len(self.indices) == strided == counted:
+            of = f"{len(self.indices)} indices, {strided} strides and {counted} counts for them"
+            raise VerifyException(f"load has {of}")
         if self.bounds is not None:
             _verify_rows(self, space, value)
         else:

@@ -8,7 +8,7 @@ a view of it, or returned, would have other strides than in eager mode. A copy k
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._ops import OpOverload
@@ -153,8 +153,8 @@ def _is_out_strided(node: Node) -> bool:
         (node.args, dict(node.kwargs)), lambda operand: operand.meta.get("val")
     )
     with known.fake_mode, torch.no_grad():
-        value: Any = op(*args, **{**kwargs, "out": known.new_empty(0)})
-    return bool(value.shape == known.shape)
+        value = cast(torch.Tensor, cast(Any, op)(*args, **{**kwargs, "out": known.new_empty(0)}))
+    return value.shape == known.shape
 
 
 TURNING = frozenset({
