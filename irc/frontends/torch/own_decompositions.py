@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch import _refs as refs
 from torch._decomp import decompositions
 
 from irc.frontends.torch.detached_writes import DETACHED
@@ -14,6 +15,7 @@ from irc.frontends.torch.own_backward import is_differentiated
 
 _library: Any = decompositions
 """torch's own ways, whose types are unknown in part."""
+_refs: Any = refs
 pw_cast_for_opmath = _library.pw_cast_for_opmath
 
 NONE, MEAN = 0, 1
@@ -82,8 +84,20 @@ def roll(self: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tenso
     return self
 
 
+def index_fill(self: Tensor, dim: int, index: Tensor, value: float | Tensor) -> Tensor:
+    """Return a copy that is filled at indices, which count from the end where they are negative.
+
+    torch takes it apart into a copy to indices, which may not be negative.
+    """
+    size = self.shape[dim] if self.ndim else 1
+    filled: Tensor = _refs.index_fill(self, dim, torch.where(index < 0, index + size, index), value)
+    return filled
+
+
 OWN: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten.binary_cross_entropy.default: binary_cross_entropy,
+    torch.ops.aten.index_fill.int_Scalar: index_fill,
+    torch.ops.aten.index_fill.int_Tensor: index_fill,
     torch.ops.aten.native_dropout_backward.default: native_dropout_backward,
     torch.ops.aten.roll.default: roll,
     torch.ops.aten.smooth_l1_loss_backward.default: smooth_l1_loss_backward,

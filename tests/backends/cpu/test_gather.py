@@ -171,3 +171,21 @@ def test_indices_along_a_dim_count_around_it() -> None:
     fast = irc.compile(look)
     for table in (x, x[:1]):
         assert torch.equal(fast(table, i), look(table, i))
+
+
+@pytest.mark.parametrize("value", [7.0, torch.tensor(7.0)])
+def test_what_is_filled_counts_from_the_end_where_it_is_negative(value: float | Tensor) -> None:
+    x, i = torch.randn(3, 4, requires_grad=True), torch.tensor([-1, 0])
+
+    def fill(x: Tensor, i: Tensor) -> Tensor:
+        return x.index_fill(1, i, value) * 2
+
+    for fast in (irc.compile(fill), torch.compile(fill, backend="irc")):
+        assert torch.equal(fast(x, i), fill(x, i))
+        gradients = [torch.autograd.grad(f(x, i).sum(), x)[0] for f in (fast, fill)]
+        assert torch.equal(*gradients)
+    scalar = torch.tensor(1.0)
+    assert torch.equal(irc.compile(fill)(x, torch.tensor([3])), fill(x, torch.tensor([3])))
+    with torch.no_grad():
+        last = irc.compile(lambda x, i: x.index_fill(0, i, value))(scalar, torch.tensor([-1]))
+    assert last == 7
