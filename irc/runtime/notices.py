@@ -30,6 +30,8 @@ from irc.runtime.network_threads import local_place
 NOTICES = 64
 START = 64
 """Bytes before the notices of a rank in its memory."""
+HEAD = 3
+"""Integers before the rows: how many it has shown and has read, and whether it has left."""
 PATIENCE_S = 1e-3
 """How long a rank that has a core looks all the time."""
 NAP_S, LONGEST_NAP_S, NAPS = 5e-5, 2e-3, 20
@@ -56,7 +58,7 @@ def patience_s(ranks: int, environment: Mapping[str, str]) -> float:
 
 def num_bytes(length: int) -> int:
     """Return the bytes of a rank's memory up to the end of its notices of so many integers."""
-    return START + 8 * (2 + length * NOTICES)
+    return START + 8 * (HEAD + length * NOTICES)
 
 
 class Notices:
@@ -81,7 +83,6 @@ class Notices:
     ) -> None:
         self._here, self._length, self._patience, self._check = here, length, patience, check
         parts: list[Any] = [each[START : num_bytes(length)].numpy() for each in memory]
-        # Of each: how many it has shown, how many it has read of all, and the rows.
         self._words = [memoryview(part).cast("q") for part in parts]
         self._peers = [words for rank, words in enumerate(self._words) if rank != here]
         # Rows of collectives that were not waited for when their turn came.
@@ -92,11 +93,14 @@ class Notices:
 
         Args:
             row: the number of its collective, one more than that of the last, and what follows.
-            catch_up: called by one that waits.
+            catch_up: called by one that waits, and before the row is written; is to call
+                :meth:`have_read`.
         """
         number, own = row[0], self._words[self._here]
         for peer in self._peers:
-            self._wait(lambda peer=peer: peer[1] > number - NOTICES, catch_up)
+            self._wait(peer, lambda peer=peer: peer[1] > number - NOTICES, catch_up)
+        # Peers may have shown and read meanwhile what is open here: its rows are replaced now.
+        catch_up()
         at = self._at(number)
         for place, value in enumerate(row, at):
             own[place] = value
@@ -110,11 +114,22 @@ class Notices:
             catch_up: called by one that waits.
         """
         for peer in self._peers:
-            self._wait(lambda peer=peer: peer[0] > number, catch_up)
+            self._wait(peer, lambda peer=peer: peer[0] > number, catch_up)
 
     def rows(self, number: int) -> list[list[int]]:
-        """Return the notices of all ranks of a collective that is open here."""
-        return self._copied.get(number) or [self._row(words, number) for words in self._words]
+        """Return the notices of all ranks of a collective that is open here; all have shown them.
+
+        Any thread may ask: what is replaced meanwhile was copied before.
+        """
+        if (copied := self._copied.get(number)) is not None:
+            return copied
+        rows = [self._row(words, number) for words in self._words]
+        # A rank that failed to show one has another there for ever.
+        return rows if all(row[0] == number for row in rows) else self._copied.get(number, rows)
+
+    def leave(self) -> None:
+        """Tell peers that this rank will show no more."""
+        self._words[self._here][2] = 1
 
     def have_read(self, open_numbers: Iterable[int]) -> None:
         """Tell peers what they may replace: all but notices of collectives that are open here.
@@ -127,6 +142,7 @@ class Notices:
         for number in sorted(open_numbers):
             if number in self._copied:
                 continue
+            # Not those that peers have still to show, nor those whose turn is far away.
             if number >= shown_by_all or number > shown - NOTICES // 2:
                 shown = min(shown, number)
                 break
@@ -151,9 +167,11 @@ class Notices:
         return words[at : at + self._length].tolist()
 
     def _at(self, number: int) -> int:
-        return 2 + number % NOTICES * self._length
+        return HEAD + number % NOTICES * self._length
 
-    def _wait(self, is_there: Callable[[], bool], catch_up: Callable[[], None]) -> None:
+    def _wait(
+        self, peer: memoryview[int], is_there: Callable[[], bool], catch_up: Callable[[], None]
+    ) -> None:
         if is_there():
             return
         begun = time.perf_counter()
@@ -163,6 +181,14 @@ class Notices:
             if waited > self._patience:
                 catch_up()
                 if waited > look_s:
-                    self._check(waited)
                     look_s += LOOK_S
+                    try:
+                        self._check(waited)
+                        if peer[2]:
+                            raise RuntimeError("[gloo] Connection closed by peer: it left")
+                    except Exception:
+                        # A peer may have shown it, and ended, since this rank looked.
+                        if is_there():
+                            return
+                        raise
                 time.sleep(min(max(NAP_S, waited / NAPS), LONGEST_NAP_S))

@@ -25,6 +25,7 @@ from irc.dialects.placement import Mesh
 from irc.errors import IrcError
 from irc.runtime.meeting import RUN_VARIABLE, STORE_VARIABLE, name_of_start
 from irc.runtime.network_threads import defer_network_threads
+from irc.runtime.shared_parts import leave_groups
 from irc.runtime.watch import naming_lost_ranks, stop_watching, watch_in, watch_ranks
 
 JOIN_TIMEOUT_S = 60
@@ -162,6 +163,7 @@ def joined(rank: int, world: int) -> Generator[None]:
 def part() -> None:
     """Leave the processes of a run."""
     stop_watching()
+    leave_groups()
     dist.destroy_process_group()
 
 

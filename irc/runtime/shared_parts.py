@@ -153,6 +153,11 @@ class SharedParts:
                 raise
         return delivery
 
+    def leave(self) -> None:
+        """Tell peers that this rank will give nothing more."""
+        if self._notices is not None:
+            self._notices.leave()
+
     def _told_to_all(
         self, group: Any, row: Sequence[int]
     ) -> tuple[list[Any], Callable[[], Sequence[Sequence[int]]]]:
@@ -176,8 +181,7 @@ class SharedParts:
     def _noticed(self, notices: Notices, number: int) -> Sequence[Sequence[int]]:
         """Return the notices of all ranks, as soon as they are there."""
         notices.await_all(number, self._catch_up)
-        with self._lock:
-            return notices.rows(number)
+        return notices.rows(number)
 
     def _catch_up(self) -> None:
         """Read on, unless one that begins does."""
@@ -300,8 +304,17 @@ def shared_parts(group: Any, gather: Callable[[torch.Tensor], torch.Tensor]) -> 
     """
     if group not in _known:
         with torch.inference_mode(False):  # it is written in any mode from now on
-            _known[group] = _agreed(group, gather)
+            own = _known[group] = _agreed(group, gather)
+        if own is not None:
+            finalize(group, own.leave).atexit = False
     return _known[group]
+
+
+def leave_groups() -> None:
+    """Tell peers of all groups that this rank will give nothing more, as closed connections do."""
+    for own in list(_known.values()):
+        if own is not None:
+            own.leave()
 
 
 def _agreed(group: Any, gather: Callable[[torch.Tensor], torch.Tensor]) -> SharedParts | None:

@@ -8,6 +8,8 @@ run would give to another rank has one here, which calls the plan again and agai
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Generator, Sequence
@@ -42,19 +44,21 @@ def ranks_beside(loaded: LoadedPlan, threads: int, imports: Sequence[str] = ()) 
     command = [sys.executable, "-m", "irc.tune.beside", str(loaded.folder), str(threads)]
     command += ["--trust"] if loaded.is_known else []
     command += [word for name in imports for word in ("--import", name)]
-    with on_all_cpus():
-        processes = [
-            subprocess.Popen(
-                [*command, "--rank", str(rank)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
-            )
-            for rank in range(1, others + 1)
-        ]
+    processes: list[subprocess.Popen[bytes]] = []
     try:
+        with on_all_cpus():
+            for rank in range(1, others + 1):
+                own = [*command, "--rank", str(rank)]
+                processes.append(
+                    subprocess.Popen(own, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+                )
         for process in processes:
             assert process.stdout is not None
             if process.stdout.readline().strip() != READY.encode():
                 raise InternalError(f"a rank beside the one that is timed ended: {command}")
         yield
+        if any(process.poll() is not None for process in processes):
+            raise InternalError(f"a rank ended beside the one that was timed: {command}")
     finally:
         for process in processes:
             process.kill()
@@ -72,12 +76,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--import", metavar="FILE.py|MODULE", dest="imports", action="append",
                         default=[], help="import it before")  # fmt: skip
     args = parser.parse_args(argv)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     end_with_parent()
+    # Whatever the user's modules and ops print, the parent reads one line.
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     import_all(args.imports)
     torch.set_num_threads(args.threads)
     run = rank_alone(load_plan(args.plan, trust=args.trust), args.rank, args.threads)
     run()
-    print(READY, flush=True)
+    print(READY, file=answer, flush=True)
     while True:
         run()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -74,6 +75,83 @@ def test_what_a_peer_has_not_read_is_not_replaced(both: list[Notices]) -> None:
     with pytest.raises(LostError):
         both[1].show([2 * NOTICES - 1] * LENGTH, unread)
     assert both[0].rows(NOTICES - 1) == [[NOTICES - 1] * LENGTH] * 2
+
+
+def read_while_waiting(
+    both: list[Notices], monkeypatch: pytest.MonkeyPatch, steps: Callable[[], None]
+) -> None:
+    """Have rank 0 show more than there is room for, all open; rank 1 takes steps while it naps."""
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        if not naps:
+            steps()
+        naps.append(seconds)
+
+    monkeypatch.setattr(notices.time, "sleep", nap)
+    still_open: set[int] = set()
+    for number in range(NOTICES + 1):
+        still_open.add(number)
+        both[0].have_read(still_open)
+        both[0].show([number, 10 * number, 0, 7], lambda: both[0].have_read(still_open))
+    assert naps
+
+
+def test_an_open_row_of_ones_own_is_copied_before_it_is_replaced(
+    both: list[Notices], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the peer shows its own, and has read, while this rank naps."""
+
+    def steps() -> None:
+        both[1].show([0, 0, 1, 7], unread)
+        both[1].have_read([])
+
+    read_while_waiting(both, monkeypatch, steps)
+    both[0].await_all(0, unread)
+    assert both[0].rows(0) == [[0, 0, 0, 7], [0, 0, 1, 7]]
+
+
+def test_one_that_is_behind_waits_for_nobody(
+    both: list[Notices], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the rank that is ahead does something else, and looks no more."""
+
+    def steps() -> None:
+        for number in range(33):
+            both[1].show([number, 0, 1, 7], unread)
+        both[1].have_read(range(33))
+
+    read_while_waiting(both, monkeypatch, steps)
+    for number in range(33, NOTICES + 1):
+        both[1].have_read(range(number))
+        both[1].show([number, 0, 1, 7], lambda number=number: both[1].have_read(range(number)))
+
+
+def test_a_peer_may_end_when_it_has_shown() -> None:
+    """Between a look for its notice and one whether it is there."""
+    memory = [torch.zeros(num_bytes(LENGTH), dtype=torch.uint8) for _ in range(2)]
+    peer = Notices(1, memory, LENGTH, 0.0, lost)
+
+    def ends(waited_s: float) -> None:
+        peer.show([0, 1, 1, 7], unread)
+        raise LostError
+
+    own = Notices(0, memory, LENGTH, 0.0, ends)
+    own.show([0, 1, 0, 7], unread)
+    own.await_all(0, unread)
+    assert own.rows(0)[1] == [0, 1, 1, 7]
+
+
+def test_a_peer_that_left_is_lost() -> None:
+    memory = [torch.zeros(num_bytes(LENGTH), dtype=torch.uint8) for _ in range(2)]
+    own, peer = (Notices(rank, memory, LENGTH, 0.0, lambda waited_s: None) for rank in range(2))
+    for each in (own, peer):
+        each.show([0, 1, 0, 7], unread)
+    peer.leave()
+    own.await_all(0, unread)
+    own.show([1, 1, 0, 7], unread)
+    with pytest.raises(RuntimeError, match=r"gloo. Connection closed by peer"):
+        own.await_all(1, unread)
 
 
 def test_what_is_open_for_long_is_copied(both: list[Notices]) -> None:

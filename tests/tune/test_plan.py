@@ -1,14 +1,21 @@
 """Timing a plan's kernels, and plans that know the times."""
 
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from irc.cli import main
 from irc.cluster.cache import cache_root
+from irc.cluster.host import num_cores
 from irc.cost.measured import Times, load_times, save_times
+from irc.errors import InternalError
 from irc.plan.load import load_plan
+from irc.tune import beside
+from irc.tune.beside import ranks_beside
 from irc.tune.others import Others
 from irc.tune.plan import tune_plan
 
@@ -132,3 +139,37 @@ def test_a_busy_machine_leaves_the_table_as_it_is(
     assert load_times() == Times()
     assert main(["tune", folder, "--rounds", "1", "--anyway"]) == 0
     assert load_times() != Times()
+
+
+@pytest.mark.usefixtures("_own_cache")
+def test_what_users_print_is_no_answer_of_a_rank_beside(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "loud.py").write_text("print('loaded', flush=True)\n")
+    loaded = load_plan(compiled(tmp_path / "plan", "tensor=2"), trust=True)
+    with ranks_beside(loaded, 1, [str(tmp_path / "loud.py")]):
+        pass
+    out, err = capfd.readouterr()
+    assert "loaded" not in out
+    assert ("loaded" in err) == (num_cores() > 1)
+
+
+@pytest.mark.usefixtures("_own_cache")
+@pytest.mark.skipif(num_cores() < 2, reason="no rank computes beside one")
+def test_a_rank_beside_that_ends_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was timed was timed alone."""
+    loaded = load_plan(compiled(tmp_path / "plan", "tensor=2"), trust=True)
+    started: list[subprocess.Popen[bytes]] = []
+
+    def popen(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(*args, **kwargs))
+        return started[-1]
+
+    monkeypatch.setattr(
+        beside, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": popen})
+    )
+    with pytest.raises(InternalError, match="ended beside"), ranks_beside(loaded, 1):
+        started[0].kill()
+        started[0].wait()
+    with pytest.raises(InternalError, match="ended: "), ranks_beside(loaded, 1, ["no_such_module"]):
+        pass
