@@ -165,11 +165,13 @@ def test_a_rank_beside_that_ends_is_seen(tmp_path: Path, monkeypatch: pytest.Mon
         started.append(subprocess.Popen(*args, **kwargs))
         return started[-1]
 
-    monkeypatch.setattr(
-        beside, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": popen})
-    )
-    with pytest.raises(InternalError, match="ended beside"), ranks_beside(loaded, 1):
+    def stop() -> None:
         started[0].kill()
         started[0].wait()
+
+    names = {**vars(subprocess), "Popen": popen}
+    monkeypatch.setattr(beside, "subprocess", SimpleNamespace(**names))
+    with pytest.raises(InternalError, match="ended beside"), ranks_beside(loaded, 1):
+        stop()
     with pytest.raises(InternalError, match="ended: "), ranks_beside(loaded, 1, ["no_such_module"]):
         pass
