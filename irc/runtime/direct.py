@@ -10,7 +10,7 @@ four, a reduce-scatter of 3 MB 0.5 and 0.3, an all-reduce of 64 KB 0.7.
 What is large is not sent: each rank reads what it gets, or adds it up, from memory that ranks
 share (:mod:`irc.runtime.shared_parts`); on x86-64 nothing is sent but parts of unequal sizes. On
 two cores sums of 4 KB and of 4 MB among two processes take 0.4 of the time that messages and gloo
-take, and so does a sum of 1 MB among four.
+take, a sum of 1 MB among four 0.6.
 
 What is not for it (other libraries, GPUs, many ranks, long all-reduces of many) goes to torch.
 """
