@@ -8,9 +8,10 @@ from typing import Any
 from xdsl.ir import SSAValue
 
 from irc.dialects.attributes import to_attribute
-from irc.dialects.flow import tensor
+from irc.dialects.flow import BroadcastOp, PointwiseOp, ReshapeOp, TransposeOp, tensor
 from irc.dialects.indexing import GatherOp, ScatterOp, TakeOp
-from irc.dialects.size import Dim, product
+from irc.dialects.literals import ConstantOp, IotaOp
+from irc.dialects.size import Dim, decided, product
 from irc.frontends.torch.lowering import Lowering, Operand, broadcast_shapes, dim_of, lowers
 from irc.frontends.torch.shapes import iota, may_be_trained, permuted
 
@@ -92,18 +93,38 @@ def index(t: Lowering, self: SSAValue, indices: Sequence[SSAValue | None]) -> SS
         shape, dims = tensor(self).shape, list(range(len(dims)))
     flat: SSAValue | None = None
     for dim, one in zip(dims, index_tensors, strict=True):
+        is_inside = _counts_within(one, shape[dim])
         one = from_front(t, one, shape[dim])
         if flat is not None:
-            count = t.value(shape[dim], "i64")
-            low = t.b.pointwise("ge", one, t.value(0, "i64"))
-            inside = t.b.pointwise("logical_and", low, t.b.pointwise("lt", one, count))
-            one = t.b.pointwise("add", t.b.pointwise("mul", flat, count), one)
-            one = t.b.pointwise("where", inside, one, t.value(-1, "i64"))
+            count, own = t.value(shape[dim], "i64"), one
+            one = t.b.pointwise("add", t.b.pointwise("mul", flat, count), own)
+            if not is_inside:
+                low = t.b.pointwise("ge", own, t.value(0, "i64"))
+                inside = t.b.pointwise("logical_and", low, t.b.pointwise("lt", own, count))
+                one = t.b.pointwise("where", inside, one, t.value(-1, "i64"))
         flat = one
     assert flat is not None
     first, last = dims[0], dims[-1] + 1
     merged = t.b.reshape(self, (*shape[:first], product(shape[first:last]), *shape[last:]))
     return t.b.op(TakeOp, [merged, flat], dim=first)
+
+
+def _counts_within(index: SSAValue, size: Dim) -> bool:
+    """True for numbers that count up and lie before a size, as those of masks do.
+
+    A mask of attention is told by its form, which no check of an index is part of.
+    """
+    first = 0
+    while not isinstance(owner := index.owner, IotaOp):
+        if isinstance(owner, PointwiseOp) and owner.fn == "add":
+            added = owner.operands[1].owner
+            if not isinstance(added, ConstantOp) or len(added.value) != 1 or added.value[0] < 0:
+                return False
+            first += int(added.value[0])
+        elif not isinstance(owner, BroadcastOp | ReshapeOp | TransposeOp):
+            return False
+        index = owner.operands[0]
+    return decided("<=", first + tensor(index).shape[owner.dim] - size) is True
 
 
 @lowers("gather", numbers="complex")

@@ -10,6 +10,7 @@ import irc
 from irc.backends.cpu import emit, info_of
 from irc.dialects.task import KernelOp
 from irc.errors import IrcError
+from irc.frontends.torch.capture import capture
 from irc.pipeline import Options, default_pipeline, run_passes
 
 Lookup = Callable[[Tensor, Tensor], Tensor]
@@ -189,3 +190,26 @@ def test_what_is_filled_counts_from_the_end_where_it_is_negative(value: float | 
     with torch.no_grad():
         last = irc.compile(lambda x, i: x.index_fill(0, i, value))(scalar, torch.tensor([-1]))
     assert last == 7
+
+
+def test_places_that_count_within_a_dim_are_not_checked() -> None:
+    """Masks of attention look up so; by their form they are told from others."""
+
+    def counted(x: Tensor, i: Tensor) -> Tensor:
+        return x[torch.arange(2)[:, None], torch.arange(3) + 1]
+
+    def stated(x: Tensor, i: Tensor) -> Tensor:
+        return x[torch.arange(2)[:, None], i]
+
+    def outside(x: Tensor, i: Tensor) -> Tensor:
+        return x[torch.arange(2)[:, None], torch.arange(3) + 2]
+
+    x, i = torch.randn(2, 4), torch.tensor([1, 2, 3])
+    checks = [
+        str(capture(f, (x, i)).program.module).count('"logical_and"')
+        for f in (counted, stated, outside)
+    ]
+    assert checks == [0, 1, 1]
+    assert torch.equal(irc.compile(counted)(x, i), irc.compile(stated)(x, i))
+    with pytest.raises(IndexError):
+        irc.compile(outside)(x, i)
